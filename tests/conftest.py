@@ -1,0 +1,38 @@
+"""Settings of all tests: one thread, hypothesis profiles, and `mpi_run` as a fixture.
+
+HYPOTHESIS_PROFILE=thorough tries twenty times as many examples. With CI set, the examples are the same in every run.
+"""
+
+import os
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # before anything imports NumPy or numba
+
+import mpi_launch
+import pytest
+from hypothesis import HealthCheck, settings
+
+_common = settings(
+    deadline=None,  # the first example compiles
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=100)
+settings.register_profile("thorough", _common, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "mpi_run" in getattr(item, "fixturenames", ()):
+            item.add_marker("mpi")
+
+
+@pytest.fixture
+def mpi_run():
+    """`mpi_launch.mpi_run`: a program under mpiexec. Tests that use it get the mark `mpi`; without an MPI library they are skipped."""
+    if mpi_launch.launcher() is None:
+        if os.environ.get("REQUIRE_MPI"):
+            pytest.fail("no mpiexec here: `make test` installs it")
+        pytest.skip("no mpiexec here: `make test` installs it")
+    return mpi_launch.mpi_run

@@ -1,0 +1,81 @@
+"""Cases: functions `case_*(comm, ...)` in `tests/mpi/cases_*.py` that all ranks of one mpiexec launch run one after another.
+
+A case is called on every rank with the same communicator and fails with an exception, as a test does. `each` multiplies a case over values,
+`limit` changes its time limit, `skip` skips it (on all ranks alike)::
+
+    @each(algorithm=sar.algorithms(), blocking=[True, False])
+    @limit(30)
+    def case_result_equals_the_dense_sum(comm, algorithm, blocking):
+        if comm.size < 2:
+            skip("needs two ranks")
+        ...
+"""
+
+import itertools
+import unittest
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NoReturn
+
+SECONDS = 60.0  # limit of a case on which nothing else is set: time for a cold numba compilation
+BEGAN = "began"  # the first word of a rank's log once a case has begun there
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a case function, named `module.function[value-value]`."""
+
+    name: str
+    function: Callable[..., None]
+    arguments: dict[str, Any]
+    seconds: float
+
+
+def each(**values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Call the case once for every combination of the values of the named arguments."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        function.each = {name: list(column) for name, column in values.items()} | getattr(function, "each", {})
+        return function
+
+    return mark
+
+
+def limit(seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give the case so many seconds before the launch is aborted."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        function.seconds = seconds
+        return function
+
+    return mark
+
+
+def skip(reason: str) -> NoReturn:
+    """Leave the case as skipped; every rank has to do so."""
+    raise unittest.SkipTest(reason)
+
+
+def collect(module: ModuleType) -> list[Case]:
+    """All cases of a module in the order of the file."""
+    found = []
+    for name, function in vars(module).items():
+        if not name.startswith("case_") or not callable(function):
+            continue
+        columns = getattr(function, "each", {})
+        for combination in itertools.product(*columns.values()):
+            suffix = "[" + "-".join(getattr(value, "__name__", str(value)) for value in combination) + "]" if combination else ""
+            found.append(
+                Case(
+                    f"{module.__name__}.{name}{suffix}",
+                    function,
+                    dict(zip(columns, combination, strict=True)),
+                    getattr(function, "seconds", SECONDS),
+                )
+            )
+    names = [case.name for case in found]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(f"cases with the same name: {sorted(repeated)}")
+    return found
