@@ -1,0 +1,56 @@
+"""Every exception the library raises.
+
+Each class stands for one kind of mistake, and each derives from a built-in class as well, so that callers who know nothing of
+this library catch what they expect (``ValueError`` for a bad stream, ``TypeError`` for a wrong type, ...).
+"""
+
+__all__ = [
+    "AlgorithmError",
+    "DeadlockError",
+    "MismatchError",
+    "MPIUnavailableError",
+    "SparseAllreduceError",
+    "StreamError",
+    "StreamTypeError",
+    "WireError",
+]
+
+
+class SparseAllreduceError(Exception):
+    """Base class of all exceptions of this library.
+
+    Attributes
+    ----------
+    on_all_ranks : bool
+        Whether every rank of the operation raises this same error.
+    """
+
+    on_all_ranks = False
+
+
+class StreamError(SparseAllreduceError, ValueError):
+    """The contents of a stream break its invariants: order, range, shape or length."""
+
+
+class StreamTypeError(SparseAllreduceError, TypeError):
+    """An argument is not a stream, or has a dtype that streams do not carry."""
+
+
+class AlgorithmError(SparseAllreduceError, ValueError):
+    """The name of an algorithm or an operator, or one of its options, is not known or out of range."""
+
+
+class MismatchError(SparseAllreduceError, ValueError):
+    """The ranks of one operation disagree on the dimension, dtype, width, operator, algorithm or options."""
+
+
+class WireError(SparseAllreduceError, ValueError):
+    """A message is not a stream: foreign, truncated, altered, or of another version."""
+
+
+class DeadlockError(SparseAllreduceError, RuntimeError):
+    """In the simulator, every unfinished rank waits for a message that nobody will send."""
+
+
+class MPIUnavailableError(SparseAllreduceError, ImportError):
+    """mpi4py or the MPI library beneath it cannot be loaded."""

@@ -1,0 +1,291 @@
+"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered and checked.
+
+Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte
+order and of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not
+overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64 is compiled by numba on first use and
+cached on disk; for other operators and dtypes the same functions run on :mod:`~sparseallreduce.streams.kernels.reference`, in
+plain NumPy, and give the bits that NumPy gives. Every compiled kernel releases the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels import reference
+from sparseallreduce.streams.operator import SUM, Operator
+
+__all__ = ["first_violation", "gather_present", "merge", "scatter", "scatter_set", "sum_duplicates", "warm_up"]
+
+Indices = NDArray[np.unsignedinteger[Any]]
+Values = NDArray[Any]
+
+_UINT32 = np.dtype(np.uint32)
+_INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
+_VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
+_BITS = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
+_LARGEST = 2**64 - 1
+_entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+
+def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
+    """Write the union of two sorted index sets and their values.
+
+    Parameters
+    ----------
+    ia, ib : ndarray of uint32 or uint64, shapes (m,) and (n,)
+        Strictly increasing indices, both of one dtype.
+    va, vb : ndarray, shapes (m,) and (n,), or (m, width) and (n, width)
+        Their values, both of one dtype.
+    op : Operator
+        Where both hold an index, the output is ``op.ufunc(va, vb)``; else a bit-exact copy of the one value.
+    iout, vout : ndarray
+        The outputs, of the dtypes of the inputs and with room for at least ``m + n`` entries. What they hold beyond the
+        returned length is undefined afterwards.
+
+    Returns
+    -------
+    int
+        The number of indices in the union.
+
+    Raises
+    ------
+    StreamError
+        If lengths or widths do not fit together, or an array has gaps.
+
+    Notes
+    -----
+    The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
+    ranges are disjoint or one input is many times longer than the other.
+    """
+    entry = _entries.get(("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)) or _compiled(
+        "merge", op.ufunc, ia.dtype, va.dtype, va.ndim
+    )
+    n: int = entry(ia, va, ib, vb, iout, vout) if entry is not None else _merge_by_parts(ia, va, ib, vb, op, iout, vout)
+    if n < 0:
+        raise StreamError(
+            f"cannot merge {ia.shape} indices with {va.shape} values and {ib.shape} with {vb.shape} into {iout.shape} and {vout.shape}: "
+            "each index needs a value, the outputs room for all, and every array must be C-contiguous"
+        )
+    return n
+
+
+def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Values) -> None:
+    """Combine values into a dense array: ``dense[indices - lo] = op.ufunc(dense[indices - lo], values)``.
+
+    Parameters
+    ----------
+    indices : ndarray of uint32 or uint64, shape (n,)
+        Strictly increasing, each in ``[lo, lo + len(dense))``.
+    values : ndarray, shape (n,) or (n, width)
+    lo : int
+        The index that ``dense[0]`` stands for.
+    op : Operator
+    dense : ndarray, shape (size,) or (size, width)
+        Changed in place; of the dtype of ``values``.
+
+    Raises
+    ------
+    StreamError
+        If the first or last index lies outside of ``dense``, lengths or widths do not fit together, or an array has gaps.
+    """
+    entry = _entries.get(("scatter", op.ufunc, indices.dtype, values.dtype, values.ndim)) or _compiled(
+        "scatter", op.ufunc, indices.dtype, values.dtype, values.ndim
+    )
+    if entry is None:
+        reference.scatter(indices, values, lo, op, dense)
+    elif entry(indices, values, lo, dense):
+        raise _scatter_error(indices, values, lo, dense)
+
+
+def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> None:
+    """Assign values to places of a dense array: ``dense[indices - lo] = values``, bit by bit.
+
+    Parameters and exceptions are those of :func:`scatter`.
+    """
+    if values.dtype == np.float16:
+        values, dense = values.view(np.uint16), dense.view(np.uint16)
+    entry = _entries.get(("scatter", "replace", indices.dtype, values.dtype, values.ndim)) or _compiled(
+        "scatter", "replace", indices.dtype, values.dtype, values.ndim
+    )
+    if entry is None:
+        reference.scatter_set(indices, values, lo, dense)
+    elif entry(indices, values, lo, dense):
+        raise _scatter_error(indices, values, lo, dense)
+
+
+def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
+    """Find what is not zero in a dense array.
+
+    Parameters
+    ----------
+    dense : ndarray, shape (size,) or (size, width)
+    lo : int
+        The index that ``dense[0]`` stands for.
+    index_dtype : {uint32, uint64}
+        Dtype of the indices; it must hold ``lo + size - 1``.
+
+    Returns
+    -------
+    indices : ndarray, shape (n,)
+        ``lo`` plus the positions of the elements that are not zero, or of the rows that have such an element. NaN is not zero,
+        and -0.0 is.
+    values : ndarray, shape (n,) or (n, width)
+        A copy of what is there.
+
+    Raises
+    ------
+    StreamError
+        If ``dense`` is not C-contiguous.
+    """
+    index_dtype = np.dtype(index_dtype)
+    bits_dtype = _BITS.get(dense.dtype.itemsize, dense.dtype)
+    entry = None
+    if dense.dtype in _VALUE_DTYPES:
+        entry = _compiled("gather_present", None, index_dtype, bits_dtype, dense.ndim)
+    if entry is None:
+        return reference.gather_present(dense, lo, index_dtype)
+    width = dense.shape[1:]
+    bits = 8 * dense.dtype.itemsize
+    mask = 2 ** (bits - 1) - 1 if dense.dtype.kind == "f" else 2**bits - 1
+    present = dense.view(bits_dtype)
+    found = entry(present, mask, lo, np.empty(0, index_dtype), np.empty((0, *width), bits_dtype))
+    if found < 0:
+        raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
+    indices, values = np.empty(found, index_dtype), np.empty((found, *width), dense.dtype)
+    entry(present, mask, lo, indices, values.view(bits_dtype))
+    return indices, values
+
+
+def first_violation(indices: Indices, size: int) -> int:
+    """Find the first index that is not larger than its predecessor, or not below ``size``.
+
+    Parameters
+    ----------
+    indices : ndarray of uint32 or uint64, shape (n,)
+    size : int
+        The dimension of the stream, of any magnitude.
+
+    Returns
+    -------
+    int
+        The position of that index; -1 if there is none.
+
+    Raises
+    ------
+    StreamError
+        If ``indices`` is not C-contiguous.
+    """
+    entry = _entries.get(("first_violation", None, indices.dtype, _UINT32, 1)) or _compiled(
+        "first_violation", None, indices.dtype, _UINT32, 1
+    )
+    if entry is None or size <= 0:
+        return reference.first_violation(indices, size)
+    position: int = entry(indices, min(size - 1, _LARGEST))
+    if position < -1:
+        raise StreamError(f"the indices of shape {indices.shape} and strides {indices.strides} are not C-contiguous")
+    return position
+
+
+def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tuple[Indices, Values]:
+    """Combine the values of equal indices, in order of appearance.
+
+    Parameters
+    ----------
+    indices : ndarray of uint32 or uint64, shape (n,)
+        Sorted; repeats stand next to each other.
+    values : ndarray, shape (n,) or (n, width)
+    op : Operator
+        The values ``x, y, z`` of an index become ``op.ufunc(op.ufunc(x, y), z)``.
+
+    Returns
+    -------
+    indices : ndarray, shape (m,)
+        Strictly increasing.
+    values : ndarray, shape (m,) or (m, width)
+
+    Raises
+    ------
+    StreamError
+        If there are not as many values as indices, or an array has gaps.
+    """
+    entry = _compiled("sum_duplicates", op.ufunc, indices.dtype, values.dtype, values.ndim)
+    if entry is None:
+        return reference.sum_duplicates(indices, values, op)
+    width = values.shape[1:]
+    different = entry(indices, values, np.empty(0, indices.dtype), np.empty((0, *width), values.dtype))
+    if different < 0:
+        raise StreamError(f"{indices.shape} indices need as many values, not {values.shape}, and both must be C-contiguous")
+    iout, vout = np.empty(different, indices.dtype), np.empty((different, *width), values.dtype)
+    entry(indices, values, iout, vout)
+    return iout, vout
+
+
+def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.float32, ndim: int = 1, op: Operator = SUM) -> None:
+    """Compile, or load from disk, the kernels for one kind of stream, so that no later call has to.
+
+    Of several processes that start at once on a machine, one compiles and the others wait for it. Without this, each kernel is
+    compiled at its first call, in half a second.
+    """
+    indices = np.zeros(1, index_dtype)
+    dense = np.ones((1, 1) if ndim == 2 else 1, value_dtype)
+    merge(indices, dense, indices, dense, op, np.empty(2, index_dtype), np.repeat(dense, 2, axis=0))
+    scatter(indices, dense, 0, op, dense.copy())
+    scatter_set(indices, dense, 0, dense.copy())
+    gather_present(dense, 0, index_dtype)
+    first_violation(indices, 1)
+    sum_duplicates(indices, dense, op)
+
+
+def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
+    """Merge in compiled code, leave room where indices meet, and fill it with what the operator makes of whole arrays."""
+    shared_positions = _compiled("shared_positions", None, ia.dtype, _UINT32, 1)
+    copied = (va, vb, vout)
+    if va.dtype == np.float16:  # which numba does not know on processors
+        copied = (va.view(np.uint16), vb.view(np.uint16), vout.view(np.uint16))
+    copy = _compiled("merge", "replace", ia.dtype, copied[0].dtype, va.ndim)
+    if shared_positions is None or copy is None:
+        return reference.merge(ia, va, ib, vb, op, iout, vout)
+    n: int = copy(ia, copied[0], ib, copied[1], iout, copied[2])
+    if n < 0:
+        return n
+    shared = len(ia) + len(ib) - n
+    in_a, in_b = np.empty((2, shared + 1), np.uint64)
+    shared_positions(ia, ib, in_a, in_b)
+    in_a, in_b = in_a[:shared], in_b[:shared]
+    vout[in_a + in_b - np.arange(shared, dtype=np.uint64)] = reference.combine(op, va[in_a], vb[in_b])
+    return n
+
+
+def _compiled(
+    name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int
+) -> Callable[..., Any] | None:
+    """The compiled kernel for an operator (its ufunc, ``"replace"`` or None) and dtypes; None where there is none."""
+    key = (name, operator, index_dtype, value_dtype, ndim)
+    if key in _entries:
+        return _entries[key]
+    import numba  # only here: to import it takes half a second, which a user who never reduces a stream should not pay
+
+    if numba.config.DISABLE_JIT or index_dtype not in _INDEX_DTYPES or ndim not in (1, 2):
+        return None
+    from sparseallreduce.streams.kernels import compiled
+
+    if operator is None:
+        code = None
+    elif operator in compiled.OPERATORS and value_dtype in (compiled.COPIED_DTYPES if operator == "replace" else compiled.VALUE_DTYPES):
+        code = compiled.OPERATORS[operator]
+    else:
+        return None
+    return _entries.setdefault(key, compiled.compile_kernel(name, index_dtype, value_dtype, ndim, code))
+
+
+def _scatter_error(indices: Indices, values: Values, lo: int, dense: Values) -> StreamError:
+    bounds = f" {indices[0]}..{indices[-1]}" if len(indices) else ""
+    return StreamError(
+        f"cannot scatter {indices.shape} indices{bounds} with {values.shape} values into a dense array of shape {dense.shape} that "
+        f"begins at {lo}: each index needs a value and a place there, and every array must be C-contiguous"
+    )

@@ -1,0 +1,66 @@
+"""Compile each kernel once a machine: the first process to need it compiles and caches it, the others wait and load it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import filelock
+import numba
+from numba.core.errors import NumbaWarning
+
+__all__ = ["compiled_entry", "kernel"]
+
+LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in under one, so who waits this long has met a stopped process
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Decorate a kernel: releases the GIL, compiled on demand, cached on disk where a directory can be written."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # numba found neither __pycache__ nor a user cache directory that it can write
+        return numba.njit(nogil=True)(function)
+
+
+def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[..., Any]:
+    """The machine code of a kernel for one signature, as a function that skips numba's look-up of argument types.
+
+    Parameters
+    ----------
+    dispatcher : numba dispatcher
+        What :func:`kernel` returned.
+    signature : tuple of numba types
+        The argument types; calls are not checked against them beyond item size and number of dimensions.
+
+    Returns
+    -------
+    callable
+        Takes about 0.2 microseconds a call where the dispatcher takes several for read-only arrays.
+    """
+    with _only_process(dispatcher.stats.cache_path), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaWarning)
+        try:
+            entry = dispatcher.compile(signature)
+        except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full, or a cache file damaged: do without
+            entry = numba.njit(nogil=True)(dispatcher.py_func).compile(signature)
+    return entry  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _only_process(cache_path: str | None) -> Iterator[None]:
+    """Hold the lock of a cache directory, which also keeps its index files from being rewritten by two at once."""
+    lock = filelock.FileLock(os.path.join(cache_path, "sparseallreduce.lock")) if cache_path else None
+    try:
+        if lock is not None:
+            lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.01)
+    except (OSError, filelock.Timeout):  # no locks on this file system, or its holder hangs: compiling twice is harmless
+        lock = None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

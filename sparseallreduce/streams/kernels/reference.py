@@ -1,0 +1,96 @@
+"""The kernels in plain NumPy: any operator, any value dtype; the second opinion on the compiled ones.
+
+Names, arguments and results, bit for bit, are those of :mod:`sparseallreduce.streams.kernels`, which documents them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.operator import SUM, Operator
+
+__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "sum_duplicates"]
+
+Indices = NDArray[np.unsignedinteger[Any]]
+Values = NDArray[Any]
+
+
+def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
+    """Write the union of two sorted index sets, combining the values of shared indices; return its length."""
+    if len(va) != len(ia) or len(vb) != len(ib) or min(len(iout), len(vout)) < len(ia) + len(ib):
+        raise StreamError("merge needs a value for each index and room for len(ia) + len(ib) outputs")
+    in_a = np.searchsorted(ia, ib)
+    shared = in_a < len(ia)
+    shared[shared] = ia[in_a[shared]] == ib[shared]
+    only_b = ~shared
+    to_a = np.arange(len(ia)) + np.searchsorted(ib[only_b], ia)
+    to_b = in_a[only_b] + np.arange(np.count_nonzero(only_b))
+    iout[to_a], vout[to_a] = ia, va
+    iout[to_b], vout[to_b] = ib[only_b], vb[only_b]
+    vout[to_a[in_a[shared]]] = combine(op, va[in_a[shared]], vb[shared])
+    return len(to_a) + len(to_b)
+
+
+def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Values) -> None:
+    """Combine ``values`` into ``dense[indices - lo]``."""
+    _check_inside(indices, values, lo, dense)
+    if len(indices):
+        at = indices - indices.dtype.type(lo)
+        dense[at] = combine(op, dense[at], values)
+
+
+def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> None:
+    """Assign ``values`` to ``dense[indices - lo]``."""
+    _check_inside(indices, values, lo, dense)
+    if len(indices):
+        dense[indices - indices.dtype.type(lo)] = values
+
+
+def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
+    """The positions of ``dense`` that are not zero, plus ``lo``, and their values."""
+    present = dense != 0
+    positions = np.flatnonzero(present if dense.ndim == 1 else present.any(axis=1))
+    return (positions.astype(np.uint64) + np.uint64(lo)).astype(index_dtype), dense[positions]
+
+
+def first_violation(indices: Indices, size: int) -> int:
+    """The position of the first index that does not exceed its predecessor or is not below ``size``; -1 if none."""
+    wrong = indices > size - 1 if size > 0 else np.ones(len(indices), dtype=bool)
+    wrong[1:] |= indices[1:] <= indices[:-1]
+    return int(np.argmax(wrong)) if wrong.any() else -1
+
+
+def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tuple[Indices, Values]:
+    """Combine the values of equal neighbouring indices in order of appearance."""
+    if len(values) != len(indices):
+        raise StreamError("sum_duplicates needs a value for each index")
+    first = np.ones(len(indices), dtype=bool)
+    first[1:] = indices[1:] != indices[:-1]
+    starts = np.flatnonzero(first)
+    repeats = np.diff(np.append(starts, len(indices)))
+    combined = values[starts]
+    longer, turn = np.flatnonzero(repeats > 1), 1
+    while len(longer):  # not ufunc.reduceat, which sums pairwise
+        combined[longer] = combine(op, combined[longer], values[starts[longer] + turn])
+        turn += 1
+        longer = longer[repeats[longer] > turn]
+    return indices[starts], combined
+
+
+def combine(op: Operator, a: Values, b: Values) -> Values:
+    """``op.ufunc(a, b)`` in the dtype of ``a``, and like the compiled kernels without a warning of overflow or NaN."""
+    out = np.empty_like(a)
+    with np.errstate(all="ignore"):
+        op.ufunc(a, b, out=out)
+    return out
+
+
+def _check_inside(indices: Indices, values: Values, lo: int, dense: Values) -> None:
+    if len(values) != len(indices):
+        raise StreamError(f"{len(indices)} indices but {len(values)} values")
+    if len(indices) and not lo <= int(indices[0]) <= int(indices[-1]) < lo + len(dense):
+        raise StreamError(f"indices {indices[0]}..{indices[-1]} leave the range {lo}..{lo + len(dense)} of the dense array")

@@ -1,0 +1,91 @@
+"""Cut a stream into index ranges, and join the streams of adjoining ranges (thesis figure 3.10 and section 4.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["boundaries", "concatenate", "slice_range", "split"]
+
+
+def boundaries(size: int, parts: int, lo: int = 0) -> list[int]:
+    """The ``parts + 1`` bounds that cut ``size`` positions from ``lo`` on into ranges that differ by at most one position.
+
+    >>> boundaries(10, 4)
+    [0, 2, 5, 7, 10]
+    """
+    return [lo + size * part // parts for part in range(parts + 1)]
+
+
+def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:
+    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy."""
+    if stream.is_dense:
+        present = stream._present
+        first, last = lo - stream.lo, hi - stream.lo
+        part = None if present is None else present[first:last]
+        return SparseStream._dense_form(stream._stored[first:last], stream.size, lo, hi, part, stream.switch_density)
+    indices, values = stream._entries()
+    first, last = _positions(indices, [lo, hi], stream)
+    return SparseStream._sparse_form(indices[first:last], values[first:last], stream.size, lo, hi, stream.switch_density)
+
+
+def split(stream: SparseStream, bounds: Sequence[int]) -> list[SparseStream]:
+    """The parts of ``stream`` on ``[bounds[0], bounds[1])``, ``[bounds[1], bounds[2])`` and so on, as views without a copy.
+
+    >>> [part.values for part in split(SparseStream([1, 2, 7], [1.0, 2.0, 7.0], 9), [0, 2, 4, 9])]
+    [array([1.]), array([2.]), array([7.])]
+    """
+    ranges = list(pairwise(bounds))
+    if stream.is_dense:
+        return [slice_range(stream, lo, hi) for lo, hi in ranges]
+    indices, values = stream._entries()
+    cuts = _positions(indices, bounds, stream)
+    return [
+        SparseStream._sparse_form(indices[first:last], values[first:last], stream.size, lo, hi, stream.switch_density)
+        for (lo, hi), (first, last) in zip(ranges, pairwise(cuts), strict=True)
+    ]
+
+
+def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
+    """The stream that covers the adjoining ranges of ``streams``, given in increasing order (thesis cases 2.a to 2.d).
+
+    Sparse parts make a sparse whole (phi is linear); with a dense part among them the whole is dense, unless so many others are
+    nearly empty that all of it stays below the switch point.
+    """
+    first, last = streams[0], streams[-1]
+    if len(streams) == 1:
+        return first
+    shape, dtype = first._stored.shape[1:], first.dtype
+    whole = SparseStream._sparse_form(np.empty(0, index_dtype(first.size)), np.empty((0, *shape), dtype), first.size, first.lo, last.hi)
+    if sum(stream.stored for stream in streams) <= reduction.limit(whole):
+        entries = [stream._entries() for stream in streams]
+        indices = np.concatenate([part[0] for part in entries])
+        values = np.concatenate([part[1] for part in entries])
+        return SparseStream._sparse_form(indices, values, first.size, first.lo, last.hi, reduction.switch_density)
+    joined = reduction.densify(whole)
+    array, present = joined._stored, joined._present
+    for stream in streams:
+        if stream.is_dense:
+            place = slice(stream.lo - first.lo, stream.hi - first.lo)
+            array[place] = stream._stored
+            if present is not None:
+                present[place] = stream._present
+        else:
+            indices, values = stream._entries()
+            kernels.scatter_set(indices, values, first.lo, array)
+            if present is not None:
+                present[indices - indices.dtype.type(first.lo)] = True
+    return joined
+
+
+def _positions(indices: np.ndarray, bounds: Sequence[int], stream: SparseStream) -> list[int]:
+    # The last bound may be one more than the index dtype can hold (2**32), so the ends are known rather than searched.
+    inner = np.asarray([bound for bound in bounds if stream.lo < bound < stream.hi], dtype=indices.dtype)
+    found = iter(np.searchsorted(indices, inner).tolist())
+    return [0 if bound <= stream.lo else len(indices) if bound >= stream.hi else next(found) for bound in bounds]

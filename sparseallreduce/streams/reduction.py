@@ -1,0 +1,217 @@
+"""The reduction of two streams and of many, in whatever forms they come (thesis section 4.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.operator import SUM, Operator
+from sparseallreduce.streams.stream import SparseStream, switch_point
+
+__all__ = ["Reduction", "Tree"]
+
+
+class Reduction:
+    """An operator together with the point at which its results become dense.
+
+    The first four of the thesis's eight cases, where the index ranges are the same, are :meth:`pair`; the other four, where
+    they adjoin, are :func:`~sparseallreduce.streams.partition.concatenate`.
+
+    Parameters
+    ----------
+    op : Operator
+        Sum by default.
+    switch_density : float, optional
+        Share of the index range above which a result is dense; by default where the dense form takes fewer bytes.
+
+    Attributes
+    ----------
+    work : int
+        Entries read by all reductions so far: what the gamma of the cost model multiplies.
+
+    Notes
+    -----
+    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense array which
+    is writeable belongs to the algorithm that made it, and may be reused for the result; :meth:`freeze` ends that. Whatever a
+    user passes in, and whatever has been sent, is frozen.
+
+    Between :meth:`enter` and :meth:`leave` the absent positions of a dense array hold the neutral element, and for operators
+    other than the sum a mask tells which are absent; a stream that a user sees has zeros there.
+    """
+
+    def __init__(self, op: Operator = SUM, switch_density: float | None = None) -> None:
+        self.op = op
+        self.switch_density = switch_density
+        self.work = 0
+
+    def limit(self, stream: SparseStream) -> int:
+        """The most entries that a sparse result on the range of ``stream`` may hold."""
+        return switch_point(stream.extent, stream.dtype, stream.size, stream.width, self.switch_density)
+
+    def whole(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        """The reduction of two streams as a user holds them.
+
+        Raises
+        ------
+        StreamError
+            If they differ in size, dtype or width.
+        """
+        for name in ("size", "dtype", "width"):
+            ours, theirs = getattr(first, name), getattr(second, name)
+            if ours != theirs:
+                raise StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
+        return self.leave(self.pair(self.enter(first), self.enter(second)))
+
+    def enter(self, stream: SparseStream) -> SparseStream:
+        """``stream`` as the algorithms take it: frozen, and in the form that this reduction's switch point asks for."""
+        if not stream.is_dense:
+            entered = SparseStream._sparse_form(*stream._entries(), stream.size, stream.lo, stream.hi, self.switch_density)
+            return self.densify(entered) if entered.stored > self.limit(entered) else entered
+        array, present = stream._stored.view(), stream._present
+        if self.op.is_sum:
+            present = None
+        else:
+            if present is None:
+                present = np.asarray(array != 0 if array.ndim == 1 else array.any(axis=1))
+            array = array.copy()
+            array[~present] = self.op.neutral_of(array.dtype)
+        entered = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
+        return self.freeze(entered)
+
+    def leave(self, stream: SparseStream) -> SparseStream:
+        """``stream`` as a user takes it: frozen, and zero where no entry is."""
+        present = stream._present
+        if present is not None and not present.all():
+            array = stream._stored if stream._stored.flags.writeable else stream._stored.copy()
+            array[~present] = 0
+            stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, stream.switch_density)
+        return self.freeze(stream)
+
+    @staticmethod
+    def freeze(stream: SparseStream) -> SparseStream:
+        """``stream``, of which no later reduction reuses the array."""
+        if stream.is_dense:
+            stream._stored.flags.writeable = False
+        return stream
+
+    def densify(self, stream: SparseStream) -> SparseStream:
+        """``stream`` in the dense form, in an array that may be reused."""
+        if stream.is_dense:
+            return stream if stream._stored.flags.writeable else self._copied(stream)
+        indices, values = stream._entries()
+        shape = (stream.extent, *values.shape[1:])
+        neutral = self.op.neutral_of(values.dtype)
+        array = np.zeros(shape, values.dtype) if self.op.is_sum else np.full(shape, neutral, values.dtype)
+        kernels.scatter_set(indices, values, stream.lo, array)
+        present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
+        self.work += len(indices)
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
+
+    def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        """The reduction of two streams on the same range (thesis cases 1.a to 1.d).
+
+        The result is the same to the bit wherever the same two are reduced in the same order: callers put the lower rank first.
+        """
+        if first.is_dense:
+            return self._into(first, second) if not second.is_dense else self._dense_pair(first, second)
+        if second.is_dense:
+            return self._into(second, first)
+        if first.stored + second.stored > self.limit(first):
+            return self._into(self.densify(first), second)
+        return self._sparse_pair(first, second)
+
+    def many(self, streams: Sequence[SparseStream]) -> SparseStream:
+        """The reduction of at least one stream on the same range, as a balanced tree in the order given."""
+        tree = Tree(self, len(streams))
+        for position, stream in enumerate(streams):
+            tree.add(position, stream)
+        return tree.result()
+
+    def _sparse_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        ia, va = first._entries()
+        ib, vb = second._entries()
+        self.work += len(ia) + len(ib)
+        if not len(ia) or not len(ib):
+            return first if len(ia) else second
+        indices = np.empty(len(ia) + len(ib), ia.dtype)
+        values = np.empty((len(ia) + len(ib), *va.shape[1:]), va.dtype)
+        count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
+        return SparseStream._sparse_form(indices[:count], values[:count], first.size, first.lo, first.hi, self.switch_density)
+
+    def _dense_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        a, b = first._stored, second._stored
+        out = next((array for array in (a, b) if array.flags.writeable), None)
+        self.work += len(a)
+        with np.errstate(all="ignore"):
+            array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
+        present = None if self.op.is_sum else self._both(first, second)
+        return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density)
+
+    def _into(self, dense: SparseStream, sparse: SparseStream) -> SparseStream:
+        target = dense if dense._stored.flags.writeable else self._copied(dense)
+        indices, values = sparse._entries()
+        self.work += len(indices)
+        kernels.scatter(indices, values, target.lo, self.op, target._stored)
+        if target._present is not None:
+            target._present = self._mask(sparse, target._present.copy())
+        return target
+
+    def _copied(self, stream: SparseStream) -> SparseStream:
+        array = stream._stored.copy()
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
+
+    @staticmethod
+    def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        indices, _ = sparse._entries()
+        mask[indices - indices.dtype.type(sparse.lo)] = True
+        return mask
+
+    @staticmethod
+    def _both(first: SparseStream, second: SparseStream) -> NDArray[np.bool_]:
+        assert first._present is not None and second._present is not None
+        return np.logical_or(first._present, second._present)
+
+
+class Tree:
+    """A reduction of ``count`` streams that come in any order and are added in one: as a balanced binary tree.
+
+    Two neighbours are added as soon as both are there, which overlaps with the arrival of the rest (thesis section 4.1.4) and
+    leaves the result independent of the order of arrival.
+
+    Examples
+    --------
+    >>> tree = Tree(Reduction(), 3)
+    >>> for position in (2, 0, 1):
+    ...     tree.add(position, SparseStream([position], [1.0], 9))
+    >>> tree.result().indices
+    array([0, 1, 2], dtype=uint32)
+    """
+
+    def __init__(self, reduction: Reduction, count: int) -> None:
+        self._reduction = reduction
+        self._widths = [count]  # nodes on each level, the leaves first
+        while self._widths[-1] > 1:
+            self._widths.append((self._widths[-1] + 1) // 2)
+        self._waiting: dict[tuple[int, int], SparseStream] = {}
+
+    def add(self, position: int, stream: SparseStream) -> None:
+        """Take the stream of leaf ``position``, and add what can be added."""
+        level = 0
+        while level < len(self._widths) - 1:
+            sibling = position ^ 1
+            if sibling < self._widths[level]:
+                other = self._waiting.pop((level, sibling), None)
+                if other is None:
+                    break
+                pair = (other, stream) if sibling < position else (stream, other)
+                stream = self._reduction.pair(*pair)
+            level, position = level + 1, position // 2
+        self._waiting[level, position] = stream
+
+    def result(self) -> SparseStream:
+        """The reduction, once all leaves were added."""
+        return self._waiting[len(self._widths) - 1, 0]

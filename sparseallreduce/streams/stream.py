@@ -1,0 +1,442 @@
+"""The sparse stream: a vector held as index-value pairs or as a dense array, whichever is smaller (thesis sections 4.1.1, 4.1.2).
+
+A stream covers an index range ``[lo, hi)`` of a vector of dimension ``size``; a stream of a user covers all of it. The parts that
+the split algorithms send are streams on smaller ranges, and keep the indices of the whole vector, so that cutting and joining
+streams moves no index.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.operator import SUM
+
+__all__ = ["DTYPES", "SparseStream", "index_dtype", "switch_point"]
+
+DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64"))
+_NAMES = ", ".join(dtype.name for dtype in DTYPES)
+
+Array = NDArray[Any]
+
+
+def index_dtype(size: int) -> np.dtype[Any]:
+    """The dtype of an index into a vector of dimension ``size``: uint32 while ``size <= 2**32``, uint64 above.
+
+    >>> index_dtype(2**32), index_dtype(2**32 + 1)
+    (dtype('uint32'), dtype('uint64'))
+    """
+    return np.dtype(np.uint32) if size <= 2**32 else np.dtype(np.uint64)
+
+
+def switch_point(extent: int, dtype: DTypeLike, size: int, width: int | None = None, density: float | None = None) -> int:
+    """The most entries that a sparse form over ``extent`` positions may hold: phi(N) of thesis section 4.1.2.
+
+    Parameters
+    ----------
+    extent : int
+        Positions covered (N, or about N/P for a part).
+    dtype : dtype
+        Of the values; its bytes are the paper's isize.
+    size : int
+        Dimension of the whole vector, which settles the bytes of an index (the paper's c).
+    width : int, optional
+        Values in a row of a row-sparse stream.
+    density : float, optional
+        A lower switch point, as a share of ``extent``: adding sparse entries costs more than adding as many dense ones
+        (thesis section 5.2.5, where the two break even at 6.25 %).
+
+    Returns
+    -------
+    int
+        floor(extent * isize / (c + isize)), or floor(extent * density) where that is less.
+
+    Examples
+    --------
+    >>> switch_point(100, "float32", 100), switch_point(100, "float64", 100), switch_point(100, "float32", 100, density=0.0625)
+    (50, 66, 6)
+    """
+    isize = np.dtype(dtype).itemsize * (1 if width is None else width)
+    limit = extent * isize // (index_dtype(size).itemsize + isize)
+    return limit if density is None else min(limit, int(extent * density))
+
+
+class SparseStream:
+    """A vector of dimension ``size`` of which few entries are present.
+
+    Parameters
+    ----------
+    indices : array_like of int, shape (nnz,)
+        Positions of the entries: strictly increasing, from 0 to ``size`` - 1.
+    values : array_like, shape (nnz,) or (nnz, width)
+        Entries of dtype float32, float64, float16, int32 or int64; with a second axis the stream is row-sparse, as the gradient of
+        an embedding table is. Zeros, infinities and NaN are entries like any other.
+    size : int
+        Dimension N of the vector (number of rows, if row-sparse).
+    switch_density : float, optional
+        Share of ``size`` above which the stream is held dense, if less than where the dense form takes fewer bytes.
+
+    Raises
+    ------
+    StreamError
+        If indices are out of order, repeated or out of range, or the lengths differ.
+    StreamTypeError
+        If indices are no integers or the dtype of the values is none of the above.
+
+    Notes
+    -----
+    Arrays of the right dtype are not copied; a stream never changes them, and neither should its maker while it is in use. Above
+    ``switch_point(size, dtype)`` entries the stream switches to the dense form by itself, so that it never takes more memory than
+    that. ``indices``, ``values`` and ``nnz`` describe the same entries in either form.
+
+    Examples
+    --------
+    >>> s = SparseStream([1, 4], [10.0, 40.0], 8)
+    >>> s
+    SparseStream(size=8, nnz=2, dtype=float64, sparse)
+    >>> (s + SparseStream([4, 7], [0.5, 0.7], 8)).to_dense()
+    array([ 0. , 10. ,  0. ,  0. , 40.5,  0. ,  0. ,  0.7])
+    """
+
+    __slots__ = ("_array", "_indices", "_present", "_values", "hi", "lo", "size", "switch_density")
+
+    # Exactly one of the two forms is there: _indices and _values, or _array with _values and _indices None. In the dense form
+    # _present says which positions hold an entry; None stands for "those that are not zero".
+    _indices: Array | None
+    _values: Array | None
+    _array: Array | None
+    _present: NDArray[np.bool_] | None
+
+    def __init__(self, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> None:
+        size = _checked_size(size)
+        density = _checked_density(switch_density)
+        value_array = _checked_values(values)
+        index_array = _checked_indices(indices, size, value_array.shape[0])
+        self._fill_sparse(index_array, value_array, size, 0, size, density)
+        self._switch()
+
+    @classmethod
+    def from_dense(cls, array: ArrayLike, *, switch_density: float | None = None) -> SparseStream:
+        """The stream of the non-zero entries of an array.
+
+        Parameters
+        ----------
+        array : array_like, shape (size,) or (size, width)
+            A row of a two-dimensional array is an entry if any of its values is not zero.
+        switch_density : float, optional
+            As for :class:`SparseStream`.
+
+        Examples
+        --------
+        >>> SparseStream.from_dense([0.0, 0.0, 3.0, 0.0]).indices
+        array([2], dtype=uint32)
+        """
+        dense = _checked_values(array)
+        size = dense.shape[0]
+        density = _checked_density(switch_density)
+        stream = cls._dense_form(dense, size, density=density)
+        if stream.nnz <= stream.switch_point:
+            stream._fill_sparse(*stream._entries(), size, 0, size, density)
+        return stream
+
+    @classmethod
+    def from_scipy(cls, row: Any, *, switch_density: float | None = None) -> SparseStream:
+        """The stream of a ``scipy.sparse`` matrix or array with one row, or with one column, or of one dimension.
+
+        Repeated entries are added up; stored zeros are kept.
+
+        Raises
+        ------
+        StreamError
+            If it has more than one row and more than one column.
+        """
+        if not hasattr(row, "tocoo"):
+            raise StreamTypeError(f"from_scipy takes a scipy.sparse matrix or array, not {type(row).__name__}: use from_dense or from_coo")
+        coo = row.tocoo()
+        if coo.ndim > 2 or (coo.ndim == 2 and 1 not in coo.shape):
+            raise StreamError(f"from_scipy takes a single row or column, not shape {coo.shape}: take one, as in matrix[i:i+1]")
+        if coo.ndim == 1:
+            return cls.from_coo(coo.coords[0], coo.data, coo.shape[0], switch_density=switch_density)
+        along = 1 if coo.shape[0] == 1 else 0
+        return cls.from_coo(coo.col if along else coo.row, coo.data, coo.shape[along], switch_density=switch_density)
+
+    @classmethod
+    def from_coo(cls, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> SparseStream:
+        """The stream of index-value pairs in any order; the values of a repeated index are added up in the order given.
+
+        Examples
+        --------
+        >>> SparseStream.from_coo([4, 1, 4], [1.0, 2.0, 3.0], 8).values
+        array([2., 4.])
+        """
+        size = _checked_size(size)
+        value_array = _checked_values(values)
+        index_array = _integers(indices, value_array.shape[0])
+        _check_range(index_array, size)
+        index_array = np.ascontiguousarray(index_array, dtype=index_dtype(size))
+        order = np.argsort(index_array, kind="stable")
+        summed = kernels.sum_duplicates(index_array[order], np.ascontiguousarray(value_array[order]))
+        return cls(*summed, size, switch_density=switch_density)
+
+    @classmethod
+    def _sparse_form(
+        cls, indices: Array, values: Array, size: int, lo: int = 0, hi: int | None = None, density: float | None = None
+    ) -> SparseStream:
+        """A sparse stream on ``[lo, hi)`` of arrays that are known to be sound."""
+        stream = cls.__new__(cls)
+        stream._fill_sparse(indices, values, size, lo, size if hi is None else hi, density)
+        return stream
+
+    @classmethod
+    def _dense_form(
+        cls,
+        array: Array,
+        size: int,
+        lo: int = 0,
+        hi: int | None = None,
+        present: NDArray[np.bool_] | None = None,
+        density: float | None = None,
+    ) -> SparseStream:
+        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows."""
+        stream = cls.__new__(cls)
+        stream._indices = stream._values = None
+        stream._array = array
+        stream._present = present
+        stream.size, stream.lo, stream.hi = size, lo, size if hi is None else hi
+        stream.switch_density = density
+        return stream
+
+    def _fill_sparse(self, indices: Array, values: Array, size: int, lo: int, hi: int, density: float | None) -> None:
+        self._indices, self._values = indices, values
+        self._array = self._present = None
+        self.size, self.lo, self.hi = size, lo, hi
+        self.switch_density = density
+
+    def _switch(self) -> None:
+        """Take the dense form if there are more entries than the switch point allows."""
+        if self._indices is None or self._values is None or len(self._indices) <= self.switch_point:
+            return
+        array = np.zeros((self.extent, *self._values.shape[1:]), self._values.dtype)
+        kernels.scatter_set(self._indices, self._values, self.lo, array)
+        zero = ~np.any(self._values.reshape(len(self._values), -1), axis=1)
+        if zero.any():  # entries that are zero are told from absent ones by a mask of their own
+            self._present = np.zeros(self.extent, np.bool_)
+            self._present[self._indices - self._indices.dtype.type(self.lo)] = True
+        self._array = array
+        self._indices = self._values = None
+
+    @property
+    def _stored(self) -> Array:
+        """The array that holds the values, in whichever form."""
+        array = self._values if self._array is None else self._array
+        assert array is not None
+        return array
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the stream is held as an array of all its values."""
+        return self._array is not None
+
+    @property
+    def extent(self) -> int:
+        """Positions covered: ``hi - lo``, which is ``size`` for a whole vector."""
+        return self.hi - self.lo
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return self._stored.dtype
+
+    @property
+    def width(self) -> int | None:
+        """Values in a row of a row-sparse stream, None for a plain vector."""
+        stored = self._stored
+        return None if stored.ndim == 1 else int(stored.shape[1])
+
+    @property
+    def stored(self) -> int:
+        """Entries in memory (the thesis's nofitems): ``nnz`` in the sparse form, ``extent`` in the dense form."""
+        return len(self._stored)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays in memory."""
+        arrays = (self._indices, self._values, self._array, self._present)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
+    def switch_point(self) -> int:
+        """Entries above which this stream takes the dense form."""
+        return switch_point(self.extent, self.dtype, self.size, self.width, self.switch_density)
+
+    @property
+    def nnz(self) -> int:
+        """Entries present; computed in one pass if dense."""
+        if self._indices is not None:
+            return len(self._indices)
+        if self._present is not None:
+            return int(np.count_nonzero(self._present))
+        array = self._stored
+        return int(np.count_nonzero(array if array.ndim == 1 else array.any(axis=1)))
+
+    @property
+    def density(self) -> float:
+        """``nnz / size``; 0 for N = 0."""
+        return self.nnz / self.size if self.size else 0.0
+
+    @property
+    def indices(self) -> Array:
+        """Positions of the entries, increasing, shape (nnz,); read-only, computed in one pass if dense."""
+        return _read_only(self._entries()[0])
+
+    @property
+    def values(self) -> Array:
+        """The entries, shape (nnz,) or (nnz, width); read-only, computed in one pass if dense."""
+        return _read_only(self._entries()[1])
+
+    def _entries(self) -> tuple[Array, Array]:
+        if self._indices is not None and self._values is not None:
+            return self._indices, self._values
+        if self._present is None:
+            return kernels.gather_present(self._stored, self.lo, index_dtype(self.size))
+        where = np.flatnonzero(self._present)
+        return (where + self.lo).astype(index_dtype(self.size)), self._stored[where]
+
+    def to_dense(self) -> Array:
+        """A new array of all ``size`` values, or of shape (size, width): zero where no entry is.
+
+        Examples
+        --------
+        >>> SparseStream([2], [7], 4).to_dense()
+        array([0, 0, 7, 0])
+        """
+        stored = self._stored
+        if self.is_dense and self.extent == self.size:
+            return stored.copy()
+        array = np.zeros((self.size, *stored.shape[1:]), stored.dtype)
+        if self.is_dense:
+            array[self.lo : self.hi] = stored
+        else:
+            assert self._indices is not None
+            kernels.scatter_set(self._indices, stored, 0, array)
+        return array
+
+    def add_to(self, array: Array) -> None:
+        """Add the entries to an array in place: ``array += self.to_dense()`` at the cost of the entries alone.
+
+        Parameters
+        ----------
+        array : ndarray, shape (size,) or (size, width)
+            Of the stream's dtype, C-contiguous and writeable.
+
+        Raises
+        ------
+        StreamError
+            If its shape or dtype differs.
+        """
+        stored = self._stored
+        if array.shape != (self.size, *stored.shape[1:]) or array.dtype != stored.dtype:
+            raise StreamError(
+                f"cannot add a stream of size {self.size} and dtype {stored.dtype} to an array of shape {array.shape} and dtype "
+                f"{array.dtype}: both must agree"
+            )
+        if self.is_dense:
+            array[self.lo : self.hi] += stored
+        elif array.flags.c_contiguous:
+            assert self._indices is not None
+            kernels.scatter(self._indices, stored, 0, SUM, array)
+        else:
+            array[self._indices] += stored
+
+    def __add__(self, other: object) -> SparseStream:
+        """The sum of two streams of one size, dtype and width (thesis section 4.1.3)."""
+        if not isinstance(other, SparseStream):
+            return NotImplemented
+        from sparseallreduce.streams.reduction import Reduction  # which is made of streams
+
+        return Reduction(switch_density=self.switch_density).whole(self, other)
+
+    def __repr__(self) -> str:
+        part = "" if self.extent == self.size else f", range=[{self.lo}, {self.hi})"
+        rows = "" if self.width is None else f", width={self.width}"
+        form = "dense" if self.is_dense else "sparse"
+        return f"SparseStream(size={self.size}{part}, nnz={self.nnz}{rows}, dtype={self.dtype}, {form})"
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked_size(size: int) -> int:
+    try:
+        size = operator.index(size)
+    except TypeError:
+        raise StreamTypeError(f"size must be an integer, not {size!r}") from None
+    if not 0 <= size < 2**63:
+        raise StreamError(f"size must be from 0 to 2**63 - 1, not {size}")
+    return size
+
+
+def _checked_density(density: float | None) -> float | None:
+    if density is not None and not 0 <= density <= 1:
+        raise StreamError(f"switch_density is a share of the size, from 0 to 1, not {density}")
+    return None if density is None else float(density)
+
+
+def _checked_values(values: ArrayLike) -> Array:
+    array = np.asarray(values)
+    if array.dtype.newbyteorder("=") not in DTYPES:
+        raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {_NAMES}")
+    if array.ndim not in (1, 2):
+        raise StreamError(f"values must have shape (nnz,) or (nnz, width), not {array.shape}")
+    if array.ndim == 2 and array.shape[1] == 0:
+        raise StreamError("rows of width 0 hold no value: give at least one column")
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def _integers(indices: ArrayLike, count: int) -> Array:
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise StreamError(f"indices must have one dimension, not shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        if len(array):
+            raise StreamTypeError(f"indices of dtype {array.dtype} are no integers: convert them, for example to np.uint32")
+        array = array.astype(np.uint32)  # an empty list has no dtype of its own
+    if len(array) != count:
+        raise StreamError(f"{len(array)} indices but {count} values: there must be one value, or one row, an index")
+    return array
+
+
+def _check_range(indices: Array, size: int) -> None:
+    if len(indices) == 0:
+        return
+    for position in (int(indices.argmin()), int(indices.argmax())):
+        if not 0 <= int(indices[position]) < size:
+            raise StreamError(f"index {int(indices[position])} at position {position} is out of range for size {size}")
+
+
+def _checked_indices(indices: ArrayLike, size: int, count: int) -> Array:
+    array = np.ascontiguousarray(_integers(indices, count))
+    wanted = index_dtype(size)
+    if array.dtype == wanted:
+        checked = array
+    else:
+        # Through 64 bits, where a negative index becomes one far out of range.
+        checked = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
+    position = kernels.first_violation(checked, size)
+    if position >= 0:
+        value = int(array[position])
+        before = int(array[position - 1]) if position else -1
+        if not 0 <= value < size:
+            raise StreamError(f"index {value} at position {position} is out of range for size {size}")
+        if value == before:
+            raise StreamError(f"index {value} occurs twice, at positions {position - 1} and {position}: from_coo adds up duplicates")
+        raise StreamError(f"indices must be increasing, but {value} follows {before} at position {position}: from_coo sorts them")
+    return checked if checked.dtype == wanted else checked.astype(wanted)
