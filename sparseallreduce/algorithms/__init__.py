@@ -1,0 +1,67 @@
+"""The sparse allreduce algorithms, each a generator without I/O, and the names they are called by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sparseallreduce.algorithms.allgather import allgather
+from sparseallreduce.algorithms.dense import dense
+from sparseallreduce.algorithms.dsar_early_switch import dsar_early_switch
+from sparseallreduce.algorithms.dsar_split_allgather import dsar_split_allgather
+from sparseallreduce.algorithms.ssar_recursive_doubling import ssar_recursive_doubling
+from sparseallreduce.algorithms.ssar_ring import ssar_ring
+from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.errors import AlgorithmError
+
+__all__ = ["ALGORITHMS", "AUTO", "Algorithm", "algorithms", "checked_options"]
+
+AUTO = "auto"
+
+
+class Algorithm(NamedTuple):
+    """A generator function ``run(stream, rank, ranks, reduction, **options)``, and the check of each of its options."""
+
+    run: Callable[..., Schedule]
+    options: Mapping[str, Callable[[Any], bool]] = {}
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "dense": Algorithm(dense),
+    "allgather": Algorithm(allgather),
+    "ssar_recursive_doubling": Algorithm(ssar_recursive_doubling),
+    "ssar_split_allgather": Algorithm(ssar_split_allgather),
+    "ssar_ring": Algorithm(ssar_ring),
+    "dsar_split_allgather": Algorithm(dsar_split_allgather),
+    "dsar_early_switch": Algorithm(dsar_early_switch, {"group_size": lambda value: isinstance(value, int) and value >= 1}),
+}
+
+
+def algorithms() -> list[str]:
+    """The names that ``algorithm=`` takes.
+
+    >>> "ssar_split_allgather" in algorithms()
+    True
+    """
+    return [*ALGORITHMS, AUTO]
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options``, sorted by name, if algorithm ``name`` takes them.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such algorithm, or an option that it does not take or that is out of range.
+    """
+    if name not in algorithms():
+        raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}")
+    known = {} if name == AUTO else ALGORITHMS[name].options
+    for option, value in options.items():
+        if option not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes none"
+            raise AlgorithmError(f"unknown option {option!r} of algorithm {name!r}: it {takes}")
+        if not known[option](value):
+            raise AlgorithmError(f"option {option}={value!r} of algorithm {name!r} is out of range: see its docstring")
+    return dict(sorted(options.items()))

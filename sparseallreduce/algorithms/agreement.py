@@ -1,0 +1,106 @@
+"""What every operation starts with: the ranks tell each other what they are about to do, and all or none of them go on.
+
+One small allgather makes sure that a bad argument on one rank, or a dimension, dtype, operator, algorithm or option that differs,
+raises the same error on every rank; it costs one latency. A second one, of texts, follows only when there is something to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sparseallreduce import errors
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.errors import MismatchError, SparseAllreduceError
+
+__all__ = ["Intent", "agree", "common_error"]
+
+_RECORD = struct.Struct("<?7sQq")  # whether all is well, padding, digest of the terms, entries
+_TEXT_BYTES = 1024
+
+
+class Intent(NamedTuple):
+    """What a rank is about to do.
+
+    ``terms`` are (name, value as text) pairs, the same on all ranks if they agree; ``entries`` is its own. ``error`` is what is
+    wrong with its arguments, if anything is.
+    """
+
+    terms: tuple[tuple[str, str], ...]
+    entries: int
+    error: Exception | None = None
+
+    def said(self) -> dict[str, str]:
+        """The intent as the other ranks are told of it when something is wrong."""
+        return dict(self.terms) if self.error is None else {"error": type(self.error).__name__, "text": str(self.error)}
+
+
+def agree(intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
+    """The entries of every rank, once it is certain that all ranks mean the same operation.
+
+    Raises
+    ------
+    SparseAllreduceError
+        The same on every rank: the error of the first rank that has one, or a MismatchError.
+    """
+    if ranks == 1:
+        if intent.error is not None:
+            raise intent.error
+        return [intent.entries]
+    record = _RECORD.pack(intent.error is None, b"", _digest(intent.terms), intent.entries)
+    records: Sequence[bytes] = yield Share(record)
+    if all(other[:16] == records[0][:16] for other in records) and intent.error is None:
+        return [_RECORD.unpack(other)[3] for other in records]
+    texts: Sequence[bytes] = yield Share(_text(intent))
+    raise common_error([json.loads(text.rstrip(b"\0")) for text in texts])
+
+
+def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
+    """The error that all ranks raise, from what each of them said; every rank computes the same one."""
+    error = _error(intents)
+    error.on_all_ranks = True
+    return error
+
+
+def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
+    faulty = [rank for rank, intent in enumerate(intents) if "error" in intent]
+    if faulty:
+        said = intents[faulty[0]]
+        alike = len(faulty) == len(intents) and all(intent == said for intent in intents)
+        where = "" if alike else f"on rank {faulty[0]}: "
+        kind = getattr(errors, str(said["error"]), None)
+        if isinstance(kind, type) and issubclass(kind, SparseAllreduceError):
+            return kind(where + str(said["text"]))
+        return SparseAllreduceError(f"{where}{said['error']}: {said['text']}")
+    for term in intents[0]:
+        values: dict[str, list[int]] = {}
+        for rank, intent in enumerate(intents):
+            values.setdefault(str(intent.get(term)), []).append(rank)
+        if len(values) > 1:
+            parts = [f"{value} on rank{'s' if len(where) > 1 else ''} {_ranks(where)}" for value, where in values.items()]
+            return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
+    return MismatchError("the ranks disagree on the operation: all ranks must start the same operations in the same order")
+
+
+@lru_cache(maxsize=256)
+def _digest(terms: tuple[tuple[str, str], ...]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest(), "little")
+
+
+def _text(intent: Intent) -> bytes:
+    said = intent.said()
+    text = json.dumps(said).encode()
+    if len(text) > _TEXT_BYTES:
+        longest = max(said, key=lambda name: len(said[name]))
+        said[longest] = said[longest][: _TEXT_BYTES // 8] + "..."
+        text = json.dumps(said).encode()[:_TEXT_BYTES]
+    return text.ljust(_TEXT_BYTES, b"\0")
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"

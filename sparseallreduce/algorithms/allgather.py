@@ -1,0 +1,18 @@
+"""The allgather baseline: gather the streams of all ranks, reduce locally (thesis section 3.3.1)."""
+
+from __future__ import annotations
+
+from sparseallreduce.algorithms.exchange import gather_parts
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["allgather"]
+
+
+def allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
+    """Every rank receives the streams of all others, and adds them up itself: what PyTorch and Horovod do with sparse gradients.
+
+    Latency log2(P) alpha, bandwidth (P - 1) k beta, whatever the overlap of the indices; every rank adds up all P streams.
+    """
+    return reduction.many((yield from gather_parts(stream, rank, ranks)))

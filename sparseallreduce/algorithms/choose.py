@@ -1,0 +1,104 @@
+"""``algorithm="auto"``: the algorithm that the cost model expects to be the fastest, and the constants of the model, measured."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.algorithms.steps import Clock, DenseAllreduce, Share, Shift, Step
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["choose", "measure"]
+
+# Candidates in the order of preference among equals. The ring is never expected to win (its latency grows with P and its volume
+# is that of the split), and is left to those who know that their network wants neighbours to talk.
+_CANDIDATES = (
+    "ssar_recursive_doubling",
+    "ssar_split_allgather",
+    "dense",
+    "dsar_split_allgather",
+    "dsar_early_switch",
+    "allgather",
+)
+
+
+def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine) -> str:
+    """The name of the algorithm for streams like ``stream`` with ``entries[r]`` entries on rank r.
+
+    The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine.
+    """
+    problem = Problem(
+        entries=sum(entries) / len(entries),
+        size=stream.size,
+        ranks=len(entries),
+        value_bytes=stream.dtype.itemsize * (stream.width or 1),
+        index_bytes=index_dtype(stream.size).itemsize,
+        switch_density=reduction.switch_density,
+    )
+    return min(_CANDIDATES, key=lambda name: predicted_time(name, problem, machine))
+
+
+def measure(rank: int, ranks: int) -> Generator[Step, Any, Machine]:
+    """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
+
+    Each is the fastest of some repetitions: messages of a header alone and of 1 MiB to the rank half way round, additions of
+    streams, and a dense allreduce of 4 MiB.
+    """
+    reduction = Reduction()
+    ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
+    small, large = _evenly(0, 1 << 20), _evenly(1 << 17, 1 << 20)
+    array = SparseStream._dense_form(np.ones(1 << 20, np.float32), 1 << 20)
+    times = {"alpha": 0.0, "large": 0.0, "gamma": 0.0, "gamma_dense": 0.0, "dense": 0.0}
+
+    def timed(name: str, start: float, end: float) -> None:
+        times[name] = min(times[name] or end - start, end - start)
+
+    for _ in range(6):
+        start = yield Clock()
+        if ranks > 1:
+            yield Shift(ahead, small, behind)
+        timed("alpha", start, (yield Clock()))
+    for _ in range(4):
+        start = yield Clock()
+        if ranks > 1:
+            yield Shift(ahead, large, behind)
+        timed("large", start, (yield Clock()))
+    other = _evenly(1 << 17, 1 << 20, shift=3)
+    reduction.pair(large, other)  # compiles
+    for _ in range(3):
+        start = yield Clock()
+        reduction.pair(large, other)
+        middle = yield Clock()
+        timed("gamma", start, middle)
+        reduction.densify(small)
+        timed("gamma_dense", middle, (yield Clock()))
+    for _ in range(3):
+        start = yield Clock()
+        if ranks > 1:
+            yield DenseAllreduce(array, SUM)
+        timed("dense", start, (yield Clock()))
+    volume = 2 * (ranks - 1) / ranks * array.nbytes
+    ours = Machine(
+        alpha=times["alpha"],
+        beta=max(times["large"] - times["alpha"], 0.0) / large.nbytes,
+        gamma=times["gamma"] / (2 * large.stored),
+        gamma_dense=times["gamma_dense"] / small.size,
+        beta_dense=times["dense"] / volume if ranks > 1 else 0.0,
+    )
+    if ranks == 1:
+        return ours
+    layout = struct.Struct(f"<{len(ours)}d")
+    records: list[bytes] = yield Share(layout.pack(*ours))
+    return Machine(*(max(values) for values in zip(*map(layout.unpack, records), strict=True)))
+
+
+def _evenly(entries: int, size: int, shift: int = 0) -> SparseStream:
+    step = size // max(entries, 1)
+    indices = np.arange(entries, dtype=np.uint32) * np.uint32(step) + np.uint32(shift)
+    return SparseStream._sparse_form(indices, np.ones(entries, np.float32), size)

@@ -1,0 +1,37 @@
+"""SSAR on a ring: a reduce-scatter ring, then an allgather ring (thesis section 1.1, after Dryden et al.; figure 3.7)."""
+
+from __future__ import annotations
+
+from sparseallreduce.algorithms.steps import Schedule, Shift
+from sparseallreduce.streams.partition import boundaries, concatenate, split
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["ssar_ring"]
+
+
+def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
+    """Partial sums of each part of the index space travel once around the ring, then the sums do.
+
+    The algorithm has two steps:
+
+    1. Reduce-scatter: P - 1 times, send the partial sum of one part to the next rank, and add ours to the one that arrives.
+    2. Allgather: P - 1 times, send the sum that arrived last to the next rank.
+
+    Latency 2 (P - 1) alpha; bandwidth from 2 (P - 1)/P k beta (the same k indices on all ranks) to (P - 1)/2 k + (P - 1) k beta
+    (disjoint ones, where a partial sum grows by k/P at each of its hops); messages go to the nearest neighbour only.
+    """
+    if ranks == 1:
+        return stream
+    behind, ahead = (rank - 1) % ranks, (rank + 1) % ranks
+    parts = split(stream, boundaries(stream.size, ranks))
+    partial = parts[rank]
+    for hop in range(1, ranks):
+        arrived = yield Shift(ahead, partial, behind)
+        partial = reduction.pair(arrived, parts[(rank - hop) % ranks])
+    # The last part that came by is complete: every rank has added to it.
+    sums = {ahead: partial}
+    for hop in range(1, ranks):
+        partial = yield Shift(ahead, partial, behind)
+        sums[(ahead - hop) % ranks] = partial
+    return concatenate([sums[part] for part in range(ranks)], reduction)

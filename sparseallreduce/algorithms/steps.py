@@ -1,0 +1,109 @@
+"""The vocabulary of the algorithms: what a rank asks of the network, and nothing of how it travels.
+
+An algorithm is a generator. It yields one of these steps, is resumed with the step's result, and returns the reduced stream.
+Between one pair of ranks, messages arrive in the order in which they were sent.
+
+====================================== =========================================================================================
+step                                   result
+====================================== =========================================================================================
+``Send(dest, stream)``                 None, at once; the stream is frozen and travels in the background
+``Recv(source)``                       the next stream from ``source``
+``RecvAny(sources)``                   ``(source, stream)``, the first that arrives from any of ``sources``
+``Exchange(partner, stream)``          the stream that ``partner`` exchanges for it
+``Shift(dest, stream, source)``        the stream from ``source``, while ours travels to ``dest``
+``DenseAllreduce(stream, op)``         the reduction of the dense streams of all ranks
+``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
+``Share(record)``                      the list of the equally long byte strings of all ranks
+``Clock()``                            the time in seconds, as a float
+====================================== =========================================================================================
+
+Where one stream may stand, a tuple of streams may too: they travel in one message and arrive as a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeAlias
+
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = [
+    "Clock",
+    "DenseAllgather",
+    "DenseAllreduce",
+    "Exchange",
+    "Payload",
+    "Recv",
+    "RecvAny",
+    "Schedule",
+    "Send",
+    "Share",
+    "Shift",
+    "Step",
+]
+
+Payload: TypeAlias = "SparseStream | tuple[SparseStream, ...]"
+
+
+class Send(NamedTuple):
+    """Send to ``dest`` and go on."""
+
+    dest: int
+    stream: Payload
+
+
+class Recv(NamedTuple):
+    """Wait for the next message from ``source``."""
+
+    source: int
+
+
+class RecvAny(NamedTuple):
+    """Wait for a message from any of ``sources``."""
+
+    sources: frozenset[int]
+
+
+class Exchange(NamedTuple):
+    """Send to ``partner``, and wait for what it sends."""
+
+    partner: int
+    stream: Payload
+
+
+class Shift(NamedTuple):
+    """Send to ``dest``, and wait for what ``source`` sends: a step of a ring."""
+
+    dest: int
+    stream: Payload
+    source: int
+
+
+class DenseAllreduce(NamedTuple):
+    """Reduce dense streams, on one range, over all ranks."""
+
+    stream: SparseStream
+    op: Operator
+
+
+class DenseAllgather(NamedTuple):
+    """Join the dense blocks of all ranks; rank r holds the range ``ranges[r]``, which may be empty, and all cover the whole."""
+
+    stream: SparseStream
+    ranges: tuple[tuple[int, int], ...]
+    op: Operator
+
+
+class Share(NamedTuple):
+    """Tell all ranks a few bytes."""
+
+    record: bytes
+
+
+class Clock(NamedTuple):
+    """Read the clock, real or virtual."""
+
+
+Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | DenseAllreduce | DenseAllgather | Share | Clock
+Schedule: TypeAlias = Generator[Step, Any, SparseStream]
