@@ -1,0 +1,46 @@
+"""Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``."""
+
+from sparseallreduce.algorithms import algorithms
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.errors import (
+    AlgorithmError,
+    DeadlockError,
+    MismatchError,
+    MPIUnavailableError,
+    SparseAllreduceError,
+    StreamError,
+    StreamTypeError,
+    WireError,
+)
+from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
+from sparseallreduce.runtime.serial import SERIAL
+from sparseallreduce.runtime.simulator import Network, Simulation, simulate
+from sparseallreduce.runtime.trace import Trace, trace
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.version import __version__
+
+__all__ = [
+    "SERIAL",
+    "AlgorithmError",
+    "DeadlockError",
+    "MPIUnavailableError",
+    "Machine",
+    "MismatchError",
+    "Network",
+    "Operator",
+    "Request",
+    "Simulation",
+    "SparseAllreduceError",
+    "SparseStream",
+    "StreamError",
+    "StreamTypeError",
+    "Trace",
+    "WireError",
+    "__version__",
+    "algorithms",
+    "allreduce",
+    "iallreduce",
+    "simulate",
+    "trace",
+]

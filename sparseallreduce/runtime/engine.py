@@ -1,0 +1,373 @@
+"""The engine that carries schedules out over MPI: one object an operation, moved on by whoever calls :func:`progress`.
+
+This is what LibNBC is to the thesis (section 4.1.5): a collective is a schedule, and one small engine executes any schedule. Every
+operation in flight on this rank is moved on whenever one of them is tested or waited for, so that operations may be completed in
+any order, a different one on each rank.
+
+Messages of an operation carry its number as tag, on a duplicate of the user's communicator. Dense collectives of the MPI library
+run on a second duplicate, each operation's after those of all operations started before it, because MPI asks that all ranks start
+the collectives of a communicator in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Generator
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.steps import (
+    Clock,
+    DenseAllgather,
+    DenseAllreduce,
+    Exchange,
+    Recv,
+    RecvAny,
+    Send,
+    Share,
+    Shift,
+    Step,
+)
+from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.streams import wire
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["PIECE_BYTES", "Channel", "Operation", "finish", "progress", "progress_thread", "wait"]
+
+# A message goes out in pieces of this many bytes, since MPI counts in 32 bits before version 4; a shorter piece ends it.
+PIECE_BYTES = 1 << 30
+_ABORT = b"SARX"  # in place of a stream: the sender has given up, and says why
+_COUNT_LIMIT = 2**31 - 1
+_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
+
+Bytes = NDArray[np.uint8]
+
+_lock = threading.RLock()
+_active: list[Operation] = []
+
+
+class Channel:
+    """What the library keeps for a communicator of the user's: two duplicates, the operations in flight, the machine's constants."""
+
+    def __init__(self, messages: MPI.Intracomm, collectives: MPI.Intracomm) -> None:
+        self.messages = messages
+        self.collectives = collectives
+        self.rank = messages.rank
+        self.ranks = messages.size
+        self.machine: Machine | None = None
+        self.tag_limit = min(messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1)
+        self.number = 0
+        self.in_flight: list[Operation] = []
+
+    def next_tag(self) -> int:
+        """A tag which no operation in flight has."""
+        self.number = self.number % self.tag_limit + 1
+        return self.number
+
+    def free(self) -> None:
+        """Give the duplicates back to MPI; collective."""
+        self.messages.Free()
+        self.collectives.Free()
+
+
+class Operation:
+    """One schedule on its way."""
+
+    def __init__(self, channel: Channel, schedule: Generator[Step, Any, Any], blocking: bool, entries: int = 0) -> None:
+        self.channel = channel
+        self.stack: list[Any] = [schedule]
+        self.blocking = blocking
+        self.entries = entries
+        self.tag = channel.next_tag()
+        self.step: Step | None = None  # what the schedule waits for
+        self.request: MPI.Request | None = None  # of a collective
+        self.received: Any = None  # what the collective fills
+        self.arriving: dict[int, deque[tuple[MPI.Request | None, Bytes]]] = {}
+        self.sends: list[tuple[MPI.Request, Bytes]] = []
+        self.shared = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.ended = False  # the schedule
+        self.done = False  # and its messages are out
+        with _lock:
+            _active.append(self)
+            channel.in_flight.append(self)
+            self.advance()
+
+    def advance(self) -> None:
+        """Move on as far as finished messages and collectives allow."""
+        if self.done:
+            return
+        if self.ended:
+            self._flush()
+            return
+        try:
+            self._run()
+        except Exception as error:
+            self._give_up(error)
+
+    def _run(self) -> None:
+        value: Any = None
+        if self.step is not None:
+            ready, value = self._ready()
+            if not ready:
+                return
+        while self.stack:
+            try:
+                step = self.stack[-1].send(value)
+            except StopIteration as stop:
+                self.stack.pop()
+                value = stop.value
+                continue
+            value = None
+            if isinstance(step, Send):
+                self._send(step.dest, step.stream)
+            elif isinstance(step, Clock):
+                value = perf_counter()
+            elif isinstance(step, DenseAllreduce) and not self._native(step):
+                self.stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+            elif isinstance(step, DenseAllgather) and not self._native(step):
+                self.stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+            else:
+                if isinstance(step, Exchange):
+                    self._send(step.partner, step.stream)
+                elif isinstance(step, Shift):
+                    self._send(step.dest, step.stream)
+                self.step = step
+                for counts in traces:
+                    counts.rounds += 1
+                ready, value = self._ready()
+                if not ready:
+                    return
+        self.result = value
+        self._close()
+
+    def _ready(self) -> tuple[bool, Any]:
+        """Whether the step that the schedule waits for is complete, and its result."""
+        step = self.step
+        if isinstance(step, Share | DenseAllreduce | DenseAllgather):
+            if self.request is None and not self._start_collective(step):
+                return False, None
+            if self.request is not None and not self.request.Test():
+                return False, None
+            value, self.request, self.received = self._collected(step), None, None
+        else:
+            message = self._message(step)
+            if message is None:
+                return False, None
+            source, streams = message
+            if isinstance(step, RecvAny):
+                value = source, streams[0]
+            else:
+                value = tuple(streams) if isinstance(step, Exchange | Shift) and isinstance(step.stream, tuple) else streams[0]
+        self.step = None
+        return True, value
+
+    def _message(self, step: Step | None) -> tuple[int, list[SparseStream]] | None:
+        """The next message from where ``step`` expects one, if it is there."""
+        if isinstance(step, RecvAny):
+            wanted = step.sources
+        else:
+            assert isinstance(step, Recv | Exchange | Shift)
+            wanted = frozenset((step.partner if isinstance(step, Exchange) else step.source,))
+        self._probe()
+        for source in wanted & self.arriving.keys():
+            whole = self._whole(self.arriving[source])
+            if whole is not None:
+                for counts in traces:
+                    counts.bytes_received += len(whole)
+                if whole[:4].tobytes() == _ABORT:
+                    raise common_error([json.loads(whole[4:].tobytes())])
+                return source, wire.decode(whole)
+        return None
+
+    def _probe(self) -> None:
+        """Take in whatever has arrived for this operation."""
+        comm, status = self.channel.messages, MPI.Status()
+        while True:
+            matched = comm.Improbe(MPI.ANY_SOURCE, self.tag, status)
+            if matched is None:
+                return
+            piece = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            source = status.Get_source()
+            request = matched.Irecv([piece, MPI.BYTE])
+            self.arriving.setdefault(source, deque()).append((request, piece))
+
+    @staticmethod
+    def _whole(pieces: deque[tuple[MPI.Request | None, Bytes]]) -> Bytes | None:
+        """The first message among the pieces from one rank, if all of it is there."""
+        length = 0
+        for position, (request, piece) in enumerate(pieces):
+            if request is not None:
+                if not request.Test():
+                    return None
+                pieces[position] = None, piece
+            length += 1
+            if len(piece) < PIECE_BYTES:
+                break
+        else:
+            return None
+        message = [pieces.popleft()[1] for _ in range(length)]
+        return message[0] if length == 1 else np.concatenate(message)
+
+    def _send(self, dest: int, payload: SparseStream | tuple[SparseStream, ...]) -> None:
+        streams = payload if isinstance(payload, tuple) else (payload,)
+        message = wire.encode(streams)
+        for counts in traces:
+            counts.bytes_sent += len(message)
+            counts.header_bytes += wire.HEADER_BYTES * len(streams)
+            counts.messages += 1
+        self._post(dest, message)
+
+    def _post(self, dest: int, message: Bytes) -> None:
+        comm = self.channel.messages
+        for at in range(0, len(message) + 1, PIECE_BYTES):
+            piece = message[at : at + PIECE_BYTES]
+            self.sends.append((comm.Isend([piece, MPI.BYTE], dest, self.tag), piece))
+
+    def _native(self, step: DenseAllreduce | DenseAllgather) -> bool:
+        """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
+        stream = step.stream
+        values = stream.size * (stream.width or 1)
+        if stream._present is not None or values > _COUNT_LIMIT:
+            return False
+        return isinstance(step, DenseAllgather) or (step.op.is_sum and stream.dtype in _MPI_TYPES)
+
+    def _start_collective(self, step: Share | DenseAllreduce | DenseAllgather) -> bool:
+        channel = self.channel
+        if isinstance(step, Share):
+            if self.shared and channel.in_flight[0] is not self:
+                return False
+            # The first record goes out as the operation starts, in the order of the calls, which is that of all ranks.
+            comm = channel.collectives if self.shared else channel.messages
+            self.shared = True
+            self.received = np.empty((channel.ranks, len(step.record)), np.uint8)
+            self.request = comm.Iallgather([np.frombuffer(step.record, np.uint8), MPI.BYTE], [self.received, MPI.BYTE])
+            for counts in traces:
+                counts.agreement_bytes += len(step.record) * (channel.ranks - 1)
+            return True
+        if channel.in_flight[0] is not self:
+            return False
+        array = step.stream._stored
+        if isinstance(step, DenseAllreduce):
+            self.received = np.empty_like(array)
+            start = channel.collectives.Allreduce if self.blocking else channel.collectives.Iallreduce
+            self.request = start(array, self.received, MPI.SUM)
+            self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
+            return True
+        width = step.stream.width or 1
+        lengths = [(hi - lo) * width for lo, hi in step.ranges]
+        places = [lo * width for lo, _ in step.ranges]
+        self.received = np.empty((step.stream.size, *array.shape[1:]), array.dtype)
+        unsigned = np.dtype(f"u{array.itemsize}")
+        gather = channel.collectives.Allgatherv if self.blocking else channel.collectives.Iallgatherv
+        self.request = gather(array.view(unsigned), [self.received.view(unsigned), lengths, places, MPI._typedict[unsigned.char]])
+        self._count_collective(self.received.nbytes - array.nbytes, 1)
+        return True
+
+    def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
+        if isinstance(step, Share):
+            return [row.tobytes() for row in self.received]
+        return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
+
+    def _count_collective(self, nbytes: int, passes: int) -> None:
+        for counts in traces:
+            counts.bytes_sent += nbytes
+            counts.bytes_received += nbytes
+            counts.messages += passes * (self.channel.ranks - 1).bit_length()
+
+    def _give_up(self, error: Exception) -> None:
+        """End the operation by an error, on all ranks of it if it is not known there."""
+        self.error = error
+        if not getattr(error, "on_all_ranks", False):
+            said = {"error": type(error).__name__, "text": f"rank {self.channel.rank} gave up: {error}"}
+            self.error = common_error([said])
+            self.error.__cause__ = error
+            message = np.frombuffer(_ABORT + json.dumps(said).encode(), np.uint8)
+            for dest in range(self.channel.ranks):
+                if dest != self.channel.rank:
+                    self._post(dest, message)
+            _farewells.extend(self.sends)  # which nobody may receive any more
+            self.sends = []
+        for generator in reversed(self.stack):
+            generator.close()
+        self.stack.clear()
+        self._close()
+
+    def _close(self) -> None:
+        """The schedule has ended, and with it the operation once its last messages are out."""
+        self.channel.in_flight.remove(self)
+        self.ended = True
+        for counts in traces:
+            counts.operations += 1
+            counts.entries_in += self.entries
+            counts.entries_out += self.result.stored if isinstance(self.result, SparseStream) else 0
+        self._flush()
+
+    def _flush(self) -> None:
+        # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
+        self.sends = [(request, piece) for request, piece in self.sends if not request.Test()]
+        if not self.sends:
+            self.done = True
+            _active.remove(self)
+
+
+_farewells: list[tuple[MPI.Request, Bytes]] = []
+
+
+def progress() -> None:
+    """Move every operation in flight on this rank as far as it goes now."""
+    with _lock:
+        for operation in tuple(_active):
+            operation.advance()
+
+
+def finish(operation: Operation) -> None:
+    """Move on until ``operation`` is done."""
+    while not operation.done:
+        progress()
+        os.sched_yield()  # to the ranks that share this core, if any
+
+
+def wait(request: MPI.Request) -> None:
+    """Wait for a request of MPI, and move the operations in flight on meanwhile."""
+    while not request.Test():
+        progress()
+        os.sched_yield()
+
+
+class _ProgressThread:
+    """A thread that moves operations on while the program computes; it runs while there are any, and starts again when asked."""
+
+    def __init__(self) -> None:
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sparseallreduce-progress", daemon=True)
+            self._thread.start()
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            progress()
+            with _lock:
+                if not _active:
+                    self._wanted.clear()
+            sleep(20e-6)  # leaves the interpreter to the program between two rounds
+
+
+progress_thread = _ProgressThread()

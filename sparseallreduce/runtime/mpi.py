@@ -1,0 +1,296 @@
+"""Sparse allreduce as an mpi4py user expects it: ``allreduce``, ``iallreduce``, and a ``Request`` to test and wait for.
+
+mpi4py is imported when a communicator of more than one process first comes into play, so that a process alone needs no MPI library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms.allreduce import make_call, operation
+from sparseallreduce.algorithms.choose import measure
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share
+from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
+from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
+from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.engine import Channel, Operation
+
+__all__ = ["Request", "allreduce", "iallreduce", "world"]
+
+
+def allreduce(
+    stream: SparseStream,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> SparseStream:
+    """The element-wise reduction of the streams of all ranks, on every rank (thesis section 3.1).
+
+    Parameters
+    ----------
+    stream : SparseStream
+        Of the same size, dtype and width on all ranks, each with its own positions. It is left as it is.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
+    op : str, Operator or mpi4py.MPI.Op
+        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
+        :class:`~sparseallreduce.Operator`. All positions that no rank holds are absent from the result.
+    algorithm : str
+        One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
+    **options
+        ``switch_density``: share of the size above which streams go dense, if less than where that takes fewer bytes.
+        ``group_size``: of ``dsar_early_switch``, 8 by default. ``machine``: a :class:`~sparseallreduce.Machine` for "auto"
+        instead of the one measured on the first operation of a communicator.
+
+    Returns
+    -------
+    SparseStream
+        The same on every rank, to the bit, and from run to run.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same, and with the communicator fit for the next operation: StreamTypeError or AlgorithmError for bad
+        arguments on any rank, MismatchError if size, dtype, width, operator, algorithm or options differ.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> sar.allreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).values
+    array([2.])
+    """
+    result: SparseStream = _start(stream, comm, op, algorithm, options, blocking=True).wait()
+    return result
+
+
+def iallreduce(
+    stream: SparseStream,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> Request:
+    """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
+
+    Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
+    in the same order, as for any collective of MPI.
+
+    Parameters
+    ----------
+    stream, comm, op, algorithm, **options
+        As for :func:`allreduce`. Besides, ``progress="thread"`` moves the operation on in a thread while the program computes,
+        where MPI provides MPI_THREAD_MULTIPLE; by default it moves on in calls of ``test`` and ``wait``, of any request.
+
+    Returns
+    -------
+    Request
+
+    Raises
+    ------
+    StreamTypeError
+        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> request = sar.iallreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL)
+    >>> request.wait().nnz
+    1
+    """
+    return _start(stream, comm, op, algorithm, options, blocking=False)
+
+
+class Request:
+    """An operation in flight.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> first, second = (sar.iallreduce(sar.SparseStream([i], [1.0], 8), comm=sar.SERIAL) for i in range(2))
+    >>> done, result = second.test()
+    >>> [stream.nnz for stream in sar.Request.waitall([first, second])]
+    [1, 1]
+    """
+
+    def __init__(self, operation: Operation | None, result: Any = None, error: Exception | None = None) -> None:
+        self._operation = operation
+        self._result = result
+        self._error = error
+
+    def test(self) -> tuple[bool, Any]:
+        """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If the operation failed, on all ranks the same.
+        """
+        if self._operation is not None:
+            from sparseallreduce.runtime import engine
+
+            engine.progress()
+            if not self._operation.done:
+                return False, None
+        return True, self._outcome()
+
+    def wait(self) -> Any:
+        """The result, when done.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If the operation failed, on all ranks the same.
+        """
+        if self._operation is not None:
+            from sparseallreduce.runtime import engine
+
+            engine.finish(self._operation)
+        return self._outcome()
+
+    @staticmethod
+    def waitall(requests: Sequence[Request]) -> list[Any]:
+        """The results of all requests, in their order.
+
+        Raises
+        ------
+        SparseAllreduceError
+            The error of the first request that failed, once all are done.
+        """
+        for request in requests:
+            if request._operation is not None:
+                from sparseallreduce.runtime import engine
+
+                engine.finish(request._operation)
+        return [request.wait() for request in requests]
+
+    def _outcome(self) -> Any:
+        if self._operation is not None:
+            self._result, self._error = self._operation.result, self._operation.error
+            self._operation = None
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def world() -> MPI.Intracomm | SerialCommunicator:
+    """``MPI.COMM_WORLD``, or ``SERIAL`` where mpi4py or its MPI library is missing and this process was started alone.
+
+    Raises
+    ------
+    MPIUnavailableError
+        If it is missing and an mpiexec has started more than one process: each would take itself for the only one.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        started = max(int(os.environ.get(name, "1")) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"))
+        if started > 1:
+            raise MPIUnavailableError(
+                f"mpiexec has started {started} processes, but mpi4py cannot be loaded ({error}): install sparseallreduce[mpi]"
+            ) from error
+        return SERIAL
+    return MPI.COMM_WORLD
+
+
+def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
+    comm = world() if comm is None else comm
+    ranks = _size(comm)
+    progress = options.pop("progress", "manual") if not blocking else "manual"
+    call, intent = make_call(stream, op, algorithm, options, "allreduce" if blocking else "iallreduce")
+    if progress not in ("manual", "thread"):
+        intent = intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
+    if ranks == 1:
+        try:
+            return Request(None, _run_alone(operation(call, intent, 0, 1, None), intent.entries))
+        except Exception as error:
+            if blocking:
+                raise
+            return Request(None, error=error)
+    from sparseallreduce.runtime.engine import Operation, progress_thread
+
+    if progress == "thread" and not _threads():
+        intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
+    channel = _channel(comm)
+    schedule = operation(call, intent, channel.rank, channel.ranks, channel.machine)
+    request = Request(Operation(channel, schedule, blocking, intent.entries))
+    if progress == "thread":
+        progress_thread()
+    return request
+
+
+def _run_alone(schedule: Schedule, entries: int) -> Any:
+    """Carry out a schedule of one rank, whose collectives have nobody to talk to."""
+    from time import perf_counter
+
+    value: Any = None
+    while True:
+        try:
+            step = schedule.send(value)
+        except StopIteration as stop:
+            for counts in traces:
+                counts.operations += 1
+                counts.entries_in += entries
+                counts.entries_out += stop.value.stored if isinstance(stop.value, SparseStream) else 0
+            return stop.value
+        if isinstance(step, Share):
+            value = [step.record]
+        elif isinstance(step, DenseAllreduce | DenseAllgather):
+            value = step.stream
+        else:
+            assert isinstance(step, Clock), f"a rank alone has nobody for {step}"
+            value = perf_counter()
+
+
+def _size(comm: Any) -> int:
+    if isinstance(comm, SerialCommunicator):
+        return 1
+    if not hasattr(comm, "Get_size") or not hasattr(comm, "Idup"):
+        raise StreamTypeError(f"comm must be an mpi4py intracommunicator or sparseallreduce.SERIAL, not {type(comm).__name__}")
+    if comm.is_inter:
+        raise StreamTypeError("comm must be an intracommunicator: merge the intercommunicator first")
+    return int(comm.size)
+
+
+def _threads() -> bool:
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+_keyval: int | None = None
+
+
+def _channel(comm: MPI.Intracomm) -> Channel:
+    """The library's state for ``comm``, made by the first operation on it and kept as an attribute of it."""
+    global _keyval
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime import engine
+
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, channel: channel.free())
+    channel: Any = comm.Get_attr(_keyval)
+    if channel is None:
+        duplicates = []
+        for _ in range(2):  # without blocking, since other operations may be waiting for this rank to move on
+            duplicate, request = comm.Idup()
+            engine.wait(request)
+            duplicates.append(duplicate)
+        channel = engine.Channel(*duplicates)
+        comm.Set_attr(_keyval, channel)
+        measured = engine.Operation(channel, measure(channel.rank, channel.ranks), blocking=False)
+        engine.finish(measured)
+        if measured.error is not None:
+            raise measured.error
+        channel.machine = measured.result
+    found: Channel = channel
+    return found

@@ -1,0 +1,353 @@
+"""P ranks in one process, on a virtual alpha-beta network: for tests, for studies of scaling, and for machines one does not have."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.allreduce import allreduce, make_call
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.steps import (
+    Clock,
+    DenseAllgather,
+    DenseAllreduce,
+    Exchange,
+    Payload,
+    Recv,
+    RecvAny,
+    Schedule,
+    Send,
+    Share,
+    Shift,
+    Step,
+)
+from sparseallreduce.errors import DeadlockError, StreamError
+from sparseallreduce.streams import wire
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Network", "Simulation", "run", "simulate"]
+
+Chooser = Callable[[int], int]
+
+
+class Network(NamedTuple):
+    """The alpha-beta model (thesis section 3.1.1): a message of L bytes takes ``latency + L / bandwidth``.
+
+    Every rank sends one message at a time and receives one at a time, both at once.
+    """
+
+    latency: float = 1e-6  # alpha, seconds
+    bandwidth: float = 12.5e9  # 1 / beta, bytes a second
+    gamma: float = 0.0  # seconds for each entry that a reduction reads; the thesis leaves computation out
+
+
+@dataclass
+class Simulation:
+    """What a simulated operation did; arrays have one element a rank."""
+
+    outputs: list[Any]  # what each rank's schedule returned
+    time: float  # seconds until the last rank had finished
+    times: NDArray[np.float64]  # seconds until each rank had finished
+    bytes_sent: NDArray[np.int64]  # headers included
+    bytes_received: NDArray[np.int64]
+    messages: NDArray[np.int64]  # sent
+    header_bytes: NDArray[np.int64]  # of the bytes sent
+
+
+def simulate(
+    streams: Sequence[SparseStream],
+    algorithm: str = "auto",
+    network: Network | None = None,
+    op: str | Operator = "sum",
+    *,
+    delivery: int | Chooser | None = None,
+    through_wire: bool = False,
+    **options: Any,
+) -> Simulation:
+    """The sparse allreduce of P streams, one a rank, on a virtual network.
+
+    Parameters
+    ----------
+    streams : sequence of SparseStream
+        What each of the P ranks contributes.
+    algorithm, op, **options
+        As for :func:`~sparseallreduce.allreduce`.
+    network : Network, optional
+    delivery : int or callable, optional
+        By default messages arrive when the network brings them. A seed lets ranks run and messages arrive in an arbitrary order
+        (messages between two ranks stay in theirs); a callable is asked to pick one of n possibilities, for tests that search for
+        a bad order.
+    through_wire : bool
+        Whether every message is turned to bytes and back, as over MPI.
+
+    Returns
+    -------
+    Simulation
+
+    Notes
+    -----
+    The agreement which starts an operation over MPI is not simulated: all streams are at hand.
+
+    Examples
+    --------
+    >>> streams = [SparseStream([rank], [1.0], 8) for rank in range(4)]
+    >>> out = simulate(streams, "ssar_recursive_doubling", Network(latency=1e-6, bandwidth=1e9))
+    >>> out.outputs[3].to_dense()
+    array([1., 1., 1., 1., 0., 0., 0., 0.])
+    >>> out.messages
+    array([2, 2, 2, 2])
+    """
+    network = network or Network()
+    ranks = len(streams)
+    if ranks == 0:
+        raise StreamError("simulate takes a stream for each rank, and there is none")
+    calls = [make_call(stream, op, algorithm, options, "simulated") for stream in streams]
+    if any(intent.error is not None or intent.terms != calls[0][1].terms for _, intent in calls):
+        raise common_error([intent.said() for _, intent in calls])
+    entries = tuple(intent.entries for _, intent in calls)
+    machine = Machine(network.latency, 1 / network.bandwidth, network.gamma, network.gamma / 8, 1 / network.bandwidth)
+    reductions = [Reduction(as_call.op, as_call.switch_density) for as_call, _ in calls if as_call is not None]
+    schedules = [
+        allreduce(call, entries, rank, ranks, machine, reductions[rank]) for rank, (call, _) in enumerate(calls) if call is not None
+    ]
+    return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+
+
+def run(
+    schedules: Sequence[Schedule],
+    network: Network | None = None,
+    *,
+    delivery: int | Chooser | None = None,
+    through_wire: bool = False,
+    reductions: Sequence[Reduction] = (),
+) -> Simulation:
+    """Drive one schedule a rank to its end; ``reductions`` are those whose work the network's gamma turns into time.
+
+    Raises
+    ------
+    DeadlockError
+        If every unfinished rank waits for a message which nobody has sent, or if messages are left over at the end.
+    """
+    world = _World(schedules, network or Network(), through_wire, reductions)
+    if delivery is None:
+        world.run_by_time()
+    else:
+        world.run_in_any_order(random.Random(delivery).randrange if isinstance(delivery, int) else delivery)
+    return world.report()
+
+
+class _Rank:
+    """One simulated rank: its schedule, with those it calls on top, and what it waits for."""
+
+    def __init__(self, schedule: Schedule, ranks: int) -> None:
+        self.stack: list[Any] = [schedule]
+        self.waits_for: Step | None = None
+        self.value: Any = None  # what the schedule is resumed with
+        self.inbox: dict[int, deque[tuple[SparseStream, ...] | bytes]] = {}
+        self.bundled = False
+        self.clock = 0.0
+        self.port_free = 0.0  # when the next message can leave
+        self.arrival_free = 0.0  # when the next message can begin to arrive
+        self.output: Any = None
+        self.done = False
+        self.work = 0
+
+
+class _World:
+    def __init__(self, schedules: Sequence[Schedule], network: Network, through_wire: bool, reductions: Sequence[Reduction]) -> None:
+        self.ranks = [_Rank(schedule, len(schedules)) for schedule in schedules]
+        self.network = network
+        self.through_wire = through_wire
+        self.reductions = reductions
+        self.numbers = count()
+        self.events: list[tuple[float, int, str, Any]] = []
+        self.in_flight: dict[tuple[int, int], deque[Any]] = {}
+        self.by_time = True
+        self.bytes_sent, self.bytes_received, self.messages, self.header_bytes = np.zeros((4, len(schedules)), np.int64)
+
+    def run_by_time(self) -> None:
+        for rank in range(len(self.ranks)):
+            self._at(0.0, "resume", rank)
+        while self.events:
+            now, _, kind, what = heapq.heappop(self.events)
+            if kind == "resume":
+                self.ranks[what].clock = max(self.ranks[what].clock, now)
+                self._resume(what)
+            elif kind == "head":  # the first byte is at the receiver, whose port may be busy
+                source, dest, payload, nbytes = what
+                receiver = self.ranks[dest]
+                receiver.arrival_free = max(now, receiver.arrival_free) + nbytes / self.network.bandwidth
+                self._at(receiver.arrival_free, "deliver", (source, dest, payload))
+            else:
+                source, dest, payload = what
+                if self._deliver(source, dest, payload):
+                    self._at(now, "resume", dest)
+        self._check_end()
+
+    def run_in_any_order(self, pick: Chooser) -> None:
+        self.by_time = False
+        runnable = list(range(len(self.ranks)))
+        while runnable or self.in_flight:
+            pairs = list(self.in_flight)
+            choice = pick(len(runnable) + len(pairs))
+            if choice < len(runnable):
+                self._resume(runnable.pop(choice))
+                continue
+            source, dest = pair = pairs[choice - len(runnable)]
+            payload = self.in_flight[pair].popleft()
+            if not self.in_flight[pair]:
+                del self.in_flight[pair]
+            if self._deliver(source, dest, payload):
+                runnable.append(dest)
+        self._check_end()
+
+    def report(self) -> Simulation:
+        times = np.array([rank.clock for rank in self.ranks])
+        return Simulation(
+            [rank.output for rank in self.ranks],
+            float(times.max()),
+            times,
+            self.bytes_sent,
+            self.bytes_received,
+            self.messages,
+            self.header_bytes,
+        )
+
+    def _at(self, time: float, kind: str, what: Any) -> None:
+        heapq.heappush(self.events, (time, next(self.numbers), kind, what))
+
+    def _resume(self, number: int) -> None:
+        """Run a rank until it waits."""
+        rank = self.ranks[number]
+        value, rank.value = rank.value, None
+        while rank.stack:
+            try:
+                step = rank.stack[-1].send(value)
+            except StopIteration as stop:
+                rank.stack.pop()
+                value = stop.value
+                self._charge(number)
+                continue
+            self._charge(number)
+            value = None
+            if isinstance(step, Send):
+                self._send(number, step.dest, step.stream)
+            elif isinstance(step, Clock):
+                value = rank.clock
+            elif isinstance(step, DenseAllreduce):
+                rank.stack.append(rabenseifner(step.stream, number, len(self.ranks), Reduction(step.op)))
+            elif isinstance(step, DenseAllgather):
+                rank.stack.append(join_blocks(step.stream, number, len(self.ranks), Reduction(step.op)))
+            elif isinstance(step, Share):
+                rank.stack.append(_share(step.record, number, len(self.ranks)))
+            else:
+                if isinstance(step, Exchange):
+                    self._send(number, step.partner, step.stream)
+                elif isinstance(step, Shift):
+                    self._send(number, step.dest, step.stream)
+                rank.waits_for = step
+                if not self._satisfy(rank):
+                    return
+                value, rank.value = rank.value, None
+        rank.output, rank.done = value, True
+
+    def _charge(self, number: int) -> None:
+        if self.reductions:
+            work = self.reductions[number].work
+            self.ranks[number].clock += (work - self.ranks[number].work) * self.network.gamma
+            self.ranks[number].work = work
+
+    def _send(self, source: int, dest: int, payload: Payload | bytes) -> None:
+        streams = payload if isinstance(payload, tuple | bytes) else (payload,)
+        if isinstance(streams, bytes):
+            nbytes, frames = len(streams), 0
+        else:
+            nbytes, frames = wire.message_bytes(streams), len(streams)
+            for stream in streams:
+                Reduction.freeze(stream)
+            if self.through_wire:
+                message = wire.encode(streams)
+                assert len(message) == nbytes
+                streams = tuple(wire.decode(message))
+        self.bytes_sent[source] += nbytes
+        self.bytes_received[dest] += nbytes
+        self.messages[source] += 1
+        self.header_bytes[source] += frames * wire.HEADER_BYTES
+        sender = self.ranks[source]
+        if self.by_time:
+            start = max(sender.clock, sender.port_free)
+            sender.port_free = start + self.network.latency + nbytes / self.network.bandwidth
+            self._at(start + self.network.latency, "head", (source, dest, streams, nbytes))
+        else:
+            self.in_flight.setdefault((source, dest), deque()).append(streams)
+
+    def _deliver(self, source: int, dest: int, payload: Any) -> bool:
+        """Put a message into the inbox; whether that lets the rank go on."""
+        rank = self.ranks[dest]
+        rank.inbox.setdefault(source, deque()).append(payload)
+        return rank.waits_for is not None and self._satisfy(rank)
+
+    def _satisfy(self, rank: _Rank) -> bool:
+        """Take what the rank waits for out of its inbox, if it is there."""
+        step = rank.waits_for
+        if isinstance(step, RecvAny):
+            source = next((source for source in rank.inbox if source in step.sources), None)
+        else:
+            assert isinstance(step, Recv | Exchange | Shift)
+            source = step.partner if isinstance(step, Exchange) else step.source
+        if source is None or source not in rank.inbox:
+            return False
+        streams = rank.inbox[source].popleft()
+        if not rank.inbox[source]:
+            del rank.inbox[source]
+        single = isinstance(streams, tuple) and not (isinstance(step, Exchange | Shift) and isinstance(step.stream, tuple))
+        message = streams[0] if single else streams
+        rank.value = (source, message) if isinstance(step, RecvAny) else message
+        rank.waits_for = None
+        return True
+
+    def _check_end(self) -> None:
+        stuck = [f"rank {number} waits in {_described(rank.waits_for)}" for number, rank in enumerate(self.ranks) if not rank.done]
+        if stuck:
+            shown = "; ".join(stuck[:16]) + (f"; ... ({len(stuck)} ranks in all)" if len(stuck) > 16 else "")
+            raise DeadlockError(f"no message is on its way, but {shown}")
+        left = [
+            f"{len(queue)} from rank {source} to rank {dest}"
+            for dest, rank in enumerate(self.ranks)
+            for source, queue in rank.inbox.items()
+        ]
+        if left:
+            raise DeadlockError(f"messages were sent that nobody received: {'; '.join(left[:16])}")
+
+
+def _described(step: Step | None) -> str:
+    if isinstance(step, Recv | Shift):
+        return f"{type(step).__name__}(source={step.source})"
+    if isinstance(step, Exchange):
+        return f"Exchange(partner={step.partner})"
+    if isinstance(step, RecvAny):
+        return f"RecvAny(sources={sorted(step.sources)})"
+    return "no step"
+
+
+def _share(record: bytes, rank: int, ranks: int) -> Any:
+    """The records of all ranks, by dissemination."""
+    held = [record]
+    while len(held) < ranks:
+        distance = len(held)
+        outgoing = b"".join(held[: ranks - distance])
+        arrived: bytes = yield Shift((rank - distance) % ranks, outgoing, (rank + distance) % ranks)  # type: ignore[arg-type]
+        held += [arrived[at : at + len(record)] for at in range(0, len(arrived), len(record))]
+    return held[ranks - rank :] + held[: ranks - rank]

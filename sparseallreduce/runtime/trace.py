@@ -1,0 +1,65 @@
+"""What the operations of this rank moved: bytes, messages, rounds, fill-in and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+__all__ = ["Trace", "active", "trace"]
+
+
+@dataclass
+class Trace:
+    """Counts of one rank, over the operations that ran while the trace was on.
+
+    Bytes are those of messages, headers included. A dense collective of the MPI library, whose messages nobody sees, counts as
+    the algorithm of the thesis would move: Rabenseifner's allreduce, an allgather by recursive doubling. The agreement that
+    starts an operation is counted apart.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    header_bytes: int = 0  # of the bytes sent
+    agreement_bytes: int = 0  # sent, not among the bytes above
+    messages: int = 0  # sent
+    rounds: int = 0  # times that an algorithm waited for a message or a collective
+    operations: int = 0  # completed
+    entries_in: int = 0  # entries of our streams
+    entries_out: int = 0  # entries of the results
+    seconds: float = 0.0  # from entering the trace to leaving it
+    _start: float = field(default_factory=time.perf_counter, repr=False)
+
+    @property
+    def fill_in(self) -> float:
+        """Entries of the results for each entry that we put in: 1 for full overlap, P for disjoint positions."""
+        return self.entries_out / self.entries_in if self.entries_in else 0.0
+
+    def stop(self) -> None:
+        """Take the time."""
+        self.seconds = time.perf_counter() - self._start
+
+
+active: list[Trace] = []
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Count what the operations of this rank do inside a ``with`` block. Traces may nest.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> with sar.trace() as t:
+    ...     _ = sar.allreduce(sar.SparseStream([1], [1.0], 4), comm=sar.SERIAL)
+    >>> t.operations, t.bytes_sent
+    (1, 0)
+    """
+    counts = Trace()
+    active.append(counts)
+    try:
+        yield counts
+    finally:
+        active.remove(counts)
+        counts.stop()
