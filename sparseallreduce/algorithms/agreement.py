@@ -49,7 +49,7 @@ def agree(intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, list[in
     """
     if ranks == 1:
         if intent.error is not None:
-            raise intent.error
+            raise common_error([intent.said()])
         return [intent.entries]
     record = _RECORD.pack(intent.error is None, b"", _digest(intent.terms), intent.entries)
     records: Sequence[bytes] = yield Share(record)

@@ -29,7 +29,7 @@ class Call(NamedTuple):
     machine: Machine | None
 
 
-def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any], kind: str) -> tuple[Call | None, Intent]:
+def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[Call | None, Intent]:
     """The call, or None if its arguments are wrong, and what to tell the other ranks of it.
 
     Nothing is raised here: a rank that left now would let the others wait.
@@ -40,7 +40,6 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any], 
         return None, Intent((), 0, error)
     vector = call.stream
     terms = (
-        ("kind of call", kind),
         ("size", str(vector.size)),
         ("dtype", vector.dtype.name),
         ("row width", str(vector.width)),

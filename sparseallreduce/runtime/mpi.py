@@ -205,7 +205,7 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
     comm = world() if comm is None else comm
     ranks = _size(comm)
     progress = options.pop("progress", "manual") if not blocking else "manual"
-    call, intent = make_call(stream, op, algorithm, options, "allreduce" if blocking else "iallreduce")
+    call, intent = make_call(stream, op, algorithm, options)
     if progress not in ("manual", "thread"):
         intent = intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
     if ranks == 1:
@@ -221,7 +221,7 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
     schedule = operation(call, intent, channel.rank, channel.ranks, channel.machine)
-    request = Request(Operation(channel, schedule, blocking, intent.entries))
+    request = Request(Operation(channel, schedule, intent.entries))
     if progress == "thread":
         progress_thread()
     return request
@@ -287,10 +287,7 @@ def _channel(comm: MPI.Intracomm) -> Channel:
             duplicates.append(duplicate)
         channel = engine.Channel(*duplicates)
         comm.Set_attr(_keyval, channel)
-        measured = engine.Operation(channel, measure(channel.rank, channel.ranks), blocking=False)
-        engine.finish(measured)
-        if measured.error is not None:
-            raise measured.error
-        channel.machine = measured.result
+        channel.crowded = engine.complete(channel, engine.co_located(channel.ranks)) > (os.cpu_count() or 1)
+        channel.machine = engine.complete(channel, measure(channel.rank, channel.ranks))
     found: Channel = channel
     return found

@@ -113,7 +113,7 @@ def simulate(
     ranks = len(streams)
     if ranks == 0:
         raise StreamError("simulate takes a stream for each rank, and there is none")
-    calls = [make_call(stream, op, algorithm, options, "simulated") for stream in streams]
+    calls = [make_call(stream, op, algorithm, options) for stream in streams]
     if any(intent.error is not None or intent.terms != calls[0][1].terms for _, intent in calls):
         raise common_error([intent.said() for _, intent in calls])
     entries = tuple(intent.entries for _, intent in calls)

@@ -5,6 +5,7 @@ A position that a stream does not hold has the neutral element of the operator a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,8 @@ def as_operator(op: str | Operator | Any) -> Operator:
         return op
     if isinstance(op, str) and op in OPERATORS:
         return OPERATORS[op]
-    mpi_name = getattr(op, "name", None)  # mpi4py.MPI.SUM.name is "MPI_SUM"
-    if isinstance(mpi_name, str) and mpi_name.removeprefix("MPI_").lower() in OPERATORS:
-        return OPERATORS[mpi_name.removeprefix("MPI_").lower()]
+    mpi = sys.modules.get("mpi4py.MPI")  # there if op is one of its operators, which do not know their names
+    for name, operator in OPERATORS.items():
+        if mpi is not None and isinstance(op, mpi.Op) and op == getattr(mpi, name.upper()):
+            return operator
     raise AlgorithmError(f"unknown operator {op!r}: use one of {', '.join(sorted(OPERATORS))}, or an Operator(name, ufunc, neutral)")

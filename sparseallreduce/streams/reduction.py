@@ -88,7 +88,8 @@ class Reduction:
         if present is not None and not present.all():
             array = stream._stored if stream._stored.flags.writeable else stream._stored.copy()
             array[~present] = 0
-            stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, stream.switch_density)
+            stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
+        stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
         return self.freeze(stream)
 
     @staticmethod
@@ -144,7 +145,9 @@ class Reduction:
 
     def _dense_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         a, b = first._stored, second._stored
-        out = next((array for array in (a, b) if array.flags.writeable), None)
+        # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
+        # of the two arrays may be reused differs between the ranks.
+        out = next((array for array in (a, b) if array.flags.writeable and array.size > 1), None)
         self.work += len(a)
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)

@@ -27,7 +27,7 @@ Values = NDArray[Any]
 _UINT32 = np.dtype(np.uint32)
 _INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
-_BITS = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
+_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
 _LARGEST = 2**64 - 1
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -62,9 +62,7 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
     ranges are disjoint or one input is many times longer than the other.
     """
-    entry = _entries.get(("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)) or _compiled(
-        "merge", op.ufunc, ia.dtype, va.dtype, va.ndim
-    )
+    entry = _entries.get(("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)) or _compiled("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)
     n: int = entry(ia, va, ib, vb, iout, vout) if entry is not None else _merge_by_parts(ia, va, ib, vb, op, iout, vout)
     if n < 0:
         raise StreamError(
@@ -143,9 +141,9 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
         If ``dense`` is not C-contiguous.
     """
     index_dtype = np.dtype(index_dtype)
-    bits_dtype = _BITS.get(dense.dtype.itemsize, dense.dtype)
     entry = None
     if dense.dtype in _VALUE_DTYPES:
+        bits_dtype = _BITS[dense.dtype.itemsize]
         entry = _compiled("gather_present", None, index_dtype, bits_dtype, dense.ndim)
     if entry is None:
         return reference.gather_present(dense, lo, index_dtype)
@@ -261,16 +259,14 @@ def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operat
     return n
 
 
-def _compiled(
-    name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int
-) -> Callable[..., Any] | None:
+def _compiled(name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int) -> Callable[..., Any] | None:
     """The compiled kernel for an operator (its ufunc, ``"replace"`` or None) and dtypes; None where there is none."""
     key = (name, operator, index_dtype, value_dtype, ndim)
     if key in _entries:
         return _entries[key]
-    import numba  # only here: to import it takes half a second, which a user who never reduces a stream should not pay
+    from numba.core import config  # only here: to import it takes half a second, which a user who never reduces a stream should not pay
 
-    if numba.config.DISABLE_JIT or index_dtype not in _INDEX_DTYPES or ndim not in (1, 2):
+    if config.DISABLE_JIT or index_dtype not in _INDEX_DTYPES or ndim not in (1, 2):  # type: ignore[attr-defined]
         return None
     from sparseallreduce.streams.kernels import compiled
 

@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
@@ -38,7 +38,15 @@ Values = NDArray[Any]
 U: Any = np.uint64
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def _intrinsic(function: Any) -> Any:
+    return numba_intrinsic(function)
+
+
+def _inline(function: Any) -> Any:
+    return numba.njit(nogil=True, forceinline=True)(function)
+
+
+@_intrinsic
 def _move(typing: Any, target: Any, to: Any, source: Any, start: Any, count: Any) -> Any:
     """Copy ``count`` elements between flat positions of two C-contiguous arrays; they may overlap."""
 
@@ -47,13 +55,14 @@ def _move(typing: Any, target: Any, to: Any, source: Any, start: Any, count: Any
         target = context.make_array(signature.args[0])(context, builder, target).data
         source = context.make_array(signature.args[2])(context, builder, source).data
         itemsize = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
-        cgutils.raw_memmove(builder, builder.gep(target, [to]), builder.gep(source, [start]), count, itemsize)
+        target, source = builder.gep(target, [to]), builder.gep(source, [start])
+        cgutils.raw_memmove(builder, target, source, count, itemsize)  # type: ignore[no-untyped-call]
         return context.get_dummy_value()
 
     return types.void(target, types.uint64, source, types.uint64, types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
     """``a if condition else b`` without a branch.
 
@@ -74,10 +83,6 @@ def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
         return builder.bitcast(builder.select(condition, a, b), context.get_value_type(signature.return_type))
 
     return a(types.boolean, a, a), generate  # casts b to the type of a, as it must where numba widened int32 to int64
-
-
-def _inline(function: Any) -> Any:
-    return numba.njit(nogil=True, forceinline=True)(function)
 
 
 @_inline
@@ -103,7 +108,9 @@ def _is_list(array: Values) -> bool:
 @_inline
 def _is_table(array: Values) -> bool:
     """Whether a 2-D array lies without gaps."""
-    return array.size <= 1 or (array.strides[1] == array.itemsize and array.strides[0] == array.itemsize * array.shape[1])
+    rows, width = array.shape
+    together = rows <= 1 or array.strides[0] == array.itemsize * width  # the stride of a single row or column means nothing
+    return array.size == 0 or (together and (width <= 1 or array.strides[1] == array.itemsize))
 
 
 @_inline
@@ -177,9 +184,7 @@ def merge(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
 
 
 @_inline
-def _step(
-    op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values, i: Any, j: Any, n: Any
-) -> Any:
+def _step(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values, i: Any, j: Any, n: Any) -> Any:
     x, y = ia[i], ib[j]
     a, b = va[i], vb[j]
     from_a, from_b = x <= y, y <= x
@@ -278,9 +283,7 @@ def merge_rows(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: 
 
 
 @_inline
-def _copy_rows(
-    indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any, width: Any
-) -> Any:
+def _copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any, width: Any) -> Any:
     _move(iout, n, indices, start, end - start)
     _move(vout, n * width, values, start * width, (end - start) * width)
     return n + (end - start)
@@ -491,7 +494,8 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
     dispatcher = variants[ndim - 1]
     if op is None:
         return compiled_entry(dispatcher, signature)
-    return functools.partial(compiled_entry(dispatcher, (types.literal(op), *signature)), op)
+    literal = types.literal(op)  # type: ignore[no-untyped-call]
+    return functools.partial(compiled_entry(dispatcher, (literal, *signature)), op)
 
 
 def _array(dtype: Any, ndim: int, readonly: bool) -> Any:
