@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from sparseallreduce.algorithms.allgather import allgather
@@ -34,7 +35,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ssar_split_allgather": Algorithm(ssar_split_allgather),
     "ssar_ring": Algorithm(ssar_ring),
     "dsar_split_allgather": Algorithm(dsar_split_allgather),
-    "dsar_early_switch": Algorithm(dsar_early_switch, {"group_size": lambda value: isinstance(value, int) and value >= 1}),
+    "dsar_early_switch": Algorithm(dsar_early_switch, {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}),
 }
 
 
@@ -55,7 +56,7 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     AlgorithmError
         If there is no such algorithm, or an option that it does not take or that is out of range.
     """
-    if name not in algorithms():
+    if not isinstance(name, str) or name not in algorithms():
         raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}")
     known = {} if name == AUTO else ALGORITHMS[name].options
     for option, value in options.items():
@@ -64,4 +65,5 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
             raise AlgorithmError(f"unknown option {option!r} of algorithm {name!r}: it {takes}")
         if not known[option](value):
             raise AlgorithmError(f"option {option}={value!r} of algorithm {name!r} is out of range: see its docstring")
-    return dict(sorted(options.items()))
+    # NumPy's integers become Python's, so that all ranks name the same value alike when they compare their arguments.
+    return {option: int(value) if isinstance(value, Integral) else value for option, value in sorted(options.items())}

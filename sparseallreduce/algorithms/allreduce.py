@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
@@ -67,15 +68,17 @@ def allreduce(
     if name == AUTO:
         name = choose(call.stream, entries, reduction, call.machine or machine or Machine())
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
-    return reduction.leave(result)
+    return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 
 def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
     if not isinstance(stream, SparseStream):
         raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
     density, machine = options.pop("switch_density", None), options.pop("machine", None)
-    if density is not None and not (isinstance(density, int | float) and 0 <= density <= 1):
-        raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {density!r}")
+    if density is not None:
+        if not (isinstance(density, Real) and 0 <= float(density) <= 1):
+            raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {density!r}")
+        density = float(density)
     if machine is not None and not isinstance(machine, Machine):
         raise AlgorithmError(f"machine must be a sparseallreduce.Machine, not {type(machine).__name__}")
     return Call(stream, as_operator(op), algorithm, checked_options(algorithm, options), density, machine)

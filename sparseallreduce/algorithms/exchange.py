@@ -71,10 +71,10 @@ def exchange_parts(
         other = (place + distance) % ranks
         yield Send(first + other, parts[other])
     take(place, parts[place])
-    missing = frozenset(range(first, first + ranks)) - {rank}
+    missing = set(range(first, first + ranks)) - {rank}
     while missing:
         source, part = yield RecvAny(missing)
-        missing -= {source}
+        missing.remove(source)  # a new set each time would cost P**2
         take(source - first, part)
 
 

@@ -22,7 +22,7 @@ Where one stream may stand, a tuple of streams may too: they travel in one messa
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Set
 from typing import Any, NamedTuple, TypeAlias
 
 from sparseallreduce.streams.operator import Operator
@@ -62,7 +62,7 @@ class Recv(NamedTuple):
 class RecvAny(NamedTuple):
     """Wait for a message from any of ``sources``."""
 
-    sources: frozenset[int]
+    sources: Set[int]
 
 
 class Exchange(NamedTuple):

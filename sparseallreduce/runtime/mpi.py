@@ -255,6 +255,8 @@ def _size(comm: Any) -> int:
         return 1
     if not hasattr(comm, "Get_size") or not hasattr(comm, "Idup"):
         raise StreamTypeError(f"comm must be an mpi4py intracommunicator or sparseallreduce.SERIAL, not {type(comm).__name__}")
+    if not comm:
+        raise StreamTypeError("comm must be an intracommunicator, not MPI.COMM_NULL: it was freed, or this rank is not part of it")
     if comm.is_inter:
         raise StreamTypeError("comm must be an intracommunicator: merge the intercommunicator first")
     return int(comm.size)

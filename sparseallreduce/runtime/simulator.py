@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -37,7 +37,7 @@ from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Network", "Simulation", "run", "simulate"]
+__all__ = ["Network", "Simulation", "run", "same_bits", "simulate"]
 
 Chooser = Callable[[int], int]
 
@@ -57,7 +57,7 @@ class Network(NamedTuple):
 class Simulation:
     """What a simulated operation did; arrays have one element a rank."""
 
-    outputs: list[Any]  # what each rank's schedule returned
+    outputs: list[Any]  # what each rank's schedule returned; streams of the same bits are one object
     time: float  # seconds until the last rank had finished
     times: NDArray[np.float64]  # seconds until each rank had finished
     bytes_sent: NDArray[np.int64]  # headers included
@@ -118,7 +118,8 @@ def simulate(
         raise common_error([intent.said() for _, intent in calls])
     entries = tuple(intent.entries for _, intent in calls)
     machine = Machine(network.latency, 1 / network.bandwidth, network.gamma, network.gamma / 8, 1 / network.bandwidth)
-    reductions = [Reduction(as_call.op, as_call.switch_density) for as_call, _ in calls if as_call is not None]
+    results: _Results = OrderedDict()
+    reductions = [_SharedReduction(call.op, call.switch_density, results, ranks) for call, _ in calls if call is not None]
     schedules = [
         allreduce(call, entries, rank, ranks, machine, reductions[rank]) for rank, (call, _) in enumerate(calls) if call is not None
     ]
@@ -148,6 +149,62 @@ def run(
     return world.report()
 
 
+def same_bits(first: SparseStream, second: SparseStream) -> bool:
+    """Whether two streams have the same form and hold the same bytes."""
+    if first is second:
+        return True
+    if (first.is_dense, first.dtype, first.size, first.lo, first.hi) != (second.is_dense, second.dtype, second.size, second.lo, second.hi):
+        return False
+    parts = zip(_arrays(first), _arrays(second))
+    return all(a is b or (a is not None and b is not None and _equal_bytes(a, b)) for a, b in parts)
+
+
+def _arrays(stream: SparseStream) -> tuple[NDArray[Any] | None, ...]:
+    return stream._indices, stream._stored, stream._present
+
+
+def _equal_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+
+
+# The two operands, kept so that no other object takes their ids, the result, and the work that it took.
+_Results = OrderedDict[tuple[int, int], tuple[SparseStream, SparseStream, SparseStream, int]]
+
+
+class _SharedReduction(Reduction):
+    """A reduction that the ranks of a simulation share the latest results of.
+
+    In recursive doubling or after an allgather many ranks reduce the same two streams. Here only the first of them does, and the
+    others get the same object, so that P results of many megabytes fit into memory.
+    """
+
+    def __init__(self, op: Operator, switch_density: float | None, results: _Results, capacity: int) -> None:
+        super().__init__(op, switch_density)
+        self._results = results
+        self._capacity = capacity
+
+    def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        if first.extent != first.size or _is_own(first) or _is_own(second):
+            return super().pair(first, second)
+        key = id(first), id(second)
+        if key in self._results:
+            self._results.move_to_end(key)
+            _, _, result, work = self._results[key]
+            self.work += work
+            return result
+        before = self.work
+        result = self.freeze(super().pair(first, second))
+        self._results[key] = first, second, result, self.work - before
+        if len(self._results) > self._capacity:
+            self._results.popitem(last=False)
+        return result
+
+
+def _is_own(stream: SparseStream) -> bool:
+    """Whether the stream may be changed in place by the rank that holds it, which is then the only one."""
+    return stream.is_dense and bool(stream._stored.flags.writeable)
+
+
 class _Rank:
     """One simulated rank: its schedule, with those it calls on top, and what it waits for."""
 
@@ -159,6 +216,7 @@ class _Rank:
         self.bundled = False
         self.clock = 0.0
         self.port_free = 0.0  # when the next message can leave
+        self.leaving: deque[tuple[float, int, str, Any]] = deque()  # heads of messages, in the order in which they leave
         self.arrival_free = 0.0  # when the next message can begin to arrive
         self.output: Any = None
         self.done = False
@@ -175,6 +233,7 @@ class _World:
         self.events: list[tuple[float, int, str, Any]] = []
         self.in_flight: dict[tuple[int, int], deque[Any]] = {}
         self.by_time = True
+        self.first_output: SparseStream | None = None
         self.bytes_sent, self.bytes_received, self.messages, self.header_bytes = np.zeros((4, len(schedules)), np.int64)
 
     def run_by_time(self) -> None:
@@ -187,6 +246,10 @@ class _World:
                 self._resume(what)
             elif kind == "head":  # the first byte is at the receiver, whose port may be busy
                 source, dest, payload, nbytes = what
+                leaving = self.ranks[source].leaving
+                leaving.popleft()
+                if leaving:
+                    heapq.heappush(self.events, leaving[0])
                 receiver = self.ranks[dest]
                 receiver.arrival_free = max(now, receiver.arrival_free) + nbytes / self.network.bandwidth
                 self._at(receiver.arrival_free, "deliver", (source, dest, payload))
@@ -261,7 +324,15 @@ class _World:
                 if not self._satisfy(rank):
                     return
                 value, rank.value = rank.value, None
-        rank.output, rank.done = value, True
+        rank.output, rank.done = self._once(value), True
+
+    def _once(self, output: Any) -> Any:
+        """``output``, as the object that an earlier rank returned if it has the same bits: P large results may fit no memory."""
+        if not isinstance(output, SparseStream):
+            return output
+        if self.first_output is None:
+            self.first_output = output
+        return self.first_output if same_bits(self.first_output, output) else output
 
     def _charge(self, number: int) -> None:
         if self.reductions:
@@ -289,7 +360,10 @@ class _World:
         if self.by_time:
             start = max(sender.clock, sender.port_free)
             sender.port_free = start + self.network.latency + nbytes / self.network.bandwidth
-            self._at(start + self.network.latency, "head", (source, dest, streams, nbytes))
+            # Only the next message of each rank waits among the events, which are few then however many messages there are.
+            sender.leaving.append((start + self.network.latency, next(self.numbers), "head", (source, dest, streams, nbytes)))
+            if len(sender.leaving) == 1:
+                heapq.heappush(self.events, sender.leaving[0])
         else:
             self.in_flight.setdefault((source, dest), deque()).append(streams)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["Trace", "active", "trace"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Trace:
     """Counts of one rank, over the operations that ran while the trace was on.
 

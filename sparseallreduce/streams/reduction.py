@@ -170,7 +170,8 @@ class Reduction:
     @staticmethod
     def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         indices, _ = sparse._entries()
-        mask[indices - indices.dtype.type(sparse.lo)] = True
+        if len(indices):  # at the end of a vector of dimension 2**32, lo is one more than an index can be
+            mask[indices - indices.dtype.type(sparse.lo)] = True
         return mask
 
     @staticmethod

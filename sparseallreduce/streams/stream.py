@@ -266,8 +266,11 @@ class SparseStream:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays in memory."""
-        arrays = (self._indices, self._values, self._array, self._present)
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(array.nbytes for array in self._arrays if array is not None)
+
+    @property
+    def _arrays(self) -> tuple[Array | None, ...]:
+        return self._indices, self._values, self._array, self._present
 
     @property
     def switch_point(self) -> int:
@@ -325,6 +328,23 @@ class SparseStream:
             assert self._indices is not None
             kernels.scatter_set(self._indices, stored, 0, array)
         return array
+
+    def copy(self) -> SparseStream:
+        """The same stream on arrays of its own."""
+        arrays = (None if array is None else array.copy() for array in self._arrays)
+        stream = type(self).__new__(type(self))
+        stream._indices, stream._values, stream._array, stream._present = arrays
+        stream.size, stream.lo, stream.hi, stream.switch_density = self.size, self.lo, self.hi, self.switch_density
+        return stream
+
+    def overlaps(self, other: SparseStream) -> bool:
+        """Whether an array of this stream may share memory with one of the other."""
+        return any(
+            np.may_share_memory(ours, theirs)
+            for ours in self._arrays
+            for theirs in other._arrays
+            if ours is not None and theirs is not None and len(ours) and len(theirs)
+        )
 
     def add_to(self, array: Array) -> None:
         """Add the entries to an array in place: ``array += self.to_dense()`` at the cost of the entries alone.

@@ -1,6 +1,6 @@
 """Streams as bytes: a header of 64 bytes that names what follows, and a payload written by a codec (thesis section 4.1.1).
 
-A message is one frame or several, one stream each. Layout of the header, little-endian:
+A message is the headers of one stream or several, and then their payloads. Layout of a header, little-endian:
 
 ====== ===== ==========================================================================
 offset bytes field
@@ -13,9 +13,10 @@ offset bytes field
 8      8     dimension of the whole vector
 16     16    index range covered, lo and hi
 32     8     entries stored
-40     8     bytes of the payload, a multiple of 8
+40     8     bytes of the payload
 48     4     width of a row, 0 for a plain vector
-52     8     reserved, zero
+52     1     1 in the last header of a message, 0 in those before it
+53     7     reserved, zero
 60     4     CRC-32 of the 60 bytes before
 ====== ===== ==========================================================================
 """
@@ -33,13 +34,27 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import WireError
 from sparseallreduce.streams.stream import DTYPES, SparseStream, index_dtype
 
-__all__ = ["CODECS", "HEADER_BYTES", "VERSION", "Codec", "Header", "decode", "encode", "message_bytes", "read_header"]
+__all__ = [
+    "CODECS",
+    "HEADER_BYTES",
+    "VERSION",
+    "Codec",
+    "Header",
+    "decode",
+    "enclose",
+    "encode",
+    "join",
+    "message_bytes",
+    "part_lengths",
+    "read_header",
+    "read_headers",
+]
 
 MAGIC = b"SARS"
 VERSION = 1
 HEADER_BYTES = 64
 SPARSE, DENSE, DENSE_MASKED = 0, 1, 2
-_LAYOUT = struct.Struct("<4sBBBBQQQQQI8x")
+_LAYOUT = struct.Struct("<4sBBBBQQQQQIB7x")
 _CRC = struct.Struct("<I")
 
 Bytes = NDArray[np.uint8]
@@ -57,58 +72,57 @@ class Header(NamedTuple):
     stored: int
     payload: int  # bytes
     width: int | None
+    last: bool  # of its message
 
 
 class Codec(Protocol):
-    """How the arrays of a stream are laid out as payload. A codec loses nothing, and writes a multiple of 8 bytes."""
+    """How the arrays of a stream are laid out as payload. A codec loses nothing."""
 
     number: int
 
     def nbytes(self, stream: SparseStream) -> int:
         """Bytes of the payload of ``stream``."""
 
-    def write(self, stream: SparseStream, payload: Bytes) -> None:
-        """Fill ``payload``, of :meth:`nbytes` bytes."""
+    def parts(self, stream: SparseStream) -> list[Bytes]:
+        """The payload, in parts that need not be copied together; views of the stream's arrays where they travel as they are."""
 
-    def read(self, header: Header, payload: Bytes) -> SparseStream:
-        """The stream, on arrays that may be views of ``payload``."""
+    def lengths(self, header: Header) -> list[int]:
+        """The bytes of each part."""
+
+    def read(self, header: Header, parts: Sequence[Bytes]) -> SparseStream:
+        """The stream, on arrays that may be views of the parts."""
 
 
 class Plain:
-    """The arrays as they are: indices, then values, each padded to 8 bytes (COO); or the values alone, if dense."""
+    """The arrays as they are: values, then indices (COO); or the values alone if dense, then the mask if there is one."""
 
     number = 0
 
     def nbytes(self, stream: SparseStream) -> int:
-        total = _padded(stream._stored.nbytes)
         if not stream.is_dense:
-            return total + _padded(stream.stored * index_dtype(stream.size).itemsize)
-        return total if stream._present is None else total + _padded((stream.extent + 7) // 8)
+            return stream._stored.nbytes + stream.stored * index_dtype(stream.size).itemsize
+        return stream._stored.nbytes + (0 if stream._present is None else (stream.extent + 7) // 8)
 
-    def write(self, stream: SparseStream, payload: Bytes) -> None:
+    def parts(self, stream: SparseStream) -> list[Bytes]:
+        parts = [stream._stored]
         if not stream.is_dense:
-            indices, values = stream._entries()
-            _put(payload, 0, indices)
-            _put(payload, _padded(indices.nbytes), values)
-            return
-        _put(payload, 0, stream._stored)
-        if stream._present is not None:
-            _put(payload, _padded(stream._stored.nbytes), np.packbits(stream._present))
+            parts.append(stream._entries()[0])
+        elif stream._present is not None:
+            parts.append(np.packbits(stream._present))
+        return [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
 
-    def read(self, header: Header, payload: Bytes) -> SparseStream:
-        shape = (header.stored,) if header.width is None else (header.stored, header.width)
-        nbytes = int(np.prod(shape)) * header.dtype.itemsize
-        indices, present = index_dtype(header.size), None
-        at = _padded(header.stored * indices.itemsize) if header.form == SPARSE else 0
-        expected = at + _padded(nbytes) + (_padded((header.stored + 7) // 8) if header.form == DENSE_MASKED else 0)
-        if expected != header.payload:
-            raise WireError(f"a frame of {header.stored} entries has a payload of {header.payload} bytes instead of {expected}")
-        values = payload[at : at + nbytes].view(header.dtype).reshape(shape)
+    def lengths(self, header: Header) -> list[int]:
+        values = header.stored * header.dtype.itemsize * (header.width or 1)
         if header.form == SPARSE:
-            positions = payload[: header.stored * indices.itemsize].view(indices)
-            return SparseStream._sparse_form(positions, values, header.size, header.lo, header.hi)
-        if header.form == DENSE_MASKED:
-            present = np.unpackbits(payload[_padded(nbytes) :], count=header.stored).astype(np.bool_)
+            return [values, header.stored * index_dtype(header.size).itemsize]
+        return [values] if header.form == DENSE else [values, (header.stored + 7) // 8]
+
+    def read(self, header: Header, parts: Sequence[Bytes]) -> SparseStream:
+        shape = (header.stored,) if header.width is None else (header.stored, header.width)
+        values = parts[0].view(header.dtype).reshape(shape)
+        if header.form == SPARSE:
+            return SparseStream._sparse_form(parts[1].view(index_dtype(header.size)), values, header.size, header.lo, header.hi)
+        present = np.unpackbits(parts[1], count=header.stored).astype(np.bool_) if header.form == DENSE_MASKED else None
         return SparseStream._dense_form(values, header.size, header.lo, header.hi, present)
 
 
@@ -121,40 +135,73 @@ def message_bytes(streams: Sequence[SparseStream], codec: Codec = CODECS[0]) -> 
 
 
 def encode(streams: Sequence[SparseStream], codec: Codec = CODECS[0]) -> Bytes:
-    """The message that carries ``streams``, a new array.
+    """The message that carries ``streams`` in one piece, a new array: the headers, then the payloads.
 
     >>> streams = decode(encode([SparseStream([3], [1.5], 4)]))
     >>> streams[0].to_dense()
     array([0. , 0. , 0. , 1.5])
     """
-    payloads = [codec.nbytes(stream) for stream in streams]
-    message = np.empty(HEADER_BYTES * len(streams) + sum(payloads), np.uint8)
-    at = 0
-    for stream, payload in zip(streams, payloads, strict=True):
-        _write_header(message, at, stream, payload, codec)
-        at += HEADER_BYTES
-        codec.write(stream, message[at : at + payload])
-        at += payload
-    return message
+    envelope, parts = enclose(streams, codec)
+    return np.concatenate([envelope, *parts])
 
 
 def decode(message: Bytes) -> list[SparseStream]:
-    """The streams of a message, on views of its bytes.
+    """The streams of a message in one piece, on views of its bytes.
 
     Raises
     ------
     WireError
         If the message is foreign, truncated, altered in a header, of another version, or of no frame at all.
     """
-    streams: list[SparseStream] = []
-    at = 0
-    while at < len(message) or not streams:
-        header = read_header(message[at : at + HEADER_BYTES])
-        at += HEADER_BYTES
-        if at + header.payload > len(message):
-            raise WireError(f"a frame announces a payload of {header.payload} bytes, but {len(message) - at} follow: it was truncated")
-        streams.append(CODECS[header.codec].read(header, message[at : at + header.payload]))
-        at += header.payload
+    headers = read_headers(message)
+    at = len(headers) * HEADER_BYTES
+    announced = sum(header.payload for header in headers)
+    if at + announced != len(message):
+        raise WireError(f"a message announces a payload of {announced} bytes, but {len(message) - at} follow: it was truncated or altered")
+    parts = []
+    for length in part_lengths(headers):
+        parts.append(message[at : at + length])
+        at += length
+    return join(headers, parts)
+
+
+def enclose(streams: Sequence[SparseStream], codec: Codec = CODECS[0]) -> tuple[Bytes, list[Bytes]]:
+    """The headers of ``streams`` as one array of bytes, and the parts of their payloads, uncopied."""
+    envelope, parts = [], []
+    for position, stream in enumerate(streams):
+        payload = codec.parts(stream)
+        envelope.append(_header(stream, sum(map(len, payload)), codec, last=position == len(streams) - 1))
+        parts += payload
+    return np.frombuffer(b"".join(envelope), np.uint8), parts
+
+
+def read_headers(message: Bytes) -> list[Header]:
+    """The headers that a message starts with, checked.
+
+    Raises
+    ------
+    WireError
+        As for :func:`read_header`.
+    """
+    headers = [read_header(message)]
+    while not headers[-1].last:
+        headers.append(read_header(message[len(headers) * HEADER_BYTES :]))
+    return headers
+
+
+def part_lengths(headers: Sequence[Header]) -> list[int]:
+    """The bytes of each part of the payloads that follow ``headers``."""
+    return [length for header in headers for length in CODECS[header.codec].lengths(header)]
+
+
+def join(headers: Sequence[Header], parts: Sequence[Bytes]) -> list[SparseStream]:
+    """The streams whose headers and parts these are, on the memory of the parts."""
+    streams, at = [], 0
+    for header in headers:
+        codec = CODECS[header.codec]
+        count = len(codec.lengths(header))
+        streams.append(codec.read(header, parts[at : at + count]))
+        at += count
     return streams
 
 
@@ -169,7 +216,7 @@ def read_header(frame: Bytes) -> Header:
     if len(frame) < HEADER_BYTES:
         raise WireError(f"a message of {len(frame)} bytes is shorter than a header of {HEADER_BYTES}: it was truncated or is foreign")
     raw = frame[:HEADER_BYTES].tobytes()
-    magic, version, dtype, form, codec, size, lo, hi, stored, payload, width = _LAYOUT.unpack_from(raw)
+    magic, version, dtype, form, codec, size, lo, hi, stored, payload, width, last = _LAYOUT.unpack_from(raw)
     if magic != MAGIC:
         raise WireError(f"a message starts with {magic!r} instead of {MAGIC!r}: it does not come from this library")
     if version != VERSION:
@@ -185,10 +232,14 @@ def read_header(frame: Bytes) -> Header:
         or (stored > hi - lo if sparse else stored != hi - lo)
     ):
         raise WireError(f"the header of a message makes no sense: {dtype=}, {form=}, {codec=}, {size=}, range [{lo}, {hi}), {stored=}")
-    return Header(DTYPES[dtype], form, codec, size, lo, hi, stored, payload, width or None)
+    header = Header(DTYPES[dtype], form, codec, size, lo, hi, stored, payload, width or None, last == 1)
+    expected = sum(CODECS[codec].lengths(header))
+    if payload != expected:
+        raise WireError(f"the header of a message announces a payload of {payload} bytes for {stored} entries, which take {expected}")
+    return header
 
 
-def _write_header(message: Bytes, at: int, stream: SparseStream, payload: int, codec: Codec) -> None:
+def _header(stream: SparseStream, payload: int, codec: Codec, last: bool) -> bytes:
     form = SPARSE if not stream.is_dense else DENSE if stream._present is None else DENSE_MASKED
     raw = _LAYOUT.pack(
         MAGIC,
@@ -202,15 +253,6 @@ def _write_header(message: Bytes, at: int, stream: SparseStream, payload: int, c
         stream.stored,
         payload,
         stream.width or 0,
+        last,
     )
-    message[at : at + HEADER_BYTES] = np.frombuffer(raw + _CRC.pack(zlib.crc32(raw)), np.uint8)
-
-
-def _padded(nbytes: int) -> int:
-    return (nbytes + 7) // 8 * 8
-
-
-def _put(payload: Bytes, at: int, array: NDArray[Any]) -> None:
-    end = at + array.nbytes
-    payload[at:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    payload[end : _padded(end)] = 0
+    return raw + _CRC.pack(zlib.crc32(raw))

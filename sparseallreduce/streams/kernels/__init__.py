@@ -148,15 +148,28 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
     if entry is None:
         return reference.gather_present(dense, lo, index_dtype)
     width = dense.shape[1:]
-    bits = 8 * dense.dtype.itemsize
-    mask = 2 ** (bits - 1) - 1 if dense.dtype.kind == "f" else 2**bits - 1
+    mask = 2 ** (8 * dense.dtype.itemsize - (dense.dtype.kind == "f")) - 1  # without the sign of a zero
     present = dense.view(bits_dtype)
-    found = entry(present, mask, lo, np.empty(0, index_dtype), np.empty((0, *width), bits_dtype))
-    if found < 0:
-        raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
-    indices, values = np.empty(found, index_dtype), np.empty((found, *width), dense.dtype)
-    entry(present, mask, lo, indices, values.view(bits_dtype))
-    return indices, values
+    room = _expected_present(present, mask)
+    while True:
+        indices, values = np.empty(room, index_dtype), np.empty((room, *width), dense.dtype)
+        found = entry(present, mask, lo, indices, values.view(bits_dtype))
+        if found < 0:
+            raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
+        if found <= room:
+            indices.resize(found, refcheck=False)
+            values.resize((found, *width), refcheck=False)
+            return indices, values
+        room = found
+
+
+def _expected_present(bits: Values, mask: int) -> int:
+    """Room for what a dense array probably holds, by a sample, so that large ones need not be read twice."""
+    blocks = len(bits) // 2048
+    if bits.ndim != 1 or blocks < 32 or not bits.flags.c_contiguous:
+        return 0
+    sample = bits[: blocks * 2048].reshape(blocks, 2048)[:, :64] & bits.dtype.type(mask)
+    return min(len(bits), 48 * int(np.count_nonzero(sample)) + 4096)  # half as much again, which is never touched
 
 
 def first_violation(indices: Indices, size: int) -> int:
@@ -252,6 +265,8 @@ def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operat
     if n < 0:
         return n
     shared = len(ia) + len(ib) - n
+    if shared == 0:
+        return n
     in_a, in_b = np.empty((2, shared + 1), np.uint64)
     shared_positions(ia, ib, in_a, in_b)
     in_a, in_b = in_a[:shared], in_b[:shared]

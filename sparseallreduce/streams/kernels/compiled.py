@@ -27,11 +27,10 @@ OPERATORS = {np.add: ADD, np.multiply: MULTIPLY, np.minimum: MINIMUM, np.maximum
 VALUE_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
 COPIED_DTYPES = (*VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of float16, with which numba does not compute
 
-CHAIN = 4096  # entries of the longer input that one chain of a merge takes: three chains' outputs stay in the L2 cache
+CHAIN = 4096  # entries of either input that one chain of a merge takes at most, about: three chains stay in the L2 cache
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
-BLOCK = 4096  # elements that are tested together before any is looked at, while they are in the L1 cache
-SMALL_BLOCK = 16  # the same inside a block that holds few
+BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -125,6 +124,15 @@ def _lower_bound(indices: Indices, lo: Any, hi: Any, index: Any) -> Any:
 
 
 @_inline
+def _gallop(indices: Indices, start: Any, end: Any, index: Any) -> Any:
+    """The lower bound, faster where it is near ``start``."""
+    stride = U(1)
+    while stride < end - start and indices[start + stride] < index:
+        stride += stride
+    return _lower_bound(indices, start + (stride >> U(1)), min(start + stride, end), index)
+
+
+@_inline
 def _cut(by_a: bool, ia: Indices, i: Any, ea: Any, ib: Indices, j: Any, eb: Any, count: Any) -> Any:
     """Cut two ranges at the same index value, ``count`` entries into the one that leads."""
     if by_a:
@@ -150,10 +158,15 @@ def merge(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
         return MALFORMED
     if na > U(GALLOP_RATIO) * nb or nb > U(GALLOP_RATIO) * na:
         return np.int64(_merge_galloping(op, ia, va, ib, vb, iout, vout))
-    by_a = na >= nb
     i, j, n = U(0), U(0), U(0)
     while i < na and j < nb:
-        i3, j3 = _cut(by_a, ia, i, na, ib, j, nb, U(3 * CHAIN))
+        p, s = _gallop(ia, i, na, ib[j]), _gallop(ib, j, nb, ia[i])
+        n = _copy(ia, va, i, p, iout, vout, n)
+        n = _copy(ib, vb, j, s, iout, vout, n)
+        i, j = p, s
+        i3, j3 = _cut(True, ia, i, na, ib, j, nb, U(3 * CHAIN))
+        i3, j3 = _cut(False, ia, i, i3, ib, j, j3, U(3 * CHAIN))
+        by_a = i3 - i >= j3 - j
         third = ((i3 - i if by_a else j3 - j) + U(2)) // U(3)
         i1, j1 = _cut(by_a, ia, i, i3, ib, j, j3, third)
         i2, j2 = _cut(by_a, ia, i1, i3, ib, j1, j3, third)
@@ -235,10 +248,7 @@ def _insert(
     i, n, end = U(0), U(0), U(many.shape[0])
     for j in range(U(few.shape[0])):
         index, value = few[j], few_values[j]
-        stride = U(GALLOP_RATIO)
-        while stride < end - i and many[i + stride] < index:
-            stride += stride
-        found = _lower_bound(many, i + (stride >> U(1)) if stride > U(GALLOP_RATIO) else i, min(i + stride, end), index)
+        found = _gallop(many, i, end, index)
         n = _copy(many, many_values, i, found, iout, vout, n)
         i = found
         iout[n] = index
@@ -332,42 +342,66 @@ def scatter_rows(op: int, indices: Indices, values: Values, lo: Any, dense: Valu
 
 @kernel
 def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values) -> Any:
-    """Count the elements with a bit under ``mask``; write them as long as a block's all fit.
+    """Count the elements with a bit under ``mask``, and write those that fit.
 
-    A block without any costs one vectorised test, one with few the tests of its small blocks, one with many a step each that
-    writes always and moves on only if the element is present. Such a step writes one place beyond the last of the block.
+    64 elements are tested together, and the places of those present taken from the bits of the result, at any density.
     """
     if not (_is_list(bits) and _is_list(iout) and _is_list(vout)):
         return MALFORMED
     size, room, n = U(bits.shape[0]), U(iout.shape[0]), U(0)
-    for start in range(U(0), size, U(BLOCK)):
-        end = min(start + U(BLOCK), size)
-        present = _count(bits, mask, start, end)
-        if n + present > room or present == U(0):
-            n += present
-        elif n + present == room or present * U(SMALL_BLOCK) < end - start:
-            for small in range(start, end, U(SMALL_BLOCK)):
-                small_end = min(small + U(SMALL_BLOCK), end)
-                if _count(bits, mask, small, small_end) > U(0):
-                    for i in range(small, small_end):
-                        if bits[i] & mask:
-                            iout[n] = i + lo
-                            vout[n] = bits[i]
-                            n += U(1)
+    whole = size & ~U(63)
+    for start in range(U(0), whole, U(64)):
+        present = _present_of_64(bits, start, mask)
+        count = _count_bits(present)
+        if n + count > room:
+            n += count
         else:
-            for i in range(start, end):
+            while present:
+                i = start + _lowest_bit(present)
                 iout[n] = i + lo
                 vout[n] = bits[i]
-                n += U((bits[i] & mask) != U(0))
+                n += U(1)
+                present &= present - U(1)
+    for i in range(whole, size):
+        if bits[i] & mask:
+            if n < room:
+                iout[n] = i + lo
+                vout[n] = bits[i]
+            n += U(1)
     return np.int64(n)
 
 
-@_inline
-def _count(bits: Values, mask: Any, start: Any, end: Any) -> Any:
-    present = np.uint32(0)  # as narrow as the elements, for full vectors
-    for i in range(start, end):
-        present += np.uint32((bits[i] & mask) != U(0))
-    return U(present)
+@_intrinsic
+def _present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
+    """Which of 64 elements have a bit under ``mask``, as the bits of an integer; numba alone would test them one by one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits, start, mask = arguments
+        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, bits).data, [start])
+        vector = ir.VectorType(mask.type, 64)
+        elements = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1)
+        masks = builder.insert_element(ir.Constant(vector, ir.Undefined), mask, ir.IntType(32)(0))
+        masks = builder.shuffle_vector(masks, masks, ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64))
+        present = builder.icmp_unsigned("!=", builder.and_(elements, masks), ir.Constant(vector, [0] * 64))
+        return builder.bitcast(present, ir.IntType(64))
+
+    return types.uint64(bits, types.uint64, bits.dtype), generate
+
+
+@_intrinsic
+def _count_bits(typing: Any, integer: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@_intrinsic
+def _lowest_bit(typing: Any, integer: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.uint64(types.uint64), generate
 
 
 @kernel

@@ -1,0 +1,91 @@
+"""The oracle of all tests: the dense NumPy reduction of what is present at each position, zero elsewhere.
+
+What a rank contributes is given as ``Entries``, made by the test itself and not read back from a stream, so that a stream which
+misrepresents its entries is caught. Tolerances: integers exactly; floats exactly where no rounding can occur (small integers, minima,
+maxima), or else within the rounding of a different order of summation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce import Operator, SparseStream
+
+
+class Entries(NamedTuple):
+    """Positions, strictly increasing, and what is there: shape (nnz,) or (nnz, width)."""
+
+    indices: NDArray[np.uint64]
+    values: NDArray[Any]
+
+
+class Reduced(NamedTuple):
+    """A dense reduction: ``values`` of shape (size,) or (size, width), ``present`` where any rank has an entry."""
+
+    values: NDArray[Any]
+    present: NDArray[np.bool_]
+
+
+def reduction(parts: Sequence[Entries], size: int, op: Operator) -> Reduced:
+    """The dense reduction, in the order of the ranks and the dtype of the values."""
+    shape, dtype = (size, *parts[0].values.shape[1:]), parts[0].values.dtype
+    total, present = np.full(shape, op.neutral_of(dtype)), np.zeros(size, bool)
+    with np.errstate(all="ignore"):
+        for part in parts:
+            total[part.indices] = op.ufunc(total[part.indices], part.values)
+            present[part.indices] = True
+    total[~present] = 0
+    return Reduced(total, present)
+
+
+def assert_reduction(result: SparseStream, parts: Sequence[Entries], size: int, op: Operator, exact: bool = True) -> None:
+    """``result`` is the reduction of ``parts``: values, and which positions are present."""
+    expected = reduction(parts, size, op)
+    got = result.to_dense()
+    assert (result.size, result.dtype) == (size, expected.values.dtype)
+    assert got.shape == expected.values.shape
+    if exact or got.dtype.kind == "i":
+        np.testing.assert_array_equal(got, expected.values)  # NaN equals NaN, and -0.0 equals 0.0
+    else:
+        off = np.abs(got.astype(np.float64) - dense_in_doubles(parts, size, op))
+        assert (off <= rounding(parts, size, op)).all(), f"off by {off.max()}, of {rounding(parts, size, op).max()} allowed"
+    assert_presence(result, expected, op)
+
+
+def assert_presence(result: SparseStream, expected: Reduced, op: Operator) -> None:
+    """``result`` has the entries of the union; a sum may leave out those that are zero, since a dense form on the way does."""
+    got = np.zeros(len(expected.present), bool)
+    got[result.indices] = True
+    assert len(result.indices) == len(result.values) == result.nnz == np.count_nonzero(got)
+    if op.name != "sum":
+        np.testing.assert_array_equal(got, expected.present)
+        return
+    dense = result.to_dense()
+    assert not (got & ~expected.present).any()
+    assert got[dense != 0 if dense.ndim == 1 else dense.any(axis=1)].all()
+
+
+def dense_in_doubles(parts: Sequence[Entries], size: int, op: Operator) -> NDArray[np.float64]:
+    """The reduction without the rounding of the streams' own dtype."""
+    return reduction([Entries(part.indices, part.values.astype(np.longdouble)) for part in parts], size, op).values.astype(np.float64)
+
+
+def rounding(parts: Sequence[Entries], size: int, op: Operator) -> NDArray[np.float64]:
+    """How far two orders of P operations may be apart: eps * P * sum |x| for a sum, eps * P * |product| for a product."""
+    eps = np.finfo(parts[0].values.dtype).eps if parts[0].values.dtype.kind == "f" else 0.0
+    if op.name == "sum":
+        magnitude = dense_in_doubles([Entries(part.indices, np.abs(part.values)) for part in parts], size, op)
+    elif op.name == "prod":
+        magnitude = np.abs(dense_in_doubles(parts, size, op))
+    else:
+        magnitude = np.zeros(1)  # an operator that picks one of its operands does not round
+    return float(eps) * len(parts) * magnitude
+
+
+def bits(stream: SparseStream) -> tuple[Any, ...]:
+    """All that a user can see of a stream, as byte strings: equal for two streams only if they are the same to the bit."""
+    dense = stream.to_dense().tobytes() if stream.size < 2**24 else b""
+    form = (stream.size, stream.dtype.name, stream.width, stream.is_dense, stream.nnz, stream.switch_density)
+    return (*form, stream.indices.dtype.name, stream.indices.tobytes(), stream.values.tobytes(), dense)

@@ -1,0 +1,378 @@
+"""The compiled kernels against their NumPy twins, bit for bit, and the promises of both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels import reference
+from sparseallreduce.streams.operator import MAX, MIN, PROD, SUM, Operator
+
+INDEX_DTYPES = (np.uint32, np.uint64)
+VALUE_DTYPES = (np.float32, np.float64, np.float16, np.int32, np.int64)
+OPERATORS = (SUM, PROD, MIN, MAX, Operator("left", lambda a, b, out: np.copyto(out, a), 0), Operator("hypot", np.fmax, 0))
+# Each is compiled apart, so not all combinations: all values and operators with usual indices, and some of each with the others.
+KINDS = (
+    *((np.uint32, value_dtype, 1, op) for value_dtype in VALUE_DTYPES for op in OPERATORS),
+    *((np.uint64, value_dtype, 1, SUM) for value_dtype in VALUE_DTYPES),
+    *((np.uint32, value_dtype, 2, op) for value_dtype in (np.float32, np.float16, np.int32) for op in (SUM, MIN, OPERATORS[-1])),
+    (np.uint64, np.float64, 2, SUM),
+)
+SPECIAL = (0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 5e-324, 1e38, 6e-8, 65504.0, 1.0, -1.0)
+
+fast = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+def bits(values):
+    """The values as integers, every NaN that arithmetic made as one and the same."""
+    integers = values.view(f"u{values.itemsize}")
+    return np.where(np.isnan(values), integers.dtype.type(7), integers) if values.dtype.kind == "f" else integers
+
+
+def random_values(rng, shape, dtype):
+    dtype = np.dtype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    values = rng.standard_normal(shape)
+    with np.errstate(all="ignore"):
+        special = rng.choice(SPECIAL, shape).astype(dtype)
+        return np.where(rng.random(shape) < 0.4, special, values.astype(dtype))
+
+
+def misplaced(array):
+    """A read-only copy that starts at an odd address, as a part of a message does."""
+    room = np.empty(array.nbytes + 1, np.uint8)
+    copy = room[1:].view(array.dtype).reshape(array.shape) if array.nbytes else array.copy()
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
+
+
+def random_indices(rng, count, low, high, dtype):
+    return np.unique(rng.integers(low, high, count, dtype=np.uint64, endpoint=True)).astype(dtype)
+
+
+@st.composite
+def streams(draw, how_many=1, dense_at_most=None):
+    """Some sorted index sets in related ranges, with values of one dtype and width, and an operator."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    index_dtype, value_dtype, ndim, op = draw(st.sampled_from(KINDS))
+    width = (draw(st.sampled_from([0, 1, 3, 16])),) if ndim == 2 else ()
+    largest = dense_at_most or int(np.iinfo(index_dtype).max)
+    parts = []
+    for _ in range(how_many):
+        span = draw(st.sampled_from([10, 300, 5_000, largest]))
+        low = draw(st.sampled_from([0, 100, 4_000, largest]))
+        low, high = min(low, max(largest - span, 0)), min(low + span, largest)
+        indices = random_indices(rng, draw(st.sampled_from([0, 1, 2, 7, 100, 3_000, 20_000])), low, high, index_dtype)
+        parts.append((misplaced(indices), misplaced(random_values(rng, (len(indices), *width), value_dtype))))
+    return *parts, op
+
+
+def merged(module, a, b, op):
+    iout = np.empty(len(a[0]) + len(b[0]), a[0].dtype)
+    vout = np.empty((len(iout), *a[1].shape[1:]), a[1].dtype)
+    n = module.merge(*a, *b, op, iout, vout)
+    return iout[:n], vout[:n]
+
+
+def assert_same(found, expected):
+    assert found[0].dtype == expected[0].dtype and found[1].dtype == expected[1].dtype
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(bits(found[1]), bits(expected[1]))
+
+
+@fast
+@given(streams(2))
+def test_merge_gives_the_bits_of_its_twin(given_streams):
+    a, b, op = given_streams
+    assert_same(merged(kernels, a, b, op), merged(reference, a, b, op))
+
+
+@fast
+@given(streams(2))
+def test_merge_gives_what_the_dense_operator_gives(given_streams):
+    (ia, va), (ib, vb), op = given_streams
+    indices, values = merged(kernels, (ia, va), (ib, vb), op)
+    expected_indices = np.union1d(ia, ib)
+    np.testing.assert_array_equal(indices, expected_indices)
+    for i, v, other in ((ia, va, ib), (ib, vb, ia)):
+        alone = ~np.isin(i, other)
+        np.testing.assert_array_equal(
+            values[np.searchsorted(indices, i[alone])].view(f"u{v.itemsize}"), v[alone].view(f"u{v.itemsize}")
+        )  # copies keep the payload of a NaN
+    shared, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
+    with np.errstate(all="ignore"):
+        combined = np.empty_like(va[in_a])
+        op.ufunc(va[in_a], vb[in_b], out=combined)
+    np.testing.assert_array_equal(bits(values[np.searchsorted(indices, shared)]), bits(combined))
+
+
+@pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize(
+    ("count_a", "count_b", "range_a", "range_b"),
+    [
+        (60_000, 60_000, (0, 2**24), (0, 2**24)),
+        (60_000, 60_000, (0, 70_000), (0, 70_000)),
+        (60_000, 60_000, (0, 2**20), (2**20 + 1, 2**21)),
+        (60_000, 60_000, (2**20 + 1, 2**21), (0, 2**20)),
+        (60_000, 30_000, (0, 2**20), (2**19, 2**21)),
+        (100_000, 300, (0, 2**24), (0, 2**24)),
+        (300, 100_000, (0, 120_000), (0, 120_000)),
+        (100_000, 20_000, (0, 2**24), (2**20, 2**20 + 25_000)),
+        (59_000, 60_000, (0, 2**20), (2**20 + 1, 2**21)),
+        (60_000, 59_000, (2**20 + 1, 2**21), (0, 2**20)),
+    ],
+)
+def test_merge_of_many_blocks_gives_the_bits_of_its_twin(index_dtype, value_dtype, count_a, count_b, range_a, range_b):
+    rng = np.random.default_rng(count_b)
+    ia, ib = random_indices(rng, count_a, *range_a, index_dtype), random_indices(rng, count_b, *range_b, index_dtype)
+    a, b = (ia, random_values(rng, ia.shape, value_dtype)), (ib, random_values(rng, ib.shape, value_dtype))
+    assert_same(merged(kernels, a, b, SUM), merged(reference, a, b, SUM))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("width", [(), (4,)])
+def test_merge_copies_signalling_nans_and_negative_zeros_untouched(dtype, width):
+    unsigned = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    quiet_bit = {2: 0x7C01, 4: 0x7F800001, 8: 0x7FF0000000000001}[unsigned.itemsize]
+    patterns = np.array([quiet_bit, 1 << (8 * unsigned.itemsize - 1), 1], unsigned)
+    values = np.tile(patterns, 1000)
+    values = np.repeat(values[:, None], 4, axis=1) if width else values
+    ia, ib = np.arange(0, 6000, 2, dtype=np.uint32), np.arange(1, 6000, 2, dtype=np.uint32)
+    _, union = merged(kernels, (ia, values.view(dtype)), (ib, values.view(dtype)), SUM)
+    np.testing.assert_array_equal(union.view(unsigned), np.repeat(values, 2, axis=0))
+
+
+def test_integer_sums_wrap_as_in_numpy():
+    index = np.array([3], np.uint32)
+    for dtype in (np.int32, np.int64):
+        largest = np.array([np.iinfo(dtype).max], dtype)
+        assert merged(kernels, (index, largest), (index, largest), SUM)[1][0] == -2
+
+
+def test_merge_combines_in_the_order_of_its_arguments():
+    rng = np.random.default_rng(0)
+    minus = Operator("minus", np.subtract, 0)
+    ia, ib = np.arange(0, 900, 3, dtype=np.uint32), np.arange(0, 900, 2, dtype=np.uint32)
+    a, b = (ia, rng.standard_normal(len(ia))), (ib, rng.standard_normal(len(ib)))
+    indices, values = merged(kernels, a, b, minus)
+    assert values[np.searchsorted(indices, 6)] == a[1][2] - b[1][3]
+
+
+@pytest.mark.parametrize("op", OPERATORS[:4], ids=lambda op: op.name)
+def test_minimum_and_maximum_hand_on_nan_and_choose_between_zeros_as_numpy_does(op):
+    values = np.array(np.meshgrid(SPECIAL, SPECIAL)).reshape(2, -1)
+    indices = np.arange(values.shape[1], dtype=np.uint32)
+    for dtype in (np.float32, np.float64, np.float16):
+        with np.errstate(all="ignore"):
+            a, b = np.ascontiguousarray(values[0].astype(dtype)), np.ascontiguousarray(values[1].astype(dtype))
+        assert_same(merged(kernels, (indices, a), (indices, b), op), merged(reference, (indices, a), (indices, b), op))
+
+
+@fast
+@given(streams(dense_at_most=30_000), st.integers(0, 100), st.integers(0, 2**32))
+def test_scatter_gives_the_bits_of_its_twin(given_stream, before, seed):
+    (indices, values), op = given_stream
+    lo = max(int(indices[0]) - before, 0) if len(indices) else 0
+    size = int(indices[-1]) - lo + 1 + before if len(indices) else before
+    found = random_values(np.random.default_rng(seed), (size, *values.shape[1:]), values.dtype)
+    expected = found.copy()
+    kernels.scatter(indices, values, lo, op, found)
+    reference.scatter(indices, values, lo, op, expected)
+    np.testing.assert_array_equal(bits(found), bits(expected))
+    kernels.scatter_set(indices, values, lo, found)
+    reference.scatter_set(indices, values, lo, expected)
+    np.testing.assert_array_equal(bits(found), bits(expected))
+
+
+@fast
+@given(
+    st.sampled_from(VALUE_DTYPES),
+    st.sampled_from([(), (1,), (5,)]),
+    st.sampled_from([0, 1, 15, 16, 17, 4096, 10_000]),
+    st.sampled_from([0.0, 0.0005, 0.01, 0.3, 0.9, 1.0]),
+    st.sampled_from(INDEX_DTYPES),
+    st.sampled_from([0, 1, 2**32 - 10_000]),
+    st.integers(0, 2**32),
+)
+def test_gather_present_gives_the_bits_of_its_twin(dtype, width, size, density, index_dtype, lo, seed):
+    rng = np.random.default_rng(seed)
+    dense = random_values(rng, (size, *width), dtype)
+    dense[rng.random(size) >= density] = 0
+    found = kernels.gather_present(misplaced(dense), lo, index_dtype)
+    expected = reference.gather_present(dense, lo, index_dtype)
+    assert_same(found, expected)
+    assert found[0].flags.owndata and found[1].flags.owndata and found[1].flags.writeable
+
+
+def test_gather_present_takes_nan_for_present_and_negative_zero_for_absent():
+    for dtype in (np.float16, np.float32, np.float64):
+        indices, values = kernels.gather_present(np.array([0.0, np.nan, -0.0, 2.0], dtype), 7, np.uint64)
+        assert indices.tolist() == [8, 10] and np.isnan(values[0]) and values[1] == 2
+        indices, values = kernels.gather_present(np.array([[0.0, -0.0], [-0.0, np.nan], [3.0, 0.0]], dtype), 0, np.uint32)
+        assert indices.tolist() == [1, 2] and values.shape == (2, 2)
+
+
+@fast
+@given(streams(), st.integers(0, 2**65), st.lists(st.integers(0, 20_000), max_size=3))
+def test_first_violation_finds_the_first(given_stream, size, repeats):
+    indices = np.array(given_stream[0][0])
+    for position in repeats:
+        if 0 < position < len(indices):
+            indices[position] = indices[position - 1]
+    wrong = indices.astype(object) >= size
+    wrong[1:] |= indices[1:] <= indices[:-1]
+    expected = np.flatnonzero(wrong)
+    assert kernels.first_violation(misplaced(indices), size) == (expected[0] if len(expected) else -1)
+    assert reference.first_violation(indices, size) == (expected[0] if len(expected) else -1)
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+def test_first_violation_at_the_ends_of_the_range(index_dtype):
+    largest = int(np.iinfo(index_dtype).max)
+    full = np.array([0, largest], index_dtype)
+    for module in (kernels, reference):
+        assert module.first_violation(full, largest + 1) == -1
+        assert module.first_violation(full, largest) == 1
+        assert module.first_violation(full, 0) == 0
+        assert module.first_violation(full[:0], 0) == -1
+
+
+@fast
+@given(streams(), st.sampled_from([1, 2, 5, 40]), st.integers(0, 2**32))
+def test_sum_duplicates_gives_the_bits_of_its_twin(given_stream, repeats, seed):
+    (unique, some), op = given_stream
+    rng = np.random.default_rng(seed)
+    unique = unique[:500]
+    indices = np.repeat(unique, rng.integers(1, repeats, len(unique), endpoint=True))
+    values = random_values(rng, (len(indices), *some.shape[1:]), some.dtype)
+    found = kernels.sum_duplicates(misplaced(indices), misplaced(values), op)
+    assert_same(found, reference.sum_duplicates(indices, values, op))
+    np.testing.assert_array_equal(found[0], unique)
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_duplicates_are_combined_in_order_of_appearance(module):
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    _, total = module.sum_duplicates(np.zeros(1000, np.uint32), values)
+    expected = np.float32(0)
+    for value in values:
+        expected += value
+    assert total.tolist() == [expected]
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_arrays_that_do_not_fit_together_are_refused(module):
+    i, v = np.arange(4, dtype=np.uint32), np.ones(4, np.float32)
+    with pytest.raises(StreamError):
+        module.merge(i, v, i, v, SUM, np.empty(7, np.uint32), np.empty(8, np.float32))
+    with pytest.raises(StreamError):
+        module.merge(i, v[:3], i, v, SUM, np.empty(8, np.uint32), np.empty(8, np.float32))
+    with pytest.raises(StreamError):
+        module.scatter(i, v, 1, SUM, np.zeros(4, np.float32))
+    with pytest.raises(StreamError):
+        module.scatter_set(i, v, 0, np.zeros(3, np.float32))
+    with pytest.raises(StreamError):
+        module.sum_duplicates(i, v[:3])
+
+
+def test_arrays_with_gaps_are_refused_by_compiled_kernels():
+    i, v = np.arange(8, dtype=np.uint32)[::2], np.ones(8, np.float32)[::2]
+    with pytest.raises(StreamError):
+        kernels.merge(i, v, i, v, SUM, np.empty(8, np.uint32), np.empty(8, np.float32))
+    with pytest.raises(StreamError):
+        kernels.scatter(i, v, 0, SUM, np.zeros(8, np.float32))
+    with pytest.raises(StreamError):
+        kernels.gather_present(np.ones(8, np.float32)[::2], 0, np.uint32)
+    with pytest.raises(StreamError):
+        kernels.first_violation(i, 8)
+    with pytest.raises(StreamError):
+        kernels.sum_duplicates(i, v)
+
+
+def test_a_kernel_lets_other_threads_run():
+    indices, values = np.arange(4_000_000, dtype=np.uint32), np.ones(4_000_000, np.float32)
+    iout, vout = np.empty(8_000_000, np.uint32), np.empty(8_000_000, np.float32)
+    kernels.merge(indices, values, indices, values, SUM, iout, vout)
+    ticks, done = [], threading.Event()
+
+    def merge_often():
+        for _ in range(10):
+            kernels.merge(indices, values, indices, values, SUM, iout, vout)
+        done.set()
+
+    merging = threading.Thread(target=merge_often)
+    merging.start()
+    while not done.is_set():
+        time.sleep(0.0005)
+        ticks.append(1)
+    merging.join()
+    assert len(ticks) > 12  # holding the lock, ten calls would leave room for about ten
+
+
+PROBE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from sparseallreduce.streams import kernels
+assert "numba" not in sys.modules, "importing the kernels must not import numba"
+begin = time.perf_counter()
+kernels.warm_up()
+from sparseallreduce.streams.kernels import compiled
+dispatchers = [compiled.merge, compiled.scatter, compiled.gather_present, compiled.first_violation, compiled.sum_duplicates]
+print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
+"""
+
+
+def probe(cache):
+    root = Path(kernels.__file__).parents[3]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONWARNINGS": "error::UserWarning"}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROBE, str(root)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def outcome(process):
+    printed, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, complaints
+    return int(printed.split()[0])
+
+
+def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_ones_none(tmp_path):
+    together = [probe(tmp_path) for _ in range(4)]
+    compiled = [outcome(process) for process in together]
+    assert sum(compiled) == 6
+    assert outcome(probe(tmp_path)) == 0
+
+
+def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a directory")
+    monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
+    assert outcome(probe(tmp_path / "file" / "cache")) == 6
+
+
+def test_a_damaged_cache_is_done_without(tmp_path):
+    outcome(probe(tmp_path))
+    for path in tmp_path.rglob("*.nbi"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert outcome(probe(tmp_path)) >= 0
+
+
+def test_kernels_work_without_compilation():
+    root = Path(kernels.__file__).parents[3]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(root)}
+    subprocess.run(
+        [sys.executable, "-c", "from sparseallreduce.streams import kernels; kernels.warm_up()"], env=environment, check=True, timeout=60
+    )

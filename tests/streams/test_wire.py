@@ -1,0 +1,182 @@
+"""Streams as bytes: nothing is lost, nothing foreign gets in, and the sizes are those announced."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import ALL_OPERATORS, DTYPES, cases
+
+from sparseallreduce import SparseStream, WireError
+from sparseallreduce.streams.partition import boundaries, split
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.wire import HEADER_BYTES, VERSION, decode, encode, message_bytes, read_header
+
+LAYOUT = struct.Struct("<4sBBBBQQQQQI8x")
+FIELDS = ("magic", "version", "dtype", "form", "codec", "size", "lo", "hi", "stored", "payload", "width")
+
+
+def sealed(frame, **changes):
+    """The frame with fields of its header changed, and a checksum that fits."""
+    fields = dict(zip(FIELDS, LAYOUT.unpack_from(frame))) | changes
+    raw = LAYOUT.pack(*fields.values())
+    return np.concatenate([np.frombuffer(raw + struct.pack("<I", zlib.crc32(raw)), np.uint8), frame[HEADER_BYTES:]])
+
+
+def examples():
+    """A stream of every form: sparse, dense, dense with a mask, of rows, a part, empty, of 64-bit indices."""
+    sparse = SparseStream([1, 4, 9], np.float32([1, np.nan, -0.0]), 20)
+    rows = SparseStream([1, 9], np.ones((2, 3)), 20)
+    yield from (sparse, rows, SparseStream([], [], 0), SparseStream([2**40 - 1], np.int64([7]), 2**40))
+    for op in ALL_OPERATORS.values():
+        yield from (Reduction(op).densify(sparse), Reduction(op).densify(rows))
+    yield from split(sparse, [0, 4, 20])
+    for dtype in DTYPES:
+        yield SparseStream.from_dense(np.arange(7).astype(dtype))
+
+
+EXAMPLES = list(examples())
+every_form = pytest.mark.parametrize("stream", EXAMPLES, ids=range(len(EXAMPLES)))
+
+
+@every_form
+def test_every_form_comes_back_to_the_bit(stream):
+    (back,) = decode(encode([stream]))
+    assert (back.size, back.lo, back.hi, back.dtype, back.width) == (stream.size, stream.lo, stream.hi, stream.dtype, stream.width)
+    assert back.is_dense == stream.is_dense
+    assert back.indices.tobytes() == stream.indices.tobytes() and back.indices.dtype == stream.indices.dtype
+    assert back.values.tobytes() == stream.values.tobytes()
+    assert back._stored.tobytes() == stream._stored.tobytes()
+
+
+@given(case=cases(ranks=st.integers(1, 6)), parts=st.integers(1, 5), dense=st.booleans())
+def test_several_streams_travel_in_one_message(case, parts, dense):
+    reduction = Reduction(case.operator)
+    streams = [reduction.densify(reduction.enter(stream)) if dense else reduction.enter(stream) for stream in case.streams]
+    streams = [part for stream in streams for part in split(stream, boundaries(case.size, parts))]
+    message = encode(streams)
+    assert message.dtype == np.uint8 and len(message) == message_bytes(streams)
+    back = decode(message)
+    assert len(back) == len(streams)
+    for stream, copy in zip(streams, back):
+        assert (copy.lo, copy.hi, copy.is_dense, copy.width, copy.dtype) == (
+            stream.lo,
+            stream.hi,
+            stream.is_dense,
+            stream.width,
+            stream.dtype,
+        )
+        assert copy._stored.tobytes() == stream._stored.tobytes()
+        assert copy.indices.tobytes() == stream.indices.tobytes()
+
+
+@given(case=cases())
+def test_no_message_is_larger_than_the_dense_form_and_a_header(case):
+    for stream in case.streams:
+        dense = case.size * np.dtype(case.dtype).itemsize * (case.width or 1)
+        mask = (case.size + 7) // 8 if stream.is_dense and stream._present is not None else 0
+        assert message_bytes([stream]) <= HEADER_BYTES + dense + mask
+        assert message_bytes([Reduction().enter(stream)]) <= HEADER_BYTES + dense  # a sum carries no mask
+
+
+@every_form
+def test_a_header_altered_in_any_byte_is_recognised(stream):
+    frame = encode([stream])
+    for position in range(HEADER_BYTES):
+        for change in (0x01, 0x80, 0xFF):
+            altered = frame.copy()
+            altered[position] ^= change
+            with pytest.raises(WireError) as raised:
+                decode(altered)
+            kind = "does not come from this library" if position < 4 else "layout version" if position == 4 else "checksum"
+            assert kind in str(raised.value)
+
+
+@every_form
+def test_a_message_cut_short_anywhere_is_recognised(stream):
+    message = encode([stream, SparseStream([3], [1.0], 8)])
+    for length in range(len(message)):
+        with pytest.raises(WireError, match="truncated"):
+            decode(message[:length])
+
+
+@pytest.mark.parametrize(
+    "message, text",
+    [
+        (b"", "a message of 0 bytes is shorter than a header of 64: it was truncated or is foreign"),
+        (b"hello", "a message of 5 bytes is shorter than a header of 64: it was truncated or is foreign"),
+        (b"x" * 200, "a message starts with b'xxxx' instead of b'SARS': it does not come from this library"),
+        (b"\0" * 64, "a message starts with b'\\x00\\x00\\x00\\x00' instead of b'SARS': it does not come from this library"),
+    ],
+)
+def test_foreign_bytes_are_named(message, text):
+    with pytest.raises(WireError) as raised:
+        decode(np.frombuffer(message, np.uint8))
+    assert str(raised.value) == text
+
+
+def test_another_version_is_named():
+    frame = encode([SparseStream([3], [1.0], 8)])
+    with pytest.raises(WireError) as raised:
+        decode(sealed(frame, version=VERSION + 1))
+    assert str(raised.value) == "a message has layout version 2, this library reads 1: install the same release on all ranks"
+
+
+@given(message=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda tail: b"SARS\x01" + tail)))
+def test_random_bytes_raise_nothing_but_a_wire_error(message):
+    with pytest.raises(WireError):
+        decode(np.frombuffer(message, np.uint8))
+
+
+numbers = st.one_of(st.integers(0, 20), st.sampled_from([2**31, 2**32, 2**61, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+FIELD_VALUES = {
+    "dtype": st.integers(0, 255),
+    "form": st.integers(0, 255),
+    "codec": st.integers(0, 255),
+    "size": numbers,
+    "lo": numbers,
+    "hi": numbers,
+    "stored": numbers,
+    "payload": numbers,
+    "width": st.one_of(st.integers(0, 4), st.sampled_from([2**31, 2**32 - 1])),
+}
+
+
+@given(stream=st.sampled_from(EXAMPLES), changes=st.fixed_dictionaries({}, optional=FIELD_VALUES))
+def test_a_header_that_lies_gives_a_wire_error_or_a_stream_of_what_is_there(stream, changes):
+    frame = sealed(encode([stream]), **changes)
+    try:
+        (back,) = decode(frame)
+    except WireError:
+        return
+    assert back._stored.nbytes <= len(frame) - HEADER_BYTES
+    assert back.stored == read_header(frame).stored
+
+
+def test_a_header_whose_numbers_overflow_is_a_wire_error():
+    frame = encode([SparseStream.from_dense(np.ones(1, np.float32))])
+    for stored, width in ((2**61, 8), (2**32, 2**32 - 2**2), (2**62, 0), (2**63, 2**31)):
+        with pytest.raises(WireError):
+            decode(sealed(frame, size=stored, lo=0, hi=stored, stored=stored, width=width, payload=0)[:HEADER_BYTES])
+
+
+def test_the_header_says_what_follows():
+    stream = SparseStream([2, 5], np.ones((2, 3), np.float64), 2**33)
+    header = read_header(encode([stream]))
+    assert header == (np.dtype("float64"), 0, 0, 2**33, 0, 2**33, 2, 2 * 8 + 6 * 8, 3, True)
+
+
+def test_an_entry_of_float32_is_eight_bytes_on_the_wire():
+    for nnz in (0, 2, 10, 1000):
+        assert message_bytes([SparseStream(np.arange(nnz), np.ones(nnz, np.float32), 2**20)]) == HEADER_BYTES + 8 * nnz
+
+
+def test_bytes_may_start_anywhere_in_a_buffer():
+    message = encode([SparseStream([2, 5], np.float32([1, 2]), 40)])
+    for offset in range(9):
+        buffer = np.zeros(len(message) + offset, np.uint8)
+        buffer[offset:] = message
+        (back,) = decode(buffer[offset:])
+        assert (back + back).to_dense()[[2, 5]].tolist() == [2, 4]
