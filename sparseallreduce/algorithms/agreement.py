@@ -94,10 +94,10 @@ def _digest(terms: tuple[tuple[str, str], ...]) -> int:
 def _text(intent: Intent) -> bytes:
     said = intent.said()
     text = json.dumps(said).encode()
-    if len(text) > _TEXT_BYTES:
+    while len(text) > _TEXT_BYTES:
         longest = max(said, key=lambda name: len(said[name]))
-        said[longest] = said[longest][: _TEXT_BYTES // 8] + "..."
-        text = json.dumps(said).encode()[:_TEXT_BYTES]
+        said[longest] = said[longest][: len(said[longest]) // 2 - 3] + "..."
+        text = json.dumps(said).encode()
     return text.ljust(_TEXT_BYTES, b"\0")
 
 

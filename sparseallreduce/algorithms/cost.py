@@ -98,7 +98,8 @@ def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float
 
 def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
-    fill = machine.gamma_dense * problem.size + machine.gamma * problem.entries
+    already = problem.entries > problem.limit(problem.size)
+    fill = 0.0 if already else machine.gamma_dense * problem.size + machine.gamma * problem.entries
     return fill + 2 * _rounds(problem.ranks) * machine.alpha + hops * problem.size * problem.value_bytes * machine.beta_dense
 
 

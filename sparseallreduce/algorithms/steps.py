@@ -17,7 +17,8 @@ step                                   result
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
 
-Where one stream may stand, a tuple of streams may too: they travel in one message and arrive as a tuple.
+In an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, and
+the other side gives a tuple too.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_ranks_that_agree_know_each_others_entries(ranks):
         out = outcomes(intents, delivery=delivery)
         assert out.outputs == [list(range(ranks))] * ranks
         assert (out.messages == (ranks - 1).bit_length()).all()  # one allgather, and a small one
-        assert (out.bytes_sent == 32 * (ranks - 1)).all()
+        assert (out.bytes_sent == 24 * (ranks - 1)).all()
 
 
 def test_a_dense_stream_tells_its_entries_and_not_its_size():
@@ -69,16 +69,16 @@ def test_a_term_that_differs_is_named_with_its_values_and_ranks(other, text):
 
 def test_options_that_differ_are_named():
     intents = [intent(algorithm="dsar_early_switch", group_size=size) for size in (4, 2)] + [intent(algorithm="dsar_early_switch")]
-    for error in outcomes(intents).outputs:
-        assert str(error) == (
-            "the ranks disagree on the options: group_size=4 on rank 0; group_size=2 on rank 1; none on rank 2. All ranks must pass the same"
-        )
+    assert {str(error) for error in outcomes(intents).outputs} == {
+        "the ranks disagree on the options: group_size=4 on rank 0; group_size=2 on rank 1; none on rank 2. All ranks must pass the same"
+    }
 
 
 def test_many_ranks_are_summed_up():
     errors = outcomes([intent(op="max" if rank == 5 else "sum") for rank in range(20)]).outputs
     assert {str(error) for error in errors} == {
-        "the ranks disagree on the operator: sum on ranks 0, 1, 2, 3, 4, 6, 7, 8, ... (19 in all); max on rank 5. All ranks must pass the same"
+        "the ranks disagree on the operator: "
+        "sum on ranks 0, 1, 2, 3, 4, 6, 7, 8, ... (19 in all); max on rank 5. All ranks must pass the same"
     }
 
 

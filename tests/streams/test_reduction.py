@@ -89,6 +89,23 @@ def test_case_1d_a_dense_one_takes_a_sparse_one_before_it(op, owned):
     assert_reduction(reduction.leave(result), [FIRST, SECOND], SIZE, op)
 
 
+@OPERATORS
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 100])
+def test_whose_array_is_reused_shows_in_no_bit(op, dtype, size):
+    # On one rank an operand is the user's, on another it came by the wire and may be reused.
+    first, second = np.full(size, np.nan, dtype), np.full(size, -np.nan, dtype)
+    results = set()
+    for owned in ((True, True), (True, False), (False, True), (False, False)):
+        reduction = Reduction(op)
+        streams = [reduction.densify(reduction.enter(SparseStream.from_dense(array))) for array in (first, second)]
+        for stream, own in zip(streams, owned):
+            if not own:
+                reduction.freeze(stream)
+        results.add(reduction.pair(*streams)._stored.tobytes())
+    assert len(results) == 1
+
+
 LOW = Entries(np.array([1, 4, 5], np.uint64), np.array([10, 40, 50], np.float32))
 HIGH = Entries(np.array([9, 12], np.uint64), np.array([90, 120], np.float32))
 

@@ -12,10 +12,21 @@ from strategies import ALL_OPERATORS, DTYPES, cases
 from sparseallreduce import SparseStream, WireError
 from sparseallreduce.streams.partition import boundaries, split
 from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.wire import HEADER_BYTES, VERSION, decode, encode, message_bytes, read_header
+from sparseallreduce.streams.wire import (
+    HEADER_BYTES,
+    VERSION,
+    decode,
+    enclose,
+    encode,
+    join,
+    message_bytes,
+    part_lengths,
+    read_header,
+    read_headers,
+)
 
-LAYOUT = struct.Struct("<4sBBBBQQQQQI8x")
-FIELDS = ("magic", "version", "dtype", "form", "codec", "size", "lo", "hi", "stored", "payload", "width")
+LAYOUT = struct.Struct("<4sBBBBQQQQQIB7x")
+FIELDS = ("magic", "version", "dtype", "form", "codec", "size", "lo", "hi", "stored", "payload", "width", "last")
 
 
 def sealed(frame, **changes):
@@ -141,6 +152,7 @@ FIELD_VALUES = {
     "stored": numbers,
     "payload": numbers,
     "width": st.one_of(st.integers(0, 4), st.sampled_from([2**31, 2**32 - 1])),
+    "last": st.integers(0, 2),
 }
 
 
@@ -153,6 +165,38 @@ def test_a_header_that_lies_gives_a_wire_error_or_a_stream_of_what_is_there(stre
         return
     assert back._stored.nbytes <= len(frame) - HEADER_BYTES
     assert back.stored == read_header(frame).stored
+    assert 0 <= back.lo <= back.hi <= back.size
+    assert back.stored <= back.extent
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": 5},
+        {"form": 3},
+        {"codec": 99},
+        {"lo": 21},
+        {"hi": 21},
+        {"lo": 9, "hi": 5},
+        {"size": 19},
+        {"hi": 2},
+        {"form": 1},
+        {"form": 2},
+    ],
+    ids=str,
+)
+def test_a_header_that_makes_no_sense_is_refused(changes):
+    frame = encode([SparseStream([1, 4, 9], np.float32([1, 2, 3]), 20)])
+    assert decode(sealed(frame))[0].nnz == 3
+    with pytest.raises(WireError, match=r"^the header of a message makes no sense: dtype="):
+        decode(sealed(frame, **changes))
+
+
+def test_a_payload_of_another_length_than_the_entries_take_is_refused():
+    frame = encode([SparseStream([1, 4, 9], np.float32([1, 2, 3]), 20)])
+    for changes in ({"payload": 23}, {"payload": 25}, {"stored": 2}, {"width": 2}, {"dtype": 1}, {"size": 2**40, "hi": 2**40}):
+        with pytest.raises(WireError, match=r"^the header of a message announces a payload of \d+ bytes for \d entries, which take \d+$"):
+            decode(sealed(frame, **changes))
 
 
 def test_a_header_whose_numbers_overflow_is_a_wire_error():
@@ -162,6 +206,19 @@ def test_a_header_whose_numbers_overflow_is_a_wire_error():
             decode(sealed(frame, size=stored, lo=0, hi=stored, stored=stored, width=width, payload=0)[:HEADER_BYTES])
 
 
+@given(case=cases(ranks=st.integers(1, 6)))
+def test_the_arrays_travel_as_they_lie_in_memory(case):
+    streams = [Reduction(case.operator).enter(stream) for stream in case.streams]
+    envelope, parts = enclose(streams)
+    headers = read_headers(envelope)
+    assert len(envelope) == HEADER_BYTES * len(streams)
+    assert part_lengths(headers) == [len(part) for part in parts]
+    assert encode(streams).tobytes() == b"".join([envelope.tobytes(), *(part.tobytes() for part in parts)])
+    for stream, back in zip(streams, join(headers, parts)):
+        assert back._stored.tobytes() == stream._stored.tobytes()
+        assert stream._stored.nbytes == 0 or np.shares_memory(back._stored, stream._stored)
+
+
 def test_the_header_says_what_follows():
     stream = SparseStream([2, 5], np.ones((2, 3), np.float64), 2**33)
     header = read_header(encode([stream]))
@@ -169,7 +226,7 @@ def test_the_header_says_what_follows():
 
 
 def test_an_entry_of_float32_is_eight_bytes_on_the_wire():
-    for nnz in (0, 2, 10, 1000):
+    for nnz in (0, 1, 3, 10, 1001):
         assert message_bytes([SparseStream(np.arange(nnz), np.ones(nnz, np.float32), 2**20)]) == HEADER_BYTES + 8 * nnz
 
 

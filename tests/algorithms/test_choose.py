@@ -1,0 +1,108 @@
+"""`algorithm="auto"`: sensible at the extremes, near the best in between, the same on all ranks; and the machine it is chosen for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import bits
+
+import sparseallreduce as sar
+from sparseallreduce import Machine, Network, SparseStream
+from sparseallreduce.algorithms.choose import choose, measure
+from sparseallreduce.algorithms.cost import Problem, predicted_time
+from sparseallreduce.runtime.simulator import run
+from sparseallreduce.streams.reduction import Reduction
+
+
+def chosen(entries, size, ranks, machine=None, dtype="float32", density=None):
+    stream = SparseStream([], np.empty(0, dtype), size)
+    each = list(entries) if np.iterable(entries) else [entries] * ranks
+    return choose(stream, each, Reduction(switch_density=density), machine or Machine())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64, 1000])
+def test_few_entries_are_summed_by_recursive_doubling(ranks):
+    for entries in (0, 1, 10):
+        assert chosen(entries, 2**24, ranks) in ("ssar_recursive_doubling", "allgather")
+    assert chosen(10, 2**24, 8) == "ssar_recursive_doubling"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+def test_dense_streams_are_summed_densely(ranks):
+    even = Machine(beta_dense=Machine().beta)  # MPI moves a byte as fast as we do, and adds on the way
+    assert chosen(2**24, 2**24, ranks, even) == "dense"
+
+
+def test_many_entries_on_many_ranks_are_split():
+    assert chosen(2**16, 2**30, 64, Machine(alpha=1e-6, beta=1e-9)) == "ssar_split_allgather"
+
+
+def test_a_sum_that_fills_up_is_gathered_densely():
+    slow_dense = Machine(alpha=1e-6, beta=1e-9, beta_dense=1e-9)
+    assert chosen(2**20, 2**24, 64, slow_dense) in ("dsar_split_allgather", "dsar_early_switch")
+
+
+@given(
+    entries=st.integers(0, 2**24),
+    ranks=st.integers(1, 2000),
+    size=st.integers(0, 2**30),
+    alpha=st.floats(1e-7, 1e-3),
+    beta=st.floats(1e-11, 1e-7),
+    density=st.sampled_from([None, 0.0625]),
+)
+def test_no_choice_is_predicted_to_be_slower_than_dense(entries, ranks, size, alpha, beta, density):
+    entries, machine = min(entries, size), Machine(alpha, beta, beta_dense=beta)
+    name = chosen(entries, size, ranks, machine, density=density)
+    problem = Problem(entries, size, ranks, switch_density=density)
+    assert predicted_time(name, problem, machine) <= predicted_time("dense", problem, machine)
+
+
+@given(entries=st.lists(st.integers(0, 10**5), min_size=1, max_size=64), seed=st.randoms())
+def test_the_choice_depends_on_nothing_but_what_all_ranks_know(entries, seed):
+    shuffled = list(entries)
+    seed.shuffle(shuffled)
+    names = {chosen(order, 10**6, len(entries)) for order in (entries, shuffled, entries)}
+    assert len(names) == 1 and names < set(sar.algorithms())
+
+
+def random_streams(entries, size, ranks):
+    rng = np.random.default_rng(3)
+    return [SparseStream(np.sort(rng.choice(size, entries, replace=False)), np.ones(entries, np.float32), size) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("latency", [1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("ranks", [2, 5, 8, 32])
+@pytest.mark.parametrize("entries", [1, 100, 3000, 30000])
+def test_the_choice_is_nearly_the_fastest_in_the_simulator(entries, ranks, latency):
+    streams, network = random_streams(entries, 2**16, ranks), Network(latency, 1e9)
+    times = {name: sar.simulate(streams, name, network).time for name in sar.algorithms()}
+    assert times["auto"] <= 1.25 * min(times.values())
+
+
+def test_auto_runs_what_it_chooses_and_takes_a_machine_for_an_argument():
+    streams = random_streams(500, 2**16, 8)
+    for machine in (Machine(alpha=1.0), Machine(alpha=0.0), Machine(beta_dense=0.0, gamma_dense=0.0)):
+        name = choose(streams[0], [500] * 8, Reduction(), machine)
+        auto, named = sar.simulate(streams, "auto", machine=machine), sar.simulate(streams, name)
+        assert auto.messages.tolist() == named.messages.tolist()
+        assert auto.bytes_sent.tolist() == named.bytes_sent.tolist()
+        assert bits(auto.outputs[0]) == bits(named.outputs[0])
+    assert choose(streams[0], [500] * 8, Reduction(), Machine(beta_dense=0.0, gamma_dense=0.0, gamma=1.0)) == "dense"
+
+
+@pytest.mark.parametrize("network", [Network(1e-6, 1e9), Network(5e-5, 1.25e8)])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_measured_machine_is_the_network(network, ranks):
+    out = run([measure(rank, ranks) for rank in range(ranks)], network)
+    machine = out.outputs[0]
+    assert out.outputs == [machine] * ranks
+    assert machine.alpha == pytest.approx(network.latency + 64 / network.bandwidth)
+    assert machine.beta == pytest.approx(1 / network.bandwidth, rel=0.01)
+    volume, messages = 2 * (ranks - 1) / ranks * 2**22, 2 * (ranks.bit_length() - 1)
+    if ranks == 1 << (ranks.bit_length() - 1):
+        assert machine.beta_dense == pytest.approx(1 / network.bandwidth + messages * network.latency / volume, rel=0.01)
+
+
+def test_a_rank_alone_measures_its_additions_only():
+    machine = run([measure(0, 1)]).outputs[0]
+    assert (machine.beta, machine.beta_dense) == (0.0, 0.0)

@@ -1,0 +1,150 @@
+"""The package: what importing it takes, that imports point one way, and that its public names are documented."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import sparseallreduce as sar
+
+PACKAGE = Path(sar.__file__).parent
+LAYERS = ("streams", "algorithms", "runtime", "optim", "linear", "cli")  # each may use those before it
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def python(code, **environment):
+    """What a fresh interpreter prints."""
+    command = [sys.executable, "-c", code]
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(PACKAGE.parent), **environment}
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def test_importing_takes_no_mpi_and_no_heavy_library():
+    loaded = python("import sys, sparseallreduce; print(*sys.modules)").split()
+    heavy = {"mpi4py", "numba", "llvmlite", "scipy", "sklearn", "click", "tqdm", "matplotlib", "cupy", "sparseallreduce.linear"}
+    assert "sparseallreduce.streams.stream" in loaded
+    assert not heavy & set(loaded)
+
+
+def test_importing_takes_less_than_a_second():
+    code = "import time; start = time.process_time(); import sparseallreduce; print(time.process_time() - start)"
+    assert min(float(python(code)) for _ in range(3)) < 1.0
+
+
+ALONE = """
+import sys
+sys.modules["mpi4py"] = None  # as if it were not installed
+import numpy as np, sparseallreduce as sar
+stream = sar.SparseStream([1, 5], [2.0, 3.0], 40)
+for algorithm in sar.algorithms():
+    assert sar.allreduce(stream, algorithm=algorithm).to_dense().sum() == 5
+    assert sar.iallreduce(stream, sar.SERIAL, algorithm=algorithm).wait().nnz == 2
+    assert sar.simulate([stream] * 3, algorithm).outputs[2].to_dense().sum() == 15
+with sar.trace() as counts:
+    sar.allreduce(stream, op="max")
+print(counts.operations)
+"""
+
+
+def test_one_process_needs_no_mpi():
+    assert python(ALONE) == "1"
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_several_processes_without_mpi4py_do_not_take_themselves_for_one(variable):
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import sparseallreduce as sar\n"
+        "try: sar.allreduce(sar.SparseStream([1], [2.0], 4))\n"
+        "except sar.MPIUnavailableError as error: print(error)"
+    )
+    text = python(code, **{variable: "4"})
+    assert text.startswith("mpiexec has started 4 processes, but mpi4py cannot be loaded (")
+    assert text.endswith("): install sparseallreduce[mpi]")
+
+
+def imports_of(path):
+    """Absolute names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module):
+    """The place of a module of ours in LAYERS; None for those that stand beside them, such as errors."""
+    parts = module.split(".")
+    return LAYERS.index(parts[1]) if parts[0] == "sparseallreduce" and len(parts) > 1 and parts[1] in LAYERS else None
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent != PACKAGE], ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    own = LAYERS.index(path.relative_to(PACKAGE).parts[0])
+    for module in imports_of(path):
+        layer = layer_of(module)
+        assert layer is None or layer <= own, f"{path.relative_to(PACKAGE)} imports {module}"
+
+
+@pytest.mark.parametrize("layer", ["streams", "algorithms"])
+def test_streams_and_algorithms_know_nothing_of_mpi(layer):
+    paths = list((PACKAGE / layer).rglob("*.py"))
+    assert len(paths) > 5
+    for path in paths:
+        assert not [module for module in imports_of(path) if module.split(".")[0] == "mpi4py"]
+
+
+def test_the_public_names_are_there_and_no_others():
+    assert sorted(sar.__all__) == sorted(set(sar.__all__))
+    for name in ("SparseStream", "allreduce", "iallreduce", "Request", "algorithms", "simulate", "Network", "trace", "SERIAL", "Operator"):
+        assert name in sar.__all__
+    visible = {name for name, value in vars(sar).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert visible == set(sar.__all__) - {"__version__"}
+
+
+def test_the_algorithms_of_the_thesis_are_there():
+    assert sar.algorithms() == [
+        "dense",
+        "allgather",
+        "ssar_recursive_doubling",
+        "ssar_split_allgather",
+        "ssar_ring",
+        "dsar_split_allgather",
+        "dsar_early_switch",
+        "auto",
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in sar.__all__ if callable(getattr(sar, name))])
+def test_every_public_name_is_documented(name):
+    documented = getattr(sar, name)
+    assert inspect.getdoc(documented)
+    if inspect.isclass(documented):
+        for member, value in vars(documented).items():
+            function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            if not member.startswith("_") and (inspect.isfunction(function) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_the_package_is_typed_and_knows_its_version():
+    assert (PACKAGE / "py.typed").exists()
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    assert sar.__version__ in (project["version"], "0+unknown")
+
+
+@pytest.mark.parametrize("error", [name for name in sar.__all__ if name.endswith("Error")])
+def test_every_error_is_one_of_the_librarys(error):
+    assert issubclass(getattr(sar, error), sar.SparseAllreduceError)
