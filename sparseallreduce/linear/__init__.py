@@ -1,0 +1,33 @@
+"""MPI-SGD: linear models trained by mini-batch SGD over MPI (thesis sections 2.1, 2.2 and 4.2)."""
+
+from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
+from sparseallreduce.linear.generate import generate
+from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared, Weights
+from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
+from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.trainer import DivergenceError, Epoch, Options, Trainer
+
+__all__ = [
+    "MODELS",
+    "SCHEDULES",
+    "STRATEGIES",
+    "Constant",
+    "Dataset",
+    "DatasetError",
+    "DenseStrategy",
+    "DivergenceError",
+    "Epoch",
+    "Hinge",
+    "InverseScaling",
+    "LinearModel",
+    "Logistic",
+    "Options",
+    "SparseStrategy",
+    "Squared",
+    "Strategy",
+    "Trainer",
+    "Weights",
+    "generate",
+    "load",
+    "two_classes",
+]

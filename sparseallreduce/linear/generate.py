@@ -1,0 +1,201 @@
+"""Synthetic classification data in svmlight text: uniform, or like the URL and Webspam sets of thesis table 5.1.
+
+A sample is made in three steps: draw features with repetition from the kind's distribution, drop the repetitions, give the features
+their values. Its label is the sign of a sparse linear model of these values plus noise. Samples come in chunks of bounded
+size, each from its own seed, so that a file depends on nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear import kernels
+from sparseallreduce.linear.datasets import open_text
+
+__all__ = ["KINDS", "Kind", "generate", "svmlight_chunks"]
+
+Array = NDArray[Any]
+
+_CHUNK = 2_000_000  # draws made at once
+_MICRO = 1_000_000  # values are written with six decimals, and held as whole millionths
+_DENSE_FEATURES = 64  # the most frequent features of the URL set are real numbers
+_NOISE = 0.1  # standard deviation of the noise, in those of the true model's score
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the samples of one kind of data set look like."""
+
+    samples: int  # by default
+    features: int  # dimension N, by default
+    nonzeros: float  # of a sample, on average
+    spread: float  # draws of a sample lie within 1 -/+ spread of their mean
+    power_law: bool  # whether the feature of rank r is drawn in proportion to 1/r; otherwise all alike
+    scattered: bool  # whether frequent features stand anywhere; otherwise features are numbered by frequency
+    values: str  # "ones", "mixed" (ones, but for the most frequent features) or "unit" (samples of length 1)
+    positive: float  # share of samples of class +1
+    informative: int  # how many of the most frequent features the true model takes its own from
+
+
+#: The kinds by name. Both sets of the thesis have their true sizes and mean numbers of non-zeros.
+KINDS = {
+    "uniform": Kind(100_000, 100_000, 100.0, 0.0, False, False, "ones", 0.5, 100_000),
+    "url-like": Kind(2_396_130, 3_231_961, 115.6, 0.5, True, False, "mixed", 0.33, 1_000),
+    "webspam-like": Kind(350_000, 16_609_143, 3_728.0, 0.9, True, True, "unit", 0.61, 100_000),
+}
+
+
+def generate(
+    kind: str,
+    out: str | os.PathLike[str],
+    *,
+    samples: int | None = None,
+    features: int | None = None,
+    density: float | None = None,
+    seed: int = 0,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Write a data set as svmlight text; the file appears under its name when it is complete.
+
+    Parameters
+    ----------
+    kind : str
+        A key of :data:`KINDS`.
+    out : path
+        Compressed if it ends in ``.gz``, ``.bz2`` or ``.xz``.
+    samples, features : int, optional
+        By default those of the kind.
+    density : float, optional
+        Non-zeros of a sample as a share of the features, by default from the kind's number of non-zeros.
+    seed : int
+        The same arguments give the same bytes.
+    progress : callable, optional
+        Called with the number of samples written since the last call.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive or a density outside (0, 0.5].
+    """
+    chosen = KINDS[kind]
+    samples = chosen.samples if samples is None else samples
+    features = chosen.features if features is None else features
+    if samples < 1 or features < 2:
+        raise ValueError(f"there must be at least 1 sample and 2 features, not {samples} and {features}")
+    if density is not None and not 0 < density <= 0.5:
+        raise ValueError(f"density must be above 0 and at most 0.5, not {density:g}")
+    nonzeros = min(chosen.nonzeros, features / 4) if density is None else density * features
+    chosen = replace(chosen, samples=samples, features=features, nonzeros=max(nonzeros, 1.0))
+    path = Path(out)
+    part = path.with_name(f".{os.getpid()}-{path.name}")  # the suffix has to stay
+    try:
+        with open_text(part, "wb") as text:
+            for rows, chunk in svmlight_chunks(chosen, seed):
+                text.write(chunk)
+                if progress is not None:
+                    progress(rows)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def svmlight_chunks(kind: Kind, seed: int) -> Iterator[tuple[int, memoryview]]:
+    """The samples of a data set chunk by chunk: how many, and their lines."""
+    step = _step(kind.features) if kind.scattered else 1
+    truth = _true_model(kind, step, np.random.default_rng((seed, 0)))
+    draws = _draws(kind)
+    rows = max(1, int(_CHUNK / (draws * (1 + kind.spread))))
+    deviation = threshold = 0.0
+    for number, first in enumerate(range(0, kind.samples, rows), start=1):
+        rng = np.random.default_rng((seed, number))
+        # The last chunk is drawn in full as well: a shorter file is the beginning of a longer one.
+        indices, starts = _distinct_draws(kind, step, draws, rows, rng)
+        micros = _values(kind, indices, starts, rng)
+        scores = np.add.reduceat(truth[indices] * micros, starts)
+        if number == 1:
+            deviation = float(scores.std())
+        scores += _NOISE * deviation * rng.standard_normal(rows)
+        if number == 1:
+            threshold = float(np.quantile(scores, 1 - kind.positive))
+        count = min(rows, kind.samples - first)
+        ends = np.append(starts[1:], len(indices))
+        text = np.empty(4 * count + kernels.NONZERO_CHARACTERS * int(ends[count - 1]), np.uint8)
+        length = kernels.format_svmlight(scores[:count] > threshold, ends, indices, micros, text)
+        yield count, text[:length].data
+
+
+def _step(features: int) -> int:
+    """How far apart, modulo N, features of consecutive ranks stand: without a common divisor, so that each has a place of its own."""
+    step = round(features * 0.618)
+    while math.gcd(step, features) != 1:
+        step += 1
+    return step
+
+
+def _true_model(kind: Kind, step: int, rng: np.random.Generator) -> Array:
+    """Normally distributed weights on a quarter of the informative features, zero on all others."""
+    weights = np.zeros(kind.features, np.float32)
+    informative = min(kind.informative, kind.features)
+    chosen = rng.choice(informative, size=-(-informative // 4), replace=False)
+    weights[chosen * step % kind.features] = rng.standard_normal(len(chosen), dtype=np.float32)
+    return weights
+
+
+def _draws(kind: Kind) -> float:
+    """How many draws a sample takes, on average, for the wanted number of distinct features: found by halving."""
+    # Of very many features, those of high rank are taken together in groups that are drawn about equally often.
+    edges = np.unique(np.concatenate([np.arange(10_000), np.geomspace(10_000, kind.features, 1_000).round()]))
+    edges = np.append(edges[edges < kind.features], kind.features)
+    members = np.diff(edges)
+    share = (np.log1p(edges[1:]) - np.log1p(edges[:-1])) / math.log1p(kind.features) if kind.power_law else members / kind.features
+    spread = 1 + kind.spread * np.linspace(-1, 1, 9)
+    low, high = 0.0, 1e9
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        distinct = np.mean([(members * -np.expm1(draws * np.log1p(-share / members))).sum() for draws in middle * spread])
+        low, high = (middle, high) if distinct < kind.nonzeros else (low, middle)
+    return high
+
+
+def _distinct_draws(kind: Kind, step: int, draws: float, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The features of some samples, increasing within each, and where each sample begins among them."""
+    counts = np.maximum(1, draws * rng.uniform(1 - kind.spread, 1 + kind.spread, rows) + rng.random(rows)).astype(np.int64)
+    drawn = rng.random((rows, int(counts.max())))
+    if kind.power_law:
+        np.multiply(drawn, math.log1p(kind.features), out=drawn)
+        np.expm1(drawn, out=drawn)
+    else:
+        drawn *= kind.features
+    indices = np.minimum(drawn, kind.features - 1).astype(np.int64)
+    if step != 1:
+        indices = indices * step % kind.features
+    indices = indices.astype(np.uint32)
+    nobody = np.uint32(2**32 - 1)  # sorts behind every feature
+    indices[np.arange(indices.shape[1]) >= counts[:, None]] = nobody
+    indices.sort(axis=1)
+    kept = indices != nobody
+    kept[:, 1:] &= indices[:, 1:] != indices[:, :-1]
+    lengths = kept.sum(axis=1)
+    return indices[kept], np.cumsum(lengths) - lengths
+
+
+def _values(kind: Kind, indices: Array, starts: Array, rng: np.random.Generator) -> Array:
+    """The value of every non-zero in whole millionths, from 1 to 1,000,000."""
+    if kind.values == "unit":
+        weights = rng.lognormal(0.0, 1.0, len(indices))
+        norms = np.sqrt(np.add.reduceat(np.square(weights), starts))
+        lengths = np.diff(np.append(starts, len(indices)))
+        return np.asarray(np.maximum(1, (weights / np.repeat(norms, lengths) * _MICRO).round()), dtype=np.int32)
+    micros = np.full(len(indices), _MICRO, np.int32)
+    if kind.values == "mixed":
+        real = np.flatnonzero(indices < _DENSE_FEATURES)
+        micros[real] = rng.integers(1, _MICRO, len(real))
+    return micros

@@ -1,0 +1,237 @@
+"""The trainer: data-parallel mini-batch SGD on a linear model (thesis sections 2.1, algorithm 1, and 4.2)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.linear import kernels
+from sparseallreduce.linear.datasets import Dataset, gather
+from sparseallreduce.linear.models import LinearModel, Weights
+from sparseallreduce.linear.schedules import Schedule
+from sparseallreduce.linear.strategies import Strategy
+from sparseallreduce.runtime.trace import trace
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["DivergenceError", "Epoch", "Options", "Trainer", "batches"]
+
+Array = NDArray[Any]
+
+
+class DivergenceError(SparseAllreduceError, ArithmeticError):
+    """The loss is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a training run is told beside its model, strategy and learning rate."""
+
+    epochs: int = 10  # passes over the training set
+    batch_size: int = 100  # samples a rank and step, the paper's B: a step averages over B * P samples
+    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
+    seed: int = 0  # of the order of samples
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("epochs", 0), ("batch_size", 1), ("l2", 0), ("seed", 0)):
+            if not getattr(self, name) >= lowest:
+                raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one pass over the training set came to, over all ranks."""
+
+    epoch: int  # from 1
+    loss: float  # mean loss of a training sample, plus the L2 term, after the epoch
+    train_accuracy: float | None  # share of training samples classified rightly; None where labels are no classes
+    test_accuracy: float | None  # likewise of the test set, if there is one
+    seconds: dict[str, float]  # mean over the ranks: compute, communicate, update, evaluate, and their total
+    bytes_sent: int  # by all ranks together, in training
+    steps: int
+    gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
+    total_density: float  # share of the N entries in the sum: mean over steps
+
+
+class Trainer:
+    """Trains the weights of a model on the samples of all ranks.
+
+    A step has three parts: every rank computes the gradient of those samples of the global batch that it holds, the strategy sums
+    these gradients, and every rank subtracts the sum from its own copy of the weights.
+
+    Parameters
+    ----------
+    model : LinearModel
+    strategy : Strategy
+        Made of this rank's training samples and the communicator.
+    schedule : callable
+        From the number of a step to its learning rate.
+    options : Options
+    """
+
+    def __init__(self, model: LinearModel, strategy: Strategy, schedule: Schedule, options: Options) -> None:
+        self.model = model
+        self.strategy = strategy
+        self.schedule = schedule
+        self.options = options
+        self.dataset = strategy.dataset
+        self.comm = strategy.comm
+        self.weights = Weights(self.dataset.features)
+        self.step = 0
+        if schedule(0) * options.l2 >= 1:
+            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {options.l2:g}: lower one of them")
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return -(-self.dataset.total // int(self.options.batch_size * self.comm.size))
+
+    def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
+        """Train epoch by epoch; collective over the strategy's communicator.
+
+        Parameters
+        ----------
+        test : Dataset, optional
+            Samples to measure the accuracy on, with the features and the label coding of the training set.
+        on_step : callable, optional
+            Called after every step.
+
+        Yields
+        ------
+        Epoch
+            After every epoch, the same on all ranks.
+
+        Raises
+        ------
+        DivergenceError
+            On every rank, if the loss is not finite after an epoch.
+        """
+        self._warm_up()
+        threshold = _threshold(self.model, self.dataset, self.comm)
+        for epoch in range(1, self.options.epochs + 1):
+            clock = _Clock()
+            with trace() as traffic:
+                densities = self._train(epoch, clock, on_step)
+            loss, train_accuracy = self._evaluated(self.dataset, threshold)
+            test_accuracy = None if test is None else self._evaluated(test, threshold)[1]
+            clock.lap("evaluate")
+            if not math.isfinite(loss):
+                raise DivergenceError(f"the loss is {loss} after epoch {epoch}: lower the learning rate ({self.schedule(self.step):g} now)")
+            ranks = gather(self.comm, (clock.seconds, traffic.bytes_sent, densities))
+            seconds = {phase: _mean([seconds[phase] for seconds, _, _ in ranks]) for phase in clock.seconds}
+            seconds["total"] = sum(seconds.values())
+            yield Epoch(
+                epoch=epoch,
+                loss=loss,
+                train_accuracy=train_accuracy,
+                test_accuracy=test_accuracy,
+                seconds=seconds,
+                bytes_sent=sum(sent for _, sent, _ in ranks),
+                steps=self.steps,
+                gradient_density=_mean([gradient for _, _, (gradient, _) in ranks]),
+                total_density=densities[1],
+            )
+
+    def _train(self, epoch: int, clock: _Clock, on_step: Callable[[], object] | None) -> tuple[float, float]:
+        """One pass over the training set; returns the mean densities of gradient and sum."""
+        options, densities = self.options, np.zeros(2)
+        order = batches(self.dataset, options.batch_size * self.comm.size, (options.seed, epoch))
+        for rows, count in order:
+            labels = self.dataset.labels[rows]
+            derivatives = self.model.derivative(self.weights.scores(self.dataset, rows), labels)
+            gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
+            clock.lap("compute")
+            total = self.strategy.total(gradient)
+            clock.lap("communicate")
+            self.weights.descend(total, self.schedule(self.step), options.l2)
+            clock.lap("update")
+            self.step += 1
+            densities += _density(gradient), _density(total)
+            if on_step is not None:
+                on_step()
+        gradient_density, total_density = densities / self.steps
+        return float(gradient_density), float(total_density)
+
+    def _evaluated(self, dataset: Dataset, threshold: float | None) -> tuple[float, float | None]:
+        """The mean loss of all ranks' samples, L2 term included, and the share of them on the right side of the threshold."""
+        scores = self.weights.scores(dataset, np.arange(dataset.rows))
+        loss = float(self.model.loss(scores, dataset.labels).sum())
+        right = 0 if threshold is None else int(((scores > threshold) == (dataset.labels > threshold)).sum())
+        ranks = gather(self.comm, (loss, right))
+        mean = sum(loss for loss, _ in ranks) / dataset.total + self.options.l2 / 2 * self.weights.squared_norm()
+        return mean, None if threshold is None else sum(right for _, right in ranks) / dataset.total
+
+    def _warm_up(self) -> None:
+        """A step of rate zero, so that compiling the loops and measuring the network count in no epoch."""
+        kernels.warm_up(self.dataset.indices.dtype)
+        rows = np.arange(min(1, self.dataset.rows))
+        self.weights.scores(self.dataset, rows)
+        gradient = self.strategy.gradient(rows, np.ones(len(rows), np.float32))
+        self.weights.descend(self.strategy.total(gradient), 0.0)
+
+
+def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tuple[Array, int]]:
+    """The batches of one epoch: of each, the rows that this rank holds, and how many samples all ranks hold of it.
+
+    All samples are shuffled by their numbers over all ranks, so that the batches are the same for any number of ranks; thesis
+    algorithm 1 lines 3 to 6, but for the division of a batch among the ranks, which is by who has read the sample.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    size : int
+        Samples of a batch, over all ranks; the last batch of an epoch may have fewer.
+    seed : (int, int)
+        Of the run, and the number of the epoch.
+
+    Examples
+    --------
+    >>> halves = [Dataset(np.zeros(4, int), np.empty(0), np.empty(0), np.zeros(3), 1, first, 6) for first in (0, 3)]
+    >>> for first, second in zip(*(batches(half, 4, (0, 1)) for half in halves)):
+    ...     print(first, second)
+    (array([1, 0]), 4) (array([1, 0]), 4)
+    (array([2]), 2) (array([2]), 2)
+    """
+    order = np.random.default_rng(seed).permutation(dataset.total)
+    positions = np.flatnonzero((order >= dataset.first) & (order < dataset.first + dataset.rows))
+    rows = order[positions] - dataset.first
+    starts = np.arange(0, dataset.total, size)
+    bounds = np.append(np.searchsorted(positions, starts), len(positions))
+    for batch, start in enumerate(starts.tolist()):
+        yield rows[bounds[batch] : bounds[batch + 1]], min(size, dataset.total - start)
+
+
+class _Clock:
+    """Seconds by phase: each moment belongs to the phase that ends after it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+
+def _threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:
+    """The score that parts the classes: zero, or for regression the middle of the two labels if there are no more than two."""
+    if model.classifies:
+        return 0.0
+    labels = sorted(set().union(*gather(comm, np.unique(dataset.labels)[:3].tolist())))
+    return sum(labels) / 2 if len(labels) == 2 else None
+
+
+def _density(stream: SparseStream) -> float:
+    return 1.0 if stream.is_dense else stream.density
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
