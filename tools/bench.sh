@@ -12,4 +12,6 @@ for ranks in ${RANKS:-2 4 8}; do
             --repeats "${REPEATS:-9}" --json "$results/p$ranks-d$density.json" </dev/null
     done
 done
+echo "== time / dense, beside the goals =="
+"$venv/bin/python" bench/compare.py "$results"/p*-d*.json
 echo "Results are in $results"

@@ -1,0 +1,61 @@
+"""The command line: ``sparseallreduce``, also ``python -m sparseallreduce``, a module a subcommand, under mpiexec or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from sparseallreduce.cli.failure import end
+from sparseallreduce.version import __version__
+
+__all__ = ["main"]
+
+# What each subcommand does, by its name, which is also that of its module in this package and of the command in that.
+_SUBCOMMANDS = {
+    "bench": "Measure every algorithm against the dense allreduce.",
+    "train": "Train a linear model on svmlight data.",
+    "generate": "Write a synthetic data set.",
+    "simulate": "Run every algorithm on a virtual network of any number of ranks.",
+    "doctor": "What MPI, threads, GPU and network this machine offers.",
+}
+
+
+class _Subcommands(click.Group):
+    """Imports a subcommand when it is called, and ends each way of failing by one line and an exit status."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _SUBCOMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"sparseallreduce.cli.{name}"), name)
+        return command
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _SUBCOMMANDS:
+            context.fail(f"there is no subcommand {args[0]!r}: use one of {', '.join(_SUBCOMMANDS)}")
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Subcommands"):
+            formatter.write_dl(list(_SUBCOMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        try:
+            status = super().main(args, prog_name, *rest, **extra | {"standalone_mode": False})
+        except Exception as error:
+            end(error)
+        raise SystemExit(status if isinstance(status, int) else 0)
+
+
+@click.group(cls=_Subcommands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="sparseallreduce")
+def main() -> None:
+    """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense allreduce.
+
+    Every subcommand runs alone or on all ranks of an mpiexec, and has its own --help.
+    """

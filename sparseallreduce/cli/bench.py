@@ -1,0 +1,300 @@
+"""`sparseallreduce bench`: every algorithm against the dense allreduce, on synthetic uniform data (thesis section 5.2)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms import AUTO
+from sparseallreduce.cli.network import machine_of, taken_by_auto
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
+from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.runtime.mpi import world
+from sparseallreduce.streams.operator import OPERATORS, Operator
+
+Array = NDArray[Any]
+
+DENSE = "MPI Allreduce"  # of arrays that are dense already and in memory: what the ratios refer to
+DENSIFY = "  and making it dense"  # what a user pays who has sparse streams and no sparse allreduce
+
+
+class Setting(NamedTuple):
+    """What is measured."""
+
+    size: int
+    density: float
+    dtype: str
+    op: str
+    experiments: int  # each with new data
+    repeats: int  # of every algorithm in an experiment
+    seed: int
+    non_blocking: bool
+
+
+@dataclass
+class Measured:
+    """What an algorithm came to; the same on all ranks."""
+
+    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, each of the slowest rank
+    bytes_sent: list[int] = field(default_factory=list)  # by rank, mean over the experiments
+    header_bytes: list[int] = field(default_factory=list)  # of these
+    messages: list[int] = field(default_factory=list)
+    density: float = 0.0  # of the result, mean over the experiments
+    chosen: str | None = None  # what auto took
+    faults: list[str] = field(default_factory=list)
+
+
+@click.command()
+@click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
+@click.option("--density", type=click.FloatRange(0, 1), required=True, help="Share of the N positions that each rank has: k = N * density.")
+@algorithms_option()
+@click.option("--dtype", type=click.Choice(["float32", "float64", "int32", "int64"]), default="float32", show_default=True)
+@click.option("--op", type=click.Choice(list(OPERATORS)), default="sum", show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timings of each algorithm and experiment.")
+@click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Each with new data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
+@click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results, all times included.")
+@click.pass_context
+def bench(context: click.Context, /, names: list[str], json_path: Path | None, device: str, **chosen: Any) -> None:
+    """Measure every algorithm against the dense allreduce of the MPI library.
+
+    Every rank has k entries at random positions of its own. A time is that of the slowest rank from a barrier on; the algorithms
+    take turns in changing order, so that what else the machine does hits all alike. Every result is checked against the dense reduction.
+    """
+    setting = Setting(**chosen)
+    comm = world()
+    on_rank_0(comm, lambda: check_output(json_path))
+    steps = setting.experiments * (len(names) + setting.repeats)
+    with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
+        measured = measure(setting, names, comm, bar.update)
+    surroundings = environment(comm)
+    results = _results(setting, measured, comm.size)
+    if comm.rank == 0:
+        click.echo(_table(setting, results, surroundings))
+    if json_path is not None:
+        on_rank_0(comm, lambda: write_report(json_path, "bench", context.params, surroundings, results))
+    faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
+    if faults:
+        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
+
+
+def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None) -> dict[str, Measured]:
+    """Run the experiments; collective over ``comm``.
+
+    Returns
+    -------
+    dict
+        Of every algorithm in ``names``, after the two dense baselines.
+    """
+    dense = _Dense(setting, comm)
+    stream: Any = None
+
+    def make_dense() -> None:
+        _fill(dense.ours, stream, dense.neutral)
+        dense.reduce()
+
+    def algorithm(name: str) -> Callable[[], sar.SparseStream]:
+        if setting.non_blocking:
+            return lambda: sar.iallreduce(stream, comm, setting.op, name).wait()
+        return lambda: sar.allreduce(stream, comm, setting.op, name)
+
+    calls: dict[str, Callable[[], Any]] = {DENSE: dense.reduce, DENSIFY: make_dense} | {name: algorithm(name) for name in names}
+    measured = {name: Measured() for name in calls}
+    count = entries_of(setting.size, setting.density)
+    for experiment in range(setting.experiments):
+        rng = np.random.default_rng((setting.seed, experiment, comm.rank))
+        stream = sar.SparseStream(draw_positions(rng, setting.size, count), draw_values(rng, count, setting.dtype), setting.size)
+        dense.expect(stream)
+        for name in names:  # which also compiles, and measures the network for auto
+            _check(calls[name], dense, comm, measured[name])
+            on_step()
+        times = np.empty((len(calls), setting.repeats))
+        orders = np.random.default_rng((setting.seed, experiment))  # the same on all ranks
+        for repeat in range(setting.repeats):
+            # In an order of its own, since who comes after a dense reduction finds the caches full of that.
+            for place in orders.permutation(len(calls)):
+                times[place, repeat] = _timed(list(calls.values())[place], comm)
+            on_step()
+        for each, row in zip(measured.values(), _slowest(times, comm)):
+            each.seconds.append(row.tolist())
+    if AUTO in names:
+        machine = machine_of(comm)
+        if machine is not None:
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, setting.dtype, dense.op)
+    for name in names:
+        _finish(measured[name], setting.experiments)
+    return measured
+
+
+class _Dense:
+    """The dense reduction of MPI, on arrays that stay in memory; for a process alone, a copy."""
+
+    def __init__(self, setting: Setting, comm: Any) -> None:
+        self.comm = comm
+        self.op: Operator = OPERATORS[setting.op]
+        self.neutral = self.op.neutral_of(setting.dtype)
+        self.ours = np.full(setting.size, self.neutral, setting.dtype)
+        self.total = np.empty_like(self.ours)
+        self.expected: Array = self.total
+        self.magnitude: Array | None = None
+
+    def reduce(self) -> None:
+        if self.comm.size == 1:
+            np.copyto(self.total, self.ours)
+            return
+        self.comm.Allreduce(self.ours, self.total, _mpi_operator(self.op))
+
+    def expect(self, stream: sar.SparseStream) -> None:
+        """Take the data of a new experiment, and find out what rank 0 will compare with."""
+        _fill(self.ours, stream, self.neutral)
+        self.reduce()
+        self.expected = self.total.copy()
+        self.magnitude = None
+        if self.op.is_sum and self.ours.dtype.kind == "f":
+            self.magnitude = self._reduced(np.abs(self.ours), self.op)
+        if not self.op.is_sum:
+            held = np.zeros(len(self.ours), np.int8)
+            held[stream.indices] = 1
+            self.expected[self._reduced(held, OPERATORS["max"]) == 0] = 0
+
+    def _reduced(self, array: Array, op: Operator) -> Array:
+        total = array.copy()
+        if self.comm.size > 1:
+            self.comm.Allreduce(array, total, _mpi_operator(op))
+        return total
+
+
+def _fill(array: Array, stream: sar.SparseStream, neutral: Any) -> None:
+    array.fill(neutral)
+    array[stream.indices] = stream.values
+
+
+def _mpi_operator(op: Operator) -> Any:
+    from mpi4py import MPI
+
+    return getattr(MPI, op.name.upper())
+
+
+def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measured: Measured) -> None:
+    """Run once, untimed: whether rank 0's result is right, whether all ranks have the same bits, and what was sent."""
+    with sar.trace() as traffic:
+        result = call()
+    ranks = comm.size
+    ours = (_checksum(result), traffic.bytes_sent, traffic.header_bytes, traffic.messages)
+    rows = [ours] if ranks == 1 else comm.allgather(ours)
+    deviation = 0.0
+    if comm.rank == 0:
+        deviation = largest_deviation(result, dense.expected, dense.magnitude, ranks, dense.op)
+    if ranks > 1:
+        deviation = comm.bcast(deviation)
+    if deviation > 1:
+        measured.faults.append(f"off by {deviation:.3g} times what rounding explains")
+    if len({row[0] for row in rows}) > 1:
+        measured.faults.append("the ranks hold different bits")
+    for name, column in zip(("bytes_sent", "header_bytes", "messages"), list(zip(*rows))[1:]):
+        before = getattr(measured, name) or [0] * ranks
+        setattr(measured, name, [a + b for a, b in zip(before, column)])
+    measured.density += result.density
+
+
+def _finish(measured: Measured, experiments: int) -> None:
+    measured.density /= experiments
+    for name in ("bytes_sent", "header_bytes", "messages"):
+        setattr(measured, name, [round(count / experiments) for count in getattr(measured, name)])
+
+
+def _checksum(stream: sar.SparseStream) -> tuple[bool, int, int]:
+    parts = (stream.indices, stream.values) if not stream.is_dense else (stream._stored,)
+    value = 0
+    for part in parts:
+        value = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, value)
+    return stream.is_dense, stream.stored, value
+
+
+def _timed(call: Callable[[], Any], comm: Any) -> float:
+    """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
+    if comm.size > 1:
+        comm.Barrier()
+    start = perf_counter()
+    result = call()
+    seconds = perf_counter() - start
+    del result
+    return seconds
+
+
+def _slowest(times: Array, comm: Any) -> Array:
+    if comm.size == 1:
+        return times
+    slowest = np.empty_like(times)
+    comm.Allreduce(times, slowest, _mpi_operator(OPERATORS["max"]))
+    return slowest
+
+
+def _results(setting: Setting, measured: dict[str, Measured], ranks: int) -> dict[str, Any]:
+    baseline = float(np.median(measured[DENSE].seconds))
+    rows = [_row(name.strip(), each, baseline) for name, each in measured.items()]
+    return {
+        **setting._asdict(),
+        "ranks": ranks,
+        "entries": entries_of(setting.size, setting.density),
+        "dense": rows[0],
+        "dense_with_densifying": rows[1],
+        "algorithms": rows[2:],
+    }
+
+
+def _row(name: str, measured: Measured, baseline: float) -> dict[str, Any]:
+    lower, median, upper = (float(value) for value in np.quantile(measured.seconds, [0.25, 0.5, 0.75]))
+    row: dict[str, Any] = {"algorithm": name, "median": median, "lower_quartile": lower, "upper_quartile": upper}
+    row["ratio"] = median / baseline if baseline else None
+    if measured.bytes_sent:
+        row |= {
+            "bytes_sent": measured.bytes_sent,
+            "header_bytes": measured.header_bytes,
+            "messages": measured.messages,
+            "result_density": measured.density,
+            "chosen": measured.chosen,
+            "correct": not measured.faults,
+        }
+    row["seconds"] = measured.seconds
+    return row
+
+
+def _table(setting: Setting, results: dict[str, Any], surroundings: dict[str, Any]) -> str:
+    timings = setting.experiments * setting.repeats
+    lines = [
+        f"{_short(surroundings['mpi'])}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): "
+        f"{setting.op} of {results['ranks']} x {results['entries']:,} {setting.dtype} entries, N = {setting.size:,} "
+        f"(density {setting.density:.4g})",
+        f"{'non-blocking, ' if setting.non_blocking else ''}milliseconds of the slowest rank, median and quartiles of {timings}",
+        "",
+        f"{'algorithm':<26} {'median':>9} {'25 %':>9} {'75 %':>9} {'/ dense':>8} {'sent, kB a rank':>16} {'headers':>8} {'result':>8}",
+    ]
+    dense = (DENSE, results["dense"]), (DENSIFY, results["dense_with_densifying"])
+    for name, row in (*dense, *((row["algorithm"], row) for row in results["algorithms"])):
+        times = (f"{1e3 * row[key]:9.3f}" for key in ("median", "lower_quartile", "upper_quartile"))
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.4f}"
+        line = f"{name:<26} {' '.join(times)} {ratio:>8}"
+        if "bytes_sent" in row:
+            sent, headers = sum(row["bytes_sent"]), sum(row["header_bytes"])
+            line += f" {max(row['bytes_sent']) / 1e3:16,.1f} {headers / sent if sent else 0:8.3%} {row['result_density']:8.3%}"
+            line += f"  took {row['chosen']}" if row["chosen"] else ""
+            line += "" if row["correct"] else "  WRONG"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _short(library: str | None) -> str:
+    return "no MPI" if library is None else library.partition(",")[0]

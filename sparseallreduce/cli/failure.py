@@ -1,0 +1,137 @@
+"""How a command fails: one line that says what is wrong and what to do, an exit status, and no rank left waiting for another."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from sparseallreduce.errors import SparseAllreduceError
+
+__all__ = ["end", "launched_rank", "launched_ranks"]
+
+FAILED = 1
+BAD_ARGUMENTS = 2
+_TAG = 32767  # the highest that every MPI has; commands send nothing else point to point on COMM_WORLD
+_SECONDS = 2.0  # how long ranks wait for each other to fail too
+
+# How launchers tell a process its rank: MPICH and Slurm's PMI, PMIx, Open MPI.
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def launched_rank() -> int:
+    """The rank that a launcher gave this process, known without MPI; 0 for a process alone."""
+    return _first_number(_RANKS) or 0
+
+
+def launched_ranks() -> int | None:
+    """How many processes the launcher of this one has started, None if none did or it does not say."""
+    return _first_number(_SIZES)
+
+
+def _first_number(names: Sequence[str]) -> int | None:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+
+
+def end(error: Exception) -> NoReturn:
+    """Exit because of ``error``: 2 for bad arguments, 1 for all else.
+
+    Arguments are the same on all ranks, so that rank 0 alone speaks of bad ones. If all ranks fail within some seconds, each
+    different text is printed once. If some do not, they would wait for the others for ever: the run is aborted.
+
+    Raises
+    ------
+    SystemExit
+    """
+    if isinstance(error, click.UsageError):
+        if launched_rank() == 0:
+            click.echo(_usage(error), err=True)
+        raise SystemExit(BAD_ARGUMENTS)
+    text = _described(error)
+    comm = _world_of_several()
+    if comm is None:
+        click.echo(text, err=True)
+    else:
+        _end_together(comm, text)
+    raise SystemExit(FAILED)
+
+
+def _usage(error: click.UsageError) -> str:
+    where = error.ctx.command_path if error.ctx is not None else "sparseallreduce"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"Error: {message}. See {where} --help"
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, click.Abort):
+        return "Error: interrupted"
+    if isinstance(error, click.ClickException):
+        return f"Error: {_one_line(error.format_message())}"
+    if isinstance(error, SparseAllreduceError):
+        return f"Error: {_one_line(str(error))}"
+    if isinstance(error, OSError):
+        return f"Error: {_one_line(_os_error(error))}"
+    return "".join(traceback.format_exception(error)) + "Error: this is a defect of sparseallreduce; please report it with the lines above"
+
+
+def _os_error(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}; check the path, its permissions and the space on the disk"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _world_of_several() -> Any:
+    """``COMM_WORLD``, if this command has come to use MPI and has more than one rank; else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
+        return None
+    return mpi.COMM_WORLD
+
+
+def _end_together(comm: Any, text: str) -> None:
+    """Return once every rank of ``comm`` has got here and each different text is printed; abort if that takes too long."""
+    deadline = time.monotonic() + _SECONDS
+    texts = {comm.rank: text}
+    if comm.rank == 0:
+        while len(texts) < comm.size and time.monotonic() < deadline:
+            for source in range(comm.size):
+                if comm.iprobe(source, _TAG):
+                    texts[source] = comm.recv(source=source, tag=_TAG)
+            time.sleep(0.001)
+        for line in _gathered(texts, comm.size):
+            click.echo(line, err=True)
+        if len(texts) == comm.size:
+            for dest in range(1, comm.size):
+                comm.isend(None, dest, _TAG).Free()
+            return
+    else:
+        request = comm.isend(text, 0, _TAG)
+        while time.monotonic() < deadline + 1:
+            request.test()
+            if comm.iprobe(0, _TAG):
+                comm.recv(source=0, tag=_TAG)
+                return
+            time.sleep(0.001)
+        click.echo(_gathered(texts, comm.size)[0], err=True)
+    sys.stderr.flush()
+    comm.Abort(FAILED)
+
+
+def _gathered(texts: dict[int, str], ranks: int) -> list[str]:
+    """Each different text once, with the ranks that it comes from unless it comes from all."""
+    sources: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        sources.setdefault(text, []).append(rank)
+    if len(texts) == ranks and len(sources) == 1:
+        return list(sources)
+    return [f"rank{'s' if len(where) > 1 else ''} {', '.join(map(str, where))}: {text}" for text, where in sources.items()]

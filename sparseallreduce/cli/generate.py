@@ -1,0 +1,30 @@
+"""`sparseallreduce generate`: a synthetic data set in svmlight text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output
+from sparseallreduce.linear.generate import KINDS
+from sparseallreduce.linear.generate import generate as write_samples
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("out", type=OUTPUT_FILE)
+@click.option("--samples", type=click.IntRange(min=1), help="By default 100,000 uniform, 2,396,130 url-like, 350,000 webspam-like.")
+@click.option("--features", type=click.IntRange(min=2, max=2**32 - 1), help="By default 100,000, 3,231,961 and 16,609,143.")
+@click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros of a sample as a share of the features.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same arguments give the same bytes.")
+def generate(kind: str, out: Path, samples: int | None, features: int | None, density: float | None, seed: int) -> None:
+    """Write samples of a KIND to OUT, compressed if it ends in .gz, .bz2 or .xz.
+
+    uniform draws all features alike. url-like and webspam-like have the sizes, the non-zeros a sample and the power-law frequencies
+    of the two data sets that the sparse allreduce thesis trains on. Labels come from a sparse linear model with noise.
+    """
+    check_output(out)
+    with tqdm(desc=out.name, unit="sample", total=samples or KINDS[kind].samples, disable=None, dynamic_ncols=True) as bar:
+        write_samples(kind, out, samples=samples, features=features, density=density, seed=seed, progress=bar.update)

@@ -1,0 +1,27 @@
+"""What the library has measured of a network, and what it concludes from that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.algorithms.choose import choose
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.runtime.mpi import _channel
+from sparseallreduce.streams.operator import SUM, Operator
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["machine_of", "taken_by_auto"]
+
+
+def machine_of(comm: Any) -> Machine | None:
+    """The constants measured on ``comm`` by its first operation, which this may be; None if it has one rank. Collective."""
+    return None if comm.size == 1 else _channel(comm).machine
+
+
+def taken_by_auto(machine: Machine, size: int, entries: int, ranks: int, dtype: str = "float32", op: Operator = SUM) -> str:
+    """The algorithm that "auto" takes for plain streams of ``entries`` on each of ``ranks``."""
+    empty = SparseStream._sparse_form(np.empty(0, index_dtype(size)), np.empty(0, dtype), size)
+    return choose(empty, [entries] * ranks, Reduction(op), machine)

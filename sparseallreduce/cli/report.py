@@ -1,0 +1,156 @@
+"""The JSON object that commands write: schema, command, arguments, environment, results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from sparseallreduce.runtime.serial import SERIAL
+from sparseallreduce.version import __version__
+
+__all__ = ["OUTPUT_FILE", "check_output", "cores", "environment", "on_rank_0", "processor", "release", "write_report"]
+
+SCHEMA = 1
+OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def environment(comm: Any) -> dict[str, Any]:
+    """What the results were obtained with; collective over ``comm``, the same on all ranks."""
+    hosts = [platform.node()] if comm.size == 1 else comm.allgather(platform.node())
+    library = None
+    if comm is not SERIAL:
+        from mpi4py import MPI
+
+        library = " ".join(MPI.Get_library_version().splitlines()[0].split()).rstrip("\0")
+    return {
+        "sparseallreduce": __version__,
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "numba": release("numba"),
+        "mpi4py": release("mpi4py"),
+        "mpi": library,
+        "platform": platform.platform(),
+        "cpu": processor(),
+        "cpus": cores(),
+        "ranks": comm.size,
+        "hosts": dict(Counter(hosts)),  # ranks on each
+    }
+
+
+def write_report(
+    path: Path, command: str, arguments: Mapping[str, Any], environment: Mapping[str, Any], results: Any, **further: Any
+) -> None:
+    """Write the object to ``path``, whole or not at all; for one rank to call.
+
+    Parameters
+    ----------
+    path : Path
+    command : str
+        Name of the subcommand.
+    arguments : mapping
+        Its parameters; paths are written as text.
+    environment : mapping
+        Of :func:`environment`.
+    results
+        What JSON can express, NumPy scalars and arrays included.
+    **further
+        Keys beside ``results``.
+    """
+    report = {
+        "schema": SCHEMA,
+        "command": command,
+        "arguments": dict(arguments),
+        "environment": dict(environment),
+        "results": results,
+        **further,
+    }
+    text = json.dumps(report, indent=2, default=_plain) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp lets nobody else read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def check_output(*paths: Path | None) -> None:
+    """Find out before the work rather than after it that a result cannot be written.
+
+    Raises
+    ------
+    OSError
+    """
+    for path in paths:
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise OSError(f"cannot write {path}: {path.parent} is no folder that can be written to; create it or choose another")
+
+
+def on_rank_0(comm: Any, action: Callable[[], object]) -> None:
+    """Let rank 0 act, and every rank know of it: collective, and raises on all ranks what it raises there.
+
+    Raises
+    ------
+    OSError
+    """
+    failure: OSError | None = None
+    if comm.rank == 0:
+        try:
+            action()
+        except OSError as error:
+            failure = error
+    if comm.size > 1:
+        failure = comm.bcast(failure)
+    if failure is not None:
+        raise failure
+
+
+def release(package: str) -> str | None:
+    """The version of an installed package, None if it is not installed; does not import it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

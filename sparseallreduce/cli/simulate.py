@@ -1,0 +1,154 @@
+"""`sparseallreduce simulate`: every algorithm on a virtual alpha-beta network, with real data, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms import AUTO
+from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.cli.failure import launched_rank
+from sparseallreduce.cli.network import taken_by_auto
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.runtime.simulator import same_bits
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.stream import DTYPES, index_dtype
+
+Array = NDArray[Any]
+
+_NETWORK = sar.Network()
+_POSITIONS = ("uniform", "disjoint", "same")
+_WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch")  # algorithms in which each rank holds all N values
+
+
+@click.command()
+@click.option("--ranks", type=click.IntRange(min=1), required=True, help="How many are simulated.")
+@click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
+@click.option("--density", type=click.FloatRange(0, 1), required=True, help="Share of the N positions that each rank has: k = N * density.")
+@algorithms_option()
+@click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="alpha, seconds a message.")
+@click.option("--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes a second.")
+@click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Where the ranks have entries.")
+@click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
+@click.pass_context
+def simulate(context: click.Context, /, names: list[str], json_path: Path | None, **chosen: Any) -> None:
+    """Run every algorithm on a virtual network of any number of ranks, with real data in this one process.
+
+    A message of L bytes takes latency + L / bandwidth, and computation no time (thesis section 3.1.1). Every result is checked
+    against the dense sum. Positions of the ranks are independent and uniform, or disjoint, or the same for all (fully overlapping).
+    """
+    if launched_rank() != 0:  # one process does all; started by an mpiexec, the others have nothing to do
+        return
+    check_output(json_path)
+    ranks, size, entries = chosen["ranks"], chosen["size"], entries_of(chosen["size"], chosen["density"])
+    if chosen["positions"] == "disjoint" and entries * ranks > size:
+        raise click.UsageError(f"{ranks} x {entries:,} entries are not disjoint in {size:,} positions: lower --density or --ranks", context)
+    _check_memory(names, ranks, size, np.dtype(chosen["dtype"]).itemsize)
+    network = sar.Network(chosen["latency"], chosen["bandwidth"])
+    streams = _streams(ranks, size, entries, chosen["positions"], chosen["dtype"], chosen["seed"])
+    expected, magnitude = _dense_sums(streams)
+    rows = []
+    for name in (bar := tqdm(names, disable=None, leave=False, dynamic_ncols=True)):
+        bar.set_description(name)
+        rows.append(_row(name, streams, network, expected, magnitude))
+    results = {"entries": entries, "algorithms": rows}
+    click.echo(_table(chosen, entries, rows))
+    if json_path is not None:
+        write_report(json_path, "simulate", context.params, environment(sar.SERIAL), results)
+    wrong = [row["algorithm"] for row in rows if not row["correct"]]
+    if wrong:
+        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")
+
+
+def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, seed: int) -> list[sar.SparseStream]:
+    """One a rank; streams of the same positions share the array of them."""
+    rng = np.random.default_rng(seed)
+    if positions == "same":
+        common = draw_positions(rng, size, entries)
+        sets = [common] * ranks
+    elif positions == "disjoint":
+        every = draw_positions(rng, size, entries * ranks)
+        rng.shuffle(every)
+        sets = list(np.sort(every.reshape(ranks, entries), axis=1))
+    else:
+        sets = [draw_positions(rng, size, entries) for _ in range(ranks)]
+    return [sar.SparseStream(indices, draw_values(rng, entries, dtype), size) for indices in sets]
+
+
+def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
+    """The sum of the streams in their dtype, rounded once if they are floats, and that of their absolute values."""
+    dtype = streams[0].dtype
+    wide = np.dtype(np.float64) if dtype.kind == "f" else dtype
+    total, magnitude = np.zeros((2, streams[0].size), wide)
+    for stream in streams:
+        indices, values = stream.indices, stream.values.astype(wide)
+        total[indices] += values
+        magnitude[indices] += np.abs(values)
+    return total.astype(dtype), magnitude
+
+
+def _row(name: str, streams: Sequence[sar.SparseStream], network: sar.Network, expected: Array, magnitude: Array) -> dict[str, Any]:
+    start = perf_counter()
+    out = sar.simulate(streams, name, network)
+    seconds = perf_counter() - start
+    first = out.outputs[0]
+    alike = all(same_bits(first, other) for other in out.outputs[1:])
+    ranks, size, entries = len(streams), first.size, streams[0].nnz
+    beta = 1 / network.bandwidth
+    machine = Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
+    chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name) if name == AUTO else None
+    problem = Problem(entries, size, ranks, first.dtype.itemsize, index_dtype(size).itemsize)
+    return {
+        "algorithm": name,
+        "chosen": chosen,
+        "time": out.time,
+        "predicted_time": predicted_time(chosen or name, problem, machine) if ranks > 1 else 0.0,
+        "bytes_sent": {"max": int(out.bytes_sent.max()), "mean": float(out.bytes_sent.mean())},
+        "header_bytes": {"max": int(out.header_bytes.max()), "mean": float(out.header_bytes.mean())},
+        "messages": {"max": int(out.messages.max()), "mean": float(out.messages.mean())},
+        "result_density": first.density,
+        "correct": alike and largest_deviation(first, expected, magnitude, ranks, SUM) <= 1,
+        "seconds": seconds,  # of this machine
+    }
+
+
+def _check_memory(names: Sequence[str], ranks: int, size: int, itemsize: int) -> None:
+    """Refuse at once what this machine has no memory for: dense algorithms hold all N values on every rank."""
+    dense = [name for name in names if name in _WITH_DENSE_RANKS]
+    needed = ranks * size * itemsize
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else needed
+    if dense and needed > available:
+        raise click.ClickException(
+            f"{', '.join(dense)} would take {needed / 1e9:.0f} GB for {ranks} dense vectors and {available / 1e9:.0f} GB are free: "
+            "leave them out with --algorithms, or lower --size or --ranks"
+        )
+
+
+def _table(chosen: dict[str, Any], entries: int, rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        f"{chosen['ranks']:,} ranks x {entries:,} {chosen['dtype']} entries ({chosen['positions']} positions), N = {chosen['size']:,}; "
+        f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s",
+        "",
+        f"{'':<24} {'time':>11} {'predicted':>11} {'kB sent a rank':>25} {'of them':>10} {'messages':>9} {'result':>8} {'computed':>9}",
+        f"{'algorithm':<24} {'us':>11} {'us':>11} {'most':>12} {'mean':>12} {'headers':>10} {'most':>9} {'density':>8} {'in s':>9}",
+    ]
+    for row in rows:
+        line = f"{row['algorithm']:<24} {1e6 * row['time']:11,.2f} {1e6 * row['predicted_time']:11,.2f} "
+        line += f"{row['bytes_sent']['max'] / 1e3:12,.2f} {row['bytes_sent']['mean'] / 1e3:12,.2f} "
+        line += f"{row['header_bytes']['max'] / 1e3:10,.2f} {row['messages']['max']:9,} {row['result_density']:8.3%} {row['seconds']:9.2f}"
+        line += f"  took {row['chosen']}" if row["chosen"] else ""
+        line += "" if row["correct"] else "  WRONG"
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,114 @@
+"""Synthetic streams as in thesis section 5.2, and what their reduction must come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.algorithms import algorithms
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["algorithms_option", "draw_positions", "draw_values", "entries_of", "largest_deviation"]
+
+Array = NDArray[Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def algorithms_option() -> Callable[[Command], Command]:
+    """The option ``--algorithms a,b|all``, passed on as the list ``names``."""
+    return click.option("--algorithms", "names", default="all", show_default=True, metavar="A,B|all", callback=_named)
+
+
+def _named(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+    if text == "all":
+        return algorithms()
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in algorithms()]
+    if unknown or not names:
+        what = f"unknown algorithm {unknown[0]!r}" if unknown else "no algorithm is named"
+        raise click.BadParameter(f"{what}: give all, or some of {','.join(algorithms())}", context, option)
+    return list(dict.fromkeys(names))
+
+
+def entries_of(size: int, density: float) -> int:
+    """k = N d, rounded."""
+    return round(size * density)
+
+
+def draw_positions(rng: np.random.Generator, size: int, count: int) -> Array:
+    """Exactly ``count`` different positions below ``size``, increasing; every set of as many is equally likely.
+
+    Takes time and memory in proportion to ``count`` up to a half of ``size``, above to ``size``.
+    """
+    if count > size // 2:
+        absent = np.ones(size, np.bool_)
+        absent[draw_positions(rng, size, size - count)] = False
+        return np.flatnonzero(absent).astype(index_dtype(size))
+    found = np.empty(0, index_dtype(size))
+    while len(found) < count:
+        # So many draws hit about as many different positions as are missing, and a few more.
+        missing = count - len(found)
+        draws = math.ceil(-size * math.log1p(-missing / size) * 1.001 + 4 * math.sqrt(missing)) + 4
+        found = _union(found, rng.integers(size, size=draws, dtype=found.dtype.type), size)
+    surplus = rng.choice(len(found), len(found) - count, replace=False, shuffle=False)
+    kept: Array = np.delete(found, surplus)
+    return kept
+
+
+def _union(found: Array, drawn: Array, size: int) -> Array:
+    if len(drawn) < size // 64:
+        both = np.sort(np.concatenate([found, drawn]))
+        different: Array = both[np.diff(both, prepend=~both[:1]) != 0]
+        return different
+    present = np.zeros(size, np.bool_)  # faster than sorting where it is not much larger than what is sorted
+    present[found] = present[drawn] = True
+    return np.flatnonzero(present).astype(found.dtype)
+
+
+def draw_values(rng: np.random.Generator, count: int, dtype: DTypeLike) -> Array:
+    """Standard normal floats, or integers from -100 to 100."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(-100, 101, size=count, dtype=dtype.type)
+    drawn = rng.standard_normal(count, dtype=np.float64 if dtype == np.float64 else np.float32)
+    return drawn.astype(dtype, copy=False)
+
+
+def largest_deviation(result: SparseStream, expected: Array, magnitude: Array | None, ranks: int, op: Operator) -> float:
+    """How far ``result`` is from the dense reduction, as a multiple of what the order of the operations may change.
+
+    Parameters
+    ----------
+    result : SparseStream
+    expected : ndarray, shape (size,)
+        The dense reduction, zero where no rank holds an entry.
+    magnitude : ndarray, shape (size,), or None
+        The same reduction of absolute values; None stands for those of ``expected``.
+    ranks : int
+        How many streams were reduced.
+    op : Operator
+
+    Returns
+    -------
+    float
+        At most 1 for a right result; exact reductions (integers, minimum, maximum) give 0 or infinity.
+    """
+    dense = result.to_dense()
+    if dense.shape != expected.shape or dense.dtype != expected.dtype:
+        return math.inf
+    if dense.dtype.kind != "f" or op.name in ("min", "max"):
+        return 0.0 if np.array_equal(dense, expected) else math.inf
+    # Either order of P - 1 roundings is off by at most (P - 1) eps times the reduction of absolute values.
+    wrong = np.flatnonzero(dense != expected)
+    if len(wrong) == 0:
+        return 0.0
+    allowed = np.abs(expected[wrong]) if magnitude is None else magnitude[wrong]
+    tolerance = 2 * ranks * float(np.finfo(dense.dtype).eps) * allowed.astype(np.float64) + float(np.finfo(dense.dtype).tiny)
+    deviation = np.abs(dense[wrong].astype(np.float64) - expected[wrong].astype(np.float64)) / tolerance
+    return math.inf if np.isnan(deviation).any() else float(deviation.max())

@@ -1,0 +1,52 @@
+"""`doctor` finds out what there is, and never fails for what is not."""
+
+import json
+import os
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from sparseallreduce.cli import main
+
+WITHOUT = "import sys; sys.modules['mpi4py'] = None; from sparseallreduce.cli import main; main(sys.argv[1:])"
+
+
+def test_alone(tmp_path):
+    result = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "out.json")])
+
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["schema"], report["command"]) == (1, "doctor")
+    assert {"mpi", "kernels", "gpu", "network", "processes", "problems"} <= report["results"].keys()
+    assert report["results"]["processes"][0]["cores"] >= 1
+    for subject in ("software", "MPI", "ranks", "cores", "kernels", "GPU", "network"):
+        assert f"\n{subject} " in f"\n{result.output}"
+
+
+def test_without_mpi4py():
+    ran = subprocess.run([sys.executable, "-c", WITHOUT, "doctor"], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "MPI          none" in ran.stdout
+
+
+def test_without_mpi4py_but_under_an_mpiexec_a_remedy_is_named():
+    launched = os.environ | {"PMI_SIZE": "2", "PMI_RANK": "0"}
+
+    ran = subprocess.run([sys.executable, "-c", WITHOUT, "doctor"], capture_output=True, text=True, check=False, env=launched)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "PROBLEM" in ran.stdout
+    assert "install sparseallreduce[mpi]" in ran.stdout
+
+
+def test_ranks_and_network_under_mpiexec(mpi_run, tmp_path):
+    ran = mpi_run(3, "-m", "sparseallreduce", "doctor", "--json", tmp_path / "out.json")
+
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert len(results["processes"]) == 3
+    assert results["network"]["alpha"] > 0
+    assert results["mpi"]["standard"]
+    assert results["oversubscribed"] == any("share" in problem for problem in results["problems"])
+    assert ran.stdout.count("network ") == 1

@@ -1,0 +1,84 @@
+"""`simulate`: real data on a virtual network, checked, and comparable with the model."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import sparseallreduce as sar
+from sparseallreduce.cli import main
+
+
+def simulate(*arguments, status=0):
+    result = CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def rows(tmp_path, *arguments):
+    simulate(*arguments, "--json", tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["schema"], report["command"]) == (1, "simulate")
+    return {row["algorithm"]: row for row in report["results"]["algorithms"]}
+
+
+def test_all_algorithms_are_simulated_and_right(tmp_path):
+    found = rows(tmp_path, "--ranks", 6, "--size", 5000, "--density", 0.01)
+
+    assert list(found) == sar.algorithms()
+    assert all(row["correct"] for row in found.values())
+    assert found["auto"]["chosen"] in sar.algorithms()
+    assert found["auto"]["time"] == min(row["time"] for row in found.values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("positions,density", [("uniform", None), ("disjoint", 0.08), ("same", 0.01)])
+def test_positions_of_the_ranks(tmp_path, positions, density, dtype):
+    arguments = ["--ranks", 8, "--size", 20000, "--density", 0.01, "--dtype", dtype, "--positions", positions]
+
+    row = rows(tmp_path, *arguments, "--algorithms", "ssar_recursive_doubling")["ssar_recursive_doubling"]
+
+    assert row["correct"]
+    if density is None:
+        assert 0.07 < row["result_density"] < 0.08
+    else:
+        assert row["result_density"] == pytest.approx(density, abs=1e-9 if dtype[0] == "f" else 0.001)  # integers may add up to zero
+
+
+def test_time_follows_latency_and_bandwidth(tmp_path):
+    arguments = ["--ranks", 4, "--size", 10**5, "--density", 0.01, "--algorithms", "ssar_recursive_doubling", "--latency", 0.5]
+
+    row = rows(tmp_path, *arguments, "--bandwidth", 1e15)["ssar_recursive_doubling"]
+
+    assert row["time"] == pytest.approx(2 * 0.5, rel=1e-6)  # log2(P) alpha
+    assert row["time"] == pytest.approx(row["predicted_time"], rel=1e-6)
+    assert row["messages"]["max"] == 2
+
+
+def test_more_disjoint_positions_than_there_are_is_a_bad_argument():
+    output = simulate("--ranks", 4, "--size", 100, "--density", 0.3, "--positions", "disjoint", status=2)
+
+    assert "lower --density or --ranks" in output
+    assert output.count("\n") == 1
+
+
+def test_too_large_for_the_memory_is_said_at_once():
+    output = simulate("--ranks", 10**6, "--size", 2**32, "--density", 0, "--algorithms", "dense", status=1)
+
+    assert "leave them out with --algorithms" in output
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("ranks,size,density", [(1, 100, 0.1), (3, 0, 0.0), (5, 2, 1.0), (4, 10, 0.0)])
+def test_extremes(tmp_path, ranks, size, density):
+    assert all(row["correct"] for row in rows(tmp_path, "--ranks", ranks, "--size", size, "--density", density).values())
+
+
+@pytest.mark.parametrize("algorithm", ["allgather", "ssar_recursive_doubling"])
+def test_1024_ranks_share_what_is_the_same(tmp_path, algorithm):
+    arguments = ["--ranks", 1024, "--size", 2**24, "--density", 1e-5, "--algorithms", algorithm]
+
+    row = rows(tmp_path, *arguments)[algorithm]
+
+    assert row["correct"]
+    assert row["messages"]["max"] == 10
