@@ -2,6 +2,7 @@
 
 import random
 import time
+from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
@@ -10,6 +11,7 @@ from mpi_inputs import DTYPES, FLOATS, Inputs, same_everywhere
 from oracle import bits
 
 import sparseallreduce as sar
+from sparseallreduce.runtime import engine
 
 
 def greater(a, b, out=None):
@@ -77,6 +79,16 @@ def case_early_switch_in_groups_of_any_size(comm, group_size):
     for size in (comm.size - 1, 1001):
         inputs = Inputs(comm.size, size, seed=group_size)
         inputs.check(sar.allreduce(inputs.stream(comm.rank), comm, algorithm="dsar_early_switch", group_size=group_size))
+
+
+@each(algorithm=["dsar_split_allgather", "dsar_early_switch"])
+def case_many_ranks_gather_by_a_collective_of_mpi(comm, algorithm):
+    """As more than 16 do."""
+    with mock.patch.object(engine, "_DIRECT_RANKS", 0):
+        for number, dtype in enumerate(DTYPES):
+            for size, width in ((comm.size - 1, None), (1000, None), (50, 3)):
+                inputs = Inputs(comm.size, size, dtype, width, seed=number)
+                inputs.check(sar.allreduce(inputs.stream(comm.rank), comm, algorithm=algorithm))
 
 
 @each(op=["SUM", "PROD", "MIN", "MAX"])
