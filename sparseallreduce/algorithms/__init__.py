@@ -13,7 +13,7 @@ from sparseallreduce.algorithms.dsar_split_allgather import dsar_split_allgather
 from sparseallreduce.algorithms.ssar_recursive_doubling import ssar_recursive_doubling
 from sparseallreduce.algorithms.ssar_ring import ssar_ring
 from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
-from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError
 
 __all__ = ["ALGORITHMS", "AUTO", "Algorithm", "algorithms", "checked_options"]
@@ -22,20 +22,23 @@ AUTO = "auto"
 
 
 class Algorithm(NamedTuple):
-    """A generator function ``run(stream, rank, ranks, reduction, **options)``, and the check of each of its options."""
+    """An algorithm, and what is to be known of it before it runs."""
 
-    run: Callable[..., Schedule]
-    options: Mapping[str, Callable[[Any], bool]] = {}
+    run: Callable[..., Schedule]  # generator function of (stream, rank, ranks, reduction, **options)
+    dense_steps: tuple[type, ...] = ()  # DenseAllreduce, DenseAllgather: those that it takes
+    options: Mapping[str, Callable[[Any], bool]] = {}  # the check of each
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "dense": Algorithm(dense),
+    "dense": Algorithm(dense, (DenseAllreduce,)),
     "allgather": Algorithm(allgather),
     "ssar_recursive_doubling": Algorithm(ssar_recursive_doubling),
     "ssar_split_allgather": Algorithm(ssar_split_allgather),
     "ssar_ring": Algorithm(ssar_ring),
-    "dsar_split_allgather": Algorithm(dsar_split_allgather),
-    "dsar_early_switch": Algorithm(dsar_early_switch, {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}),
+    "dsar_split_allgather": Algorithm(dsar_split_allgather, (DenseAllgather,)),
+    "dsar_early_switch": Algorithm(
+        dsar_early_switch, (DenseAllgather,), {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}
+    ),
 }
 
 

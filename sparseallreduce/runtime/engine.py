@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter, sleep
@@ -44,13 +44,25 @@ from sparseallreduce.algorithms.steps import (
     Shift,
     Step,
 )
-from sparseallreduce.errors import WireError
+from sparseallreduce.errors import SparseAllreduceError, WireError
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["INLINE_BYTES", "PIECE_BYTES", "Channel", "Operation", "co_located", "complete", "finish", "progress", "progress_thread", "wait"]
+__all__ = [
+    "INLINE_BYTES",
+    "PIECE_BYTES",
+    "Channel",
+    "Operation",
+    "co_located",
+    "complete",
+    "finish",
+    "progress",
+    "progress_thread",
+    "takes_collective",
+    "wait",
+]
 
 # The parts of a stream go out as they lie in memory, behind an envelope of the headers, and arrive in arrays of their own: for
 # 1.3 MB between two ranks of one host that took a quarter of the time of a message packed and unpacked. Short ones are packed.
@@ -105,6 +117,7 @@ class Channel:
         self.rank = messages.rank
         self.ranks = messages.size
         self.machine: Machine | None = None
+        self.sound = True  # whether no collective on the second duplicate was left unfinished by a rank that gave up
         self.crowded = False  # whether ranks outnumber cores on this host
         self.tag_limit = min(messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1)
         self.number = 0
@@ -126,7 +139,14 @@ class Channel:
 class Operation:
     """One schedule on its way."""
 
-    def __init__(self, channel: Channel, schedule: Generator[Step, Any, Any], entries: int = 0, counted: bool = True) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        schedule: Generator[Step, Any, Any],
+        entries: int = 0,
+        counted: bool = True,
+        collective: bool = True,
+    ) -> None:
         self.channel = channel
         self.traces = traces if counted else []
         self.stack: list[Any] = [schedule]
@@ -139,6 +159,8 @@ class Operation:
         self.arriving: dict[int, deque[_Arrival]] = {}
         self.sends: list[tuple[MPI.Request, Bytes]] = []
         self.shared = False
+        self.collective = collective  # whether other ranks may be inside a collective of MPI when this one fails
+        self.native = True  # whether collectives of MPI may be used
         self.result: Any = None
         self.error: Exception | None = None
         self.ended = False  # the schedule
@@ -203,8 +225,7 @@ class Operation:
             if self.requests is None:
                 self.requests = self._start_collective(step)
             if self.requests is None or not MPI.Request.Testall(self.requests):
-                if self._is_direct(step):
-                    self._probe()  # a rank that has given up will not send its block
+                self._probe()  # a rank that has given up will not take part
                 return False, None
             value, self.requests, self.received = self._collected(step), None, None
         else:
@@ -290,7 +311,7 @@ class Operation:
         """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
         stream = step.stream
         values = stream.size * (stream.width or 1)
-        if stream._present is not None or values > _COUNT_LIMIT:
+        if not self.native or stream._present is not None or values > _COUNT_LIMIT:
             return False
         return isinstance(step, DenseAllgather) or (step.op.is_sum and stream.dtype in _MPI_TYPES)
 
@@ -299,14 +320,12 @@ class Operation:
         channel = self.channel
         if self._is_direct(step):
             return self._gather_directly(step)
-        if isinstance(step, Share) and not self.shared:
-            # The first record goes out as the operation starts, in the order of the calls, which is that of all ranks.
-            self.shared = True
-            return [self._share(step, channel.messages)]
+        if isinstance(step, Share):
+            return self._share(step)
+        if not channel.sound:
+            raise SparseAllreduceError("an operation that was in flight before this one failed inside a collective: start it again")
         if channel.in_flight[0] is not self:
             return None
-        if isinstance(step, Share):
-            return [self._share(step, channel.collectives)]
         array = step.stream._stored
         if isinstance(step, DenseAllreduce):
             self.received = np.empty_like(array)
@@ -319,20 +338,28 @@ class Operation:
     def _is_direct(self, step: Step) -> TypeGuard[DenseAllgather]:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= _DIRECT_RANKS
 
-    def _share(self, step: Share, comm: MPI.Intracomm) -> MPI.Request:
-        self.received = np.empty((self.channel.ranks, len(step.record)), np.uint8)
+    def _share(self, step: Share) -> list[MPI.Request]:
+        channel = self.channel
         for counts in self.traces:
-            counts.agreement_bytes += len(step.record) * (self.channel.ranks - 1)
-        return comm.Iallgather([np.frombuffer(step.record, np.uint8), MPI.BYTE], [self.received, MPI.BYTE])
+            counts.agreement_bytes += len(step.record) * (channel.ranks - 1)
+        first, self.shared = not self.shared, True
+        record = np.frombuffer(step.record + bytes([channel.sound]), np.uint8)
+        self.received = np.empty((channel.ranks, len(record)), np.uint8)
+        if first:  # goes out as the operation starts, in the order of the calls, which is that of all ranks
+            return [channel.messages.Iallgather([record, MPI.BYTE], [self.received, MPI.BYTE])]
+        return self._exchange(record, list(self.received))
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
         """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
+        return self._exchange(*self._raw_blocks(step))
+
+    def _exchange(self, ours: NDArray[Any], places: list[NDArray[Any]]) -> list[MPI.Request]:
+        """Send our array to all ranks, and receive theirs in their places."""
         comm, rank = self.channel.collectives, self.channel.rank
-        raw, blocks = self._raw_blocks(step)
-        blocks[rank][:] = raw
+        places[rank][:] = ours
         others = [(rank + distance) % self.channel.ranks for distance in range(1, self.channel.ranks)]
-        requests = [comm.Irecv(blocks[other], other, self.tag) for other in others if len(blocks[other])]
-        return requests + [comm.Isend(raw, other, self.tag) for other in others if len(raw)]
+        requests = [comm.Irecv(places[other], other, self.tag) for other in others if len(places[other])]
+        return requests + [comm.Isend(ours, other, self.tag) for other in others if len(ours)]
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
         """Our block, and the places of all blocks in the array to be filled, as unsigned integers that any MPI knows."""
@@ -345,7 +372,8 @@ class Operation:
 
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
-            return [row.tobytes() for row in self.received]
+            self.native = self.native and bool(self.received[:, -1].all())
+            return [row[:-1].tobytes() for row in self.received]
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
@@ -357,7 +385,11 @@ class Operation:
     def _give_up(self, error: Exception) -> None:
         """End the operation by an error, on all ranks of it if it is not known there."""
         self.error = error
-        if not getattr(error, "on_all_ranks", False):
+        agreed = getattr(error, "on_all_ranks", False)
+        waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
+        if waiting or (not agreed and self.collective):
+            self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
+        if not agreed:
             said = {"error": type(error).__name__[:100], "text": f"rank {self.channel.rank} gave up: {str(error)[:400]}"}
             self.error = common_error([said])
             self.error.__cause__ = error
@@ -404,6 +436,11 @@ _farewells: list[Any] = []
 
 def _pieces(part: Bytes) -> list[Bytes]:
     return [part[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES)]
+
+
+def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
+    """Whether an algorithm that takes these dense steps enters collectives of MPI."""
+    return DenseAllreduce in steps or (DenseAllgather in steps and channel.ranks > _DIRECT_RANKS)
 
 
 def _typed(array: NDArray[Any]) -> MPI.Datatype:

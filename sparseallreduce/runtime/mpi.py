@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.allreduce import make_call, operation
 from sparseallreduce.algorithms.choose import measure
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share
@@ -82,7 +83,8 @@ def iallreduce(
     """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
 
     Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
-    in the same order, as for any collective of MPI.
+    in the same order, as for any collective of MPI. The first operation on a communicator duplicates it and measures the network,
+    for which it waits for all ranks, as ``MPI_Comm_dup`` does.
 
     Parameters
     ----------
@@ -215,13 +217,15 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
             if blocking:
                 raise
             return Request(None, error=error)
-    from sparseallreduce.runtime.engine import Operation, progress_thread
+    from sparseallreduce.runtime.engine import Operation, progress_thread, takes_collective
 
     if progress == "thread" and not _threads():
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
     schedule = operation(call, intent, channel.rank, channel.ranks, channel.machine)
-    request = Request(Operation(channel, schedule, intent.entries))
+    # What "auto" or a call without sense takes is not known beforehand.
+    collective = call is None or call.algorithm == AUTO or takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
+    request = Request(Operation(channel, schedule, intent.entries, collective=collective))
     if progress == "thread":
         progress_thread()
     return request

@@ -79,6 +79,19 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
 
 
 @limit(20)
+def case_failure_before_a_collective_of_mpi_is_everyones(comm):
+    """The others are inside MPI's allreduce by then, which cannot be called off: later operations do without it."""
+    inputs, culprit = needs_two(comm, 5000)
+    with failing(Reduction, "densify", MemoryError("no room for an array"), comm.rank == culprit):
+        bad, other = (sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="dense") for _ in range(2))
+        outcomes = [outcome_of(bad), outcome_of(other)]
+    assert all(type(outcome) is sar.SparseAllreduceError for outcome in outcomes)
+    assert "no room for an array" in str(outcomes[0]), outcomes
+    check_usable(comm, "dense")
+    check_usable(comm, "dsar_split_allgather")
+
+
+@limit(20)
 @each(algorithm=["ssar_split_allgather", "ssar_ring"])
 def case_failure_of_one_of_several_in_flight(comm, algorithm):
     inputs, culprit = needs_two(comm, 5000)
