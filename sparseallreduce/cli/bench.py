@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     repeats: int  # of every algorithm in an experiment
     seed: int
     non_blocking: bool
+    cold_caches: bool
 
 
 @dataclass
@@ -64,19 +65,21 @@ class Measured:
 @click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Each with new data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
+@click.option("--cold-caches", is_flag=True, help="Repeat all algorithms in turn, so that each finds the caches full of another's data.")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results, all times included.")
 @click.pass_context
 def bench(context: click.Context, /, names: list[str], json_path: Path | None, device: str, **chosen: Any) -> None:
     """Measure every algorithm against the dense allreduce of the MPI library.
 
-    Every rank has k entries at random positions of its own. A time is that of the slowest rank from a barrier on; the algorithms
-    take turns in changing order, so that what else the machine does hits all alike. Every result is checked against the dense reduction.
+    Every rank has k entries at random positions of its own. A time is that of the slowest rank from a barrier on. The repeats of an
+    algorithm follow each other, and the algorithms come in another order in each experiment. Every result is checked against the
+    dense reduction.
     """
     setting = Setting(**chosen)
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
-    steps = setting.experiments * (len(names) + setting.repeats)
+    steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
     with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
         measured = measure(setting, names, comm, bar.update)
     surroundings = environment(comm)
@@ -121,11 +124,8 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
             _check(calls[name], dense, comm, measured[name])
             on_step()
         times = np.empty((len(calls), setting.repeats))
-        orders = np.random.default_rng((setting.seed, experiment))  # the same on all ranks
-        for repeat in range(setting.repeats):
-            # In an order of its own, since who comes after a dense reduction finds the caches full of that.
-            for place in orders.permutation(len(calls)):
-                times[place, repeat] = _timed(list(calls.values())[place], comm)
+        for place, repeat in _turns(setting, experiment, len(calls)):
+            times[place, repeat] = _timed(list(calls.values())[place], comm)
             on_step()
         for each, row in zip(measured.values(), _slowest(times, comm)):
             each.seconds.append(row.tolist())
@@ -223,6 +223,14 @@ def _checksum(stream: sar.SparseStream) -> tuple[bool, int, int]:
     return stream.is_dense, stream.stored, value
 
 
+def _turns(setting: Setting, experiment: int, calls: int) -> list[tuple[int, int]]:
+    """The order of an experiment's timings, as places among the calls and numbers of repeats: random, and the same on all ranks."""
+    rng = np.random.default_rng((setting.seed, experiment))
+    if setting.cold_caches:
+        return [(int(place), repeat) for repeat in range(setting.repeats) for place in rng.permutation(calls)]
+    return [(int(place), repeat) for place in rng.permutation(calls) for repeat in range(setting.repeats)]
+
+
 def _timed(call: Callable[[], Any], comm: Any) -> float:
     """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
     if comm.size > 1:
@@ -274,11 +282,12 @@ def _row(name: str, measured: Measured, baseline: float) -> dict[str, Any]:
 
 def _table(setting: Setting, results: dict[str, Any], surroundings: dict[str, Any]) -> str:
     timings = setting.experiments * setting.repeats
+    variant = ("non-blocking, " if setting.non_blocking else "") + ("cold caches, " if setting.cold_caches else "")
     lines = [
         f"{_short(surroundings['mpi'])}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): "
         f"{setting.op} of {results['ranks']} x {results['entries']:,} {setting.dtype} entries, N = {setting.size:,} "
         f"(density {setting.density:.4g})",
-        f"{'non-blocking, ' if setting.non_blocking else ''}milliseconds of the slowest rank, median and quartiles of {timings}",
+        f"{variant}milliseconds of the slowest rank, median and quartiles of {timings}",
         "",
         f"{'algorithm':<26} {'median':>9} {'25 %':>9} {'75 %':>9} {'/ dense':>8} {'sent, kB a rank':>16} {'headers':>8} {'result':>8}",
     ]

@@ -58,6 +58,14 @@ def test_extreme_sizes_and_densities(size, density):
     bench("--size", size, "--density", density)
 
 
+def test_cold_caches_change_the_order_alone(tmp_path):
+    bench("--cold-caches", "--algorithms", "auto", "--json", tmp_path / "out.json")
+
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert results["cold_caches"] is True
+    assert np.shape(results["dense"]["seconds"]) == (2, 2)
+
+
 def test_a_wrong_result_fails(monkeypatch):
     right = sar.allreduce
 
