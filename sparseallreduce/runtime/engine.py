@@ -46,7 +46,7 @@ from sparseallreduce.algorithms.steps import (
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.streams import wire
+from sparseallreduce.streams import memory, wire
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -287,7 +287,7 @@ class Operation:
             ends = np.cumsum([at, *lengths]).tolist()
             return _Arrival(headers, [envelope[start:end] for start, end in pairwise(ends)], [])
         comm = self.channel.messages
-        parts = [np.empty(length, np.uint8) for length in lengths]
+        parts = [memory.empty(length, np.uint8) for length in lengths]
         requests = [comm.Irecv([piece, MPI.BYTE], source, self.tag) for part in parts for piece in _pieces(part)]
         return _Arrival(headers, parts, requests)
 
@@ -328,7 +328,7 @@ class Operation:
             return None
         array = step.stream._stored
         if isinstance(step, DenseAllreduce):
-            self.received = np.empty_like(array)
+            self.received = memory.empty(array.shape, array.dtype)
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
             return [channel.collectives.Iallreduce(array, self.received, MPI.SUM)]
         raw, blocks = self._raw_blocks(step)
@@ -364,7 +364,7 @@ class Operation:
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
         """Our block, and the places of all blocks in the array to be filled, as unsigned integers that any MPI knows."""
         array, width = step.stream._stored, step.stream.width or 1
-        self.received = np.empty((step.stream.size, *array.shape[1:]), array.dtype)
+        self.received = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
         self._count_collective(self.received.nbytes - array.nbytes, 1)
         unsigned = np.dtype(f"u{array.itemsize}")
         places = self.received.reshape(-1).view(unsigned)

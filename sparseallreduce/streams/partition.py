@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sparseallreduce.streams import kernels
+from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -65,8 +65,9 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
     whole = SparseStream._sparse_form(np.empty(0, index_dtype(first.size)), np.empty((0, *shape), dtype), first.size, first.lo, last.hi)
     if sum(stream.stored for stream in streams) <= reduction.limit(whole):
         entries = [stream._entries() for stream in streams]
-        indices = np.concatenate([part[0] for part in entries])
-        values = np.concatenate([part[1] for part in entries])
+        count = sum(len(part[0]) for part in entries)
+        indices = np.concatenate([part[0] for part in entries], out=memory.empty(count, index_dtype(first.size)))
+        values = np.concatenate([part[1] for part in entries], out=memory.empty((count, *shape), dtype))
         return SparseStream._sparse_form(indices, values, first.size, first.lo, last.hi, reduction.switch_density)
     joined = reduction.densify(whole)
     array, present = joined._stored, joined._present

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams import kernels
+from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
@@ -106,7 +106,8 @@ class Reduction:
         indices, values = stream._entries()
         shape = (stream.extent, *values.shape[1:])
         neutral = self.op.neutral_of(values.dtype)
-        array = np.zeros(shape, values.dtype) if self.op.is_sum else np.full(shape, neutral, values.dtype)
+        array = memory.empty(shape, values.dtype)
+        array.fill(neutral)
         kernels.scatter_set(indices, values, stream.lo, array)
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
         self.work += len(indices)
@@ -138,8 +139,8 @@ class Reduction:
         self.work += len(ia) + len(ib)
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        indices = np.empty(len(ia) + len(ib), ia.dtype)
-        values = np.empty((len(ia) + len(ib), *va.shape[1:]), va.dtype)
+        indices = memory.empty(len(ia) + len(ib), ia.dtype)
+        values = memory.empty((len(ia) + len(ib), *va.shape[1:]), va.dtype)
         count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
         return SparseStream._sparse_form(indices[:count], values[:count], first.size, first.lo, first.hi, self.switch_density)
 
