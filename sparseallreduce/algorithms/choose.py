@@ -44,11 +44,12 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
     return min(_CANDIDATES, key=lambda name: predicted_time(name, problem, machine))
 
 
-def measure(rank: int, ranks: int) -> Generator[Step, Any, Machine]:
+def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any, Machine]:
     """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
 
     Each is the fastest of some repetitions: messages of a header alone and of 1 MiB to the rank half way round, additions of
-    streams, and a dense allreduce of 4 MiB.
+    streams, and a dense allreduce of 4 MiB. ``sharing`` is the number of ranks to a core of this host: additions that were fast
+    while the others waited take so much longer when all ranks add.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
@@ -87,8 +88,8 @@ def measure(rank: int, ranks: int) -> Generator[Step, Any, Machine]:
     ours = Machine(
         alpha=times["alpha"],
         beta=max(times["large"] - times["alpha"], 0.0) / large.nbytes,
-        gamma=times["gamma"] / (2 * large.stored),
-        gamma_dense=times["gamma_dense"] / small.size,
+        gamma=sharing * times["gamma"] / (2 * large.stored),
+        gamma_dense=sharing * times["gamma_dense"] / small.size,
         beta_dense=times["dense"] / volume if ranks > 1 else 0.0,
     )
     if ranks == 1:

@@ -293,7 +293,8 @@ def _channel(comm: MPI.Intracomm) -> Channel:
             duplicates.append(duplicate)
         channel = engine.Channel(*duplicates)
         comm.Set_attr(_keyval, channel)
-        channel.crowded = engine.complete(channel, engine.co_located(channel.ranks)) > (os.cpu_count() or 1)
-        channel.machine = engine.complete(channel, measure(channel.rank, channel.ranks))
+        sharing = max(1.0, engine.complete(channel, engine.co_located(channel.ranks)) / (os.cpu_count() or 1))
+        channel.crowded = sharing > 1
+        channel.machine = engine.complete(channel, measure(channel.rank, channel.ranks, sharing))
     found: Channel = channel
     return found
