@@ -208,12 +208,11 @@ def _is_own(stream: SparseStream) -> bool:
 class _Rank:
     """One simulated rank: its schedule, with those it calls on top, and what it waits for."""
 
-    def __init__(self, schedule: Schedule, ranks: int) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.stack: list[Any] = [schedule]
         self.waits_for: Step | None = None
         self.value: Any = None  # what the schedule is resumed with
         self.inbox: dict[int, deque[tuple[SparseStream, ...] | bytes]] = {}
-        self.bundled = False
         self.clock = 0.0
         self.port_free = 0.0  # when the next message can leave
         self.leaving: deque[tuple[float, int, str, Any]] = deque()  # heads of messages, in the order in which they leave
@@ -225,7 +224,7 @@ class _Rank:
 
 class _World:
     def __init__(self, schedules: Sequence[Schedule], network: Network, through_wire: bool, reductions: Sequence[Reduction]) -> None:
-        self.ranks = [_Rank(schedule, len(schedules)) for schedule in schedules]
+        self.ranks = [_Rank(schedule) for schedule in schedules]
         self.network = network
         self.through_wire = through_wire
         self.reductions = reductions
