@@ -50,7 +50,7 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
         ("switch_density", str(call.switch_density)),
         ("machine", str(call.machine)),
     )
-    return call, Intent(terms, vector.stored if not vector.is_dense else vector.nnz)
+    return call, Intent(terms, vector.stored)
 
 
 def operation(call: Call | None, intent: Intent, rank: int, ranks: int, machine: Machine | None) -> Schedule:

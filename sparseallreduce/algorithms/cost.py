@@ -22,6 +22,8 @@ class Machine(NamedTuple):
     gamma: float = 2e-9  # seconds an entry read by a sparse reduction
     gamma_dense: float = 3e-10  # seconds a value written by a dense one
     beta_dense: float = 2e-10  # seconds a byte and hop of the dense allreduce, its additions included
+    alpha_dense: float | None = None  # seconds of the dense allreduce of a few bytes; by default 2 log2(P) alpha
+    trust: float = 1.0  # share of the dense allreduce's time that another algorithm must be expected to stay below
 
 
 class Problem(NamedTuple):
@@ -100,7 +102,8 @@ def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
     already = problem.entries > problem.limit(problem.size)
     fill = 0.0 if already else machine.gamma_dense * problem.size + machine.gamma * problem.entries
-    return fill + 2 * _rounds(problem.ranks) * machine.alpha + hops * problem.size * problem.value_bytes * machine.beta_dense
+    latency = 2 * _rounds(problem.ranks) * machine.alpha if machine.alpha_dense is None else machine.alpha_dense
+    return fill + latency + hops * problem.size * problem.value_bytes * machine.beta_dense
 
 
 def _allgather(problem: Problem, machine: Machine) -> float:
