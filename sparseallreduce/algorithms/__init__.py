@@ -59,8 +59,10 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     AlgorithmError
         If there is no such algorithm, or an option that it does not take or that is out of range.
     """
-    if not isinstance(name, str) or name not in algorithms():
+    if not isinstance(name, str) or (name not in ALGORITHMS and name != AUTO):
         raise AlgorithmError(f"unknown algorithm {name!r}: use one of {', '.join(algorithms())}")
+    if not options:
+        return {}
     known = {} if name == AUTO else ALGORITHMS[name].options
     for option, value in options.items():
         if option not in known:

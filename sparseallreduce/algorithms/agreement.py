@@ -1,7 +1,8 @@
 """What every operation starts with: the ranks tell each other what they are about to do, and all or none of them go on.
 
 One small allgather makes sure that a bad argument on one rank, or a dimension, dtype, operator, algorithm or option that differs,
-raises the same error on every rank; it costs one latency. A second one, of texts, follows only when there is something to say.
+raises the same error on every rank; it costs one latency. What is little travels with it: see :func:`agree`. A second one, of
+texts, follows only when there is something to say.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import hashlib
 import json
 import struct
 from collections.abc import Generator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_
 from typing import Any, NamedTuple
 
 from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["Intent", "agree", "common_error"]
+__all__ = ["Agreed", "Intent", "agree", "common_error"]
 
-_RECORD = struct.Struct("<?7sQq")  # whether all is well, padding, digest of the terms, entries
+_RECORD = struct.Struct("<?B6xQq")  # whether all is well, flags, digest of the terms, entries
 _TEXT_BYTES = 1024
 
 
@@ -39,8 +41,27 @@ class Intent(NamedTuple):
         return dict(self.terms) if self.error is None else {"error": type(self.error).__name__, "text": str(self.error)}
 
 
-def agree(intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
-    """The entries of every rank, once it is certain that all ranks mean the same operation.
+class Agreed(NamedTuple):
+    """What a rank knows of all ranks once they agree."""
+
+    entries: tuple[int, ...]  # of each rank
+    payloads: tuple[bytes, ...]  # of each rank
+    flags: int  # that all ranks have set
+
+
+def agree(
+    intent: Intent, rank: int, ranks: int, payload: bytes = b"", room: int = 0, flags: int = 0
+) -> Generator[Step, Any, Agreed]:
+    """What all ranks say, once it is certain that they mean the same operation.
+
+    Parameters
+    ----------
+    intent : Intent
+    rank, ranks : int
+    payload : bytes, optional
+        What else to tell the others, up to ``room`` bytes; ``room`` is the same on all ranks.
+    flags : int, optional
+        Eight bits to tell the others.
 
     Raises
     ------
@@ -50,11 +71,11 @@ def agree(intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, list[in
     if ranks == 1:
         if intent.error is not None:
             raise common_error([intent.said()])
-        return [intent.entries]
-    record = _RECORD.pack(intent.error is None, b"", _digest(intent.terms), intent.entries)
-    records: Sequence[bytes] = yield Share(record)
-    if all(other[:16] == records[0][:16] for other in records) and intent.error is None:
-        return [_RECORD.unpack(other)[3] for other in records]
+        return Agreed((intent.entries,), (payload,), flags)
+    said = yield Share(_RECORD.pack(intent.error is None, flags, _digest(intent.terms), intent.entries), payload, room)
+    well, common, digests, entries = zip(*map(_RECORD.unpack_from, said))
+    if all(well) and digests.count(digests[0]) == ranks:
+        return Agreed(entries, tuple(message[_RECORD.size :] for message in said), reduce(and_, common))
     texts: Sequence[bytes] = yield Share(_text(intent))
     raise common_error([json.loads(text.rstrip(b"\0")) for text in texts])
 

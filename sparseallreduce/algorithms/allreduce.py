@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
 from sparseallreduce.algorithms.agreement import Intent, agree
 from sparseallreduce.algorithms.choose import choose
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["Call", "allreduce", "make_call", "operation"]
+
+# What travels with the agreement: up to 8 KiB of a rank at P = 2, and 1 KiB at P = 16, above which only words are exchanged.
+_ROOM = 1 << 14
+_ROOM_RANKS = 16
+_PACKED, _READY = 1, 2  # flags: the stream travels with the agreement; this rank can enter the dense allreduce at once
 
 
 class Call(NamedTuple):
@@ -40,35 +49,118 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     except SparseAllreduceError as error:
         return None, Intent((), 0, error)
     vector = call.stream
-    terms = (
-        ("size", str(vector.size)),
-        ("dtype", vector.dtype.name),
-        ("row width", str(vector.width)),
-        ("operator", call.op.name),
-        ("algorithm", call.algorithm),
-        ("options", ", ".join(f"{name}={value!r}" for name, value in call.options.items()) or "none"),
-        ("switch_density", str(call.switch_density)),
-        ("machine", str(call.machine)),
-    )
+    chosen = tuple(call.options.items())
+    terms = _terms(vector.size, vector.dtype, vector.width, call.op.name, call.algorithm, chosen, call.switch_density, call.machine)
     return call, Intent(terms, vector.stored)
 
 
-def operation(call: Call | None, intent: Intent, rank: int, ranks: int, machine: Machine | None) -> Schedule:
-    """The whole operation: agree, then :func:`allreduce`."""
-    entries = yield from agree(intent, rank, ranks)
-    assert call is not None
-    return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
+def operation(
+    call: Call | None, intent: Intent, rank: int, ranks: int, machine: Machine | None, patient: bool = False
+) -> Schedule:
+    """The whole operation: agree, then :func:`allreduce`.
+
+    "auto" knows two shortcuts. Streams of a few kilobytes travel with the agreement, and each rank reduces them itself: the
+    operation takes one latency. And ``patient`` ranks, which have nothing else to do, make ready for the dense algorithm if they
+    expect it before they agree; if all have, they can enter a blocking collective of MPI knowing that all others will.
+
+    Parameters
+    ----------
+    call, intent
+        Of :func:`make_call`.
+    rank, ranks : int
+    machine : Machine or None
+        Measured, for "auto".
+    patient : bool
+        Whether this rank may block.
+    """
+    if call is None or ranks == 1:
+        entries, _, _ = yield from agree(intent, rank, ranks, room=_room(ranks))
+        assert call is not None
+        return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
+    reduction = Reduction(call.op, call.switch_density)
+    payload = _packed(call, _room(ranks))
+    flags, ready = _PACKED * (payload is not None), None
+    if patient and payload is None and _expects_dense(call, ranks, reduction, machine):
+        stream = reduction.enter(call.stream)
+        stream = stream if stream.is_dense else reduction.densify(stream)
+        flags, ready = _READY, (stream, memory.empty(stream._stored.shape, stream.dtype))
+    entries, payloads, common = yield from agree(intent, rank, ranks, payload or b"", _room(ranks), flags)
+    if common & _PACKED:
+        streams = [_unpacked(packed, count, call.stream, reduction) for packed, count in zip(payloads, entries)]
+        return reduction.leave(reduction.many(streams))
+    if ready is not None and common & _READY:
+        return reduction.leave((yield DenseAllreduce(ready[0], call.op, ready[1])))
+    return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
 
 def allreduce(
     call: Call, entries: Sequence[int], rank: int, ranks: int, machine: Machine | None, reduction: Reduction
 ) -> Schedule:
     """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``."""
-    name = call.algorithm
-    if name == AUTO:
-        name = choose(call.stream, entries, reduction, call.machine or machine or Machine())
+    name = _chosen(call, entries, reduction, machine)
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
+
+
+def _chosen(call: Call, entries: Sequence[int], reduction: Reduction, machine: Machine | None) -> str:
+    if call.algorithm != AUTO:
+        return call.algorithm
+    return choose(call.stream, entries, reduction, call.machine or machine or Machine())
+
+
+def _room(ranks: int) -> int:
+    """The most bytes of a stream that travel with the agreement."""
+    return _ROOM // ranks if ranks <= _ROOM_RANKS else 0
+
+
+def _packed(call: Call, room: int) -> bytes | None:
+    """The stream as it travels with the agreement: its values, and behind them its indices unless it is dense."""
+    stream = call.stream
+    if call.algorithm != AUTO or stream.nbytes > room:
+        return None
+    if stream._array is None:
+        indices, values = stream._entries()
+        return values.tobytes() + indices.tobytes()
+    return stream._array.tobytes() if call.op.is_sum else None
+
+
+def _unpacked(packed: bytes, entries: int, ours: SparseStream, reduction: Reduction) -> SparseStream:
+    """The stream of a rank with that many entries, of the kind of ``ours``."""
+    stored = ours._stored
+    values = np.frombuffer(packed, stored.dtype, entries * (ours.width or 1)).reshape(entries, *stored.shape[1:])
+    if len(packed) == values.nbytes and entries:
+        return SparseStream._dense_form(values, ours.size, density=reduction.switch_density)
+    indices = np.frombuffer(packed, index_dtype(ours.size), entries, values.nbytes)
+    stream = SparseStream._sparse_form(indices, values, ours.size, density=reduction.switch_density)
+    return reduction.densify(stream) if entries > reduction.limit(stream) else stream
+
+
+def _expects_dense(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> bool:
+    """Whether the dense algorithm is chosen if all ranks have as many entries as this one, and takes MPI's own sum."""
+    return call.op.is_sum and _chosen(call, [call.stream.stored] * ranks, reduction, machine) == "dense"
+
+
+@lru_cache(maxsize=256)
+def _terms(
+    size: int,
+    dtype: np.dtype[Any],
+    width: int | None,
+    operator: str,
+    algorithm: str,
+    options: tuple[tuple[str, Any], ...],
+    switch_density: float | None,
+    machine: Machine | None,
+) -> tuple[tuple[str, str], ...]:
+    return (
+        ("size", str(size)),
+        ("dtype", dtype.name),
+        ("row width", str(width)),
+        ("operator", operator),
+        ("algorithm", algorithm),
+        ("options", ", ".join(f"{name}={value!r}" for name, value in options) or "none"),
+        ("switch_density", str(switch_density)),
+        ("machine", str(machine)),
+    )
 
 
 def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:

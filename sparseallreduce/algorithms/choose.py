@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Generator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,16 +36,27 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
     The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine.
     """
     problem = Problem(
-        entries=sum(entries) / len(entries),
+        entries=_rounded(sum(entries) / len(entries)),
         size=stream.size,
         ranks=len(entries),
         value_bytes=stream.dtype.itemsize * (stream.width or 1),
         index_bytes=index_dtype(stream.size).itemsize,
         switch_density=reduction.switch_density,
     )
+    return _best(problem, machine)
+
+
+@lru_cache(maxsize=4096)
+def _best(problem: Problem, machine: Machine) -> str:
     times = {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
     best = min(_CANDIDATES, key=times.__getitem__)
     return best if times[best] <= machine.trust * times["dense"] else "dense"
+
+
+def _rounded(entries: float) -> float:
+    """``entries`` to six binary digits, less than 2 % off: asking the model takes 16 microseconds, remembering its answer 2."""
+    mantissa, exponent = math.frexp(entries)
+    return math.ldexp(round(mantissa * 64), exponent - 6)
 
 
 def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any, Machine]:

@@ -11,9 +11,9 @@ step                                   result
 ``RecvAny(sources)``                   ``(source, stream)``, the first that arrives from any of ``sources``
 ``Exchange(partner, stream)``          the stream that ``partner`` exchanges for it
 ``Shift(dest, stream, source)``        the stream from ``source``, while ours travels to ``dest``
-``DenseAllreduce(stream, op)``         the reduction of the dense streams of all ranks
+``DenseAllreduce(stream, op, out)``    the reduction of the dense streams of all ranks
 ``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
-``Share(record)``                      the list of the equally long byte strings of all ranks
+``Share(record, payload, room)``       the list of the byte strings of all ranks, each a record with its payload behind it
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
 
@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Set
 from typing import Any, NamedTuple, TypeAlias
+
+from numpy.typing import NDArray
 
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
@@ -82,10 +84,15 @@ class Shift(NamedTuple):
 
 
 class DenseAllreduce(NamedTuple):
-    """Reduce dense streams, on one range, over all ranks."""
+    """Reduce dense streams, on one range, over all ranks.
+
+    With ``out``, an array of the stream's shape, every rank is known to be here next: the rank may block until the reduction,
+    which goes there, is done.
+    """
 
     stream: SparseStream
     op: Operator
+    out: NDArray[Any] | None = None
 
 
 class DenseAllgather(NamedTuple):
@@ -97,9 +104,11 @@ class DenseAllgather(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Tell all ranks a few bytes."""
+    """Tell all ranks a few bytes: a record, as long on every rank, and a payload of up to ``room`` bytes, the same bound on all."""
 
     record: bytes
+    payload: bytes = b""
+    room: int = 0
 
 
 class Clock(NamedTuple):

@@ -17,19 +17,21 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import threading
 from collections import deque
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter, sleep
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.choose import measure
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
 from sparseallreduce.algorithms.steps import (
@@ -39,12 +41,14 @@ from sparseallreduce.algorithms.steps import (
     Exchange,
     Recv,
     RecvAny,
+    Schedule,
     Send,
     Share,
     Shift,
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
+from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire
 from sparseallreduce.streams.reduction import Reduction
@@ -55,13 +59,12 @@ __all__ = [
     "PIECE_BYTES",
     "Channel",
     "Operation",
-    "co_located",
-    "complete",
+    "alone",
+    "carry_out",
     "finish",
     "progress",
     "progress_thread",
     "takes_collective",
-    "wait",
 ]
 
 # The parts of a stream go out as they lie in memory, behind an envelope of the headers, and arrive in arrays of their own: for
@@ -69,8 +72,10 @@ __all__ = [
 INLINE_BYTES = 1 << 14
 PIECE_BYTES = 1 << 30  # a part goes out in pieces of this size, since MPI counts in 32 bits before version 4
 _ABORT = b"SARX"  # in place of a stream: the sender has given up, and says why
+_PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
+_FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
 _DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
 
@@ -79,6 +84,7 @@ Bytes = NDArray[np.uint8]
 _lock = threading.RLock()
 _active: list[Operation] = []
 _channels: list[Channel] = []
+_NO_TRACES: list[Trace] = []
 
 
 @dataclass
@@ -109,20 +115,53 @@ class _Arrival:
 
 
 class Channel:
-    """What the library keeps for a communicator of the user's: two duplicates, the operations in flight, the machine's constants."""
+    """What the library keeps for a communicator of the user's: two duplicates, the operations in flight, the machine's constants.
 
-    def __init__(self, messages: MPI.Intracomm, collectives: MPI.Intracomm) -> None:
-        self.messages = messages
-        self.collectives = collectives
-        self.rank = messages.rank
-        self.ranks = messages.size
+    It is set up in the background, by all ranks together: operations wait for that, so that ranks which use several
+    communicators for the first time may do so in any order.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank = comm.rank
+        self.ranks = comm.size
+        self.ready = False  # for operations of users
         self.machine: Machine | None = None
         self.sound = True  # whether no collective on the second duplicate was left unfinished by a rank that gave up
         self.crowded = False  # whether ranks outnumber cores on this host
-        self.tag_limit = min(messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1)
         self.number = 0
         self.in_flight: list[Operation] = []
+        # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
+        self.messages, request = comm.Idup()
+        self._preparation = self._prepare(request)
         _channels.append(self)
+
+    def advance(self) -> None:
+        """Move the preparation on."""
+        with _lock:
+            if not self.ready:
+                self.ready = next(self._preparation, True)
+
+    def _prepare(self, duplicated: MPI.Request) -> Generator[bool, None, None]:
+        """Yield False until everything is there."""
+        while not duplicated.Test():
+            yield False
+        self.tag_limit = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1)
+        self.collectives, duplicated = self.messages.Idup()
+        while not duplicated.Test():
+            yield False
+        neighbours = yield from self._outcome(_co_located(self.ranks))
+        sharing = max(1.0, neighbours / (os.cpu_count() or 1))
+        self.crowded = sharing > 1
+        self.machine = yield from self._outcome(measure(self.rank, self.ranks, sharing))
+
+    def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
+        """The result of a schedule of the library's own; no trace counts it."""
+        operation = Operation(self, lambda: schedule, counted=False, own=True)
+        while not operation.done:
+            yield False
+        if operation.error is not None:
+            raise operation.error
+        return operation.result
 
     def next_tag(self) -> int:
         """A tag which no operation in flight has."""
@@ -131,27 +170,60 @@ class Channel:
 
     def free(self) -> None:
         """Give the duplicates back to MPI; collective."""
+        _poll(lambda: self.ready)
         _channels.remove(self)
         self.messages.Free()
         self.collectives.Free()
 
 
+class _Begun(NamedTuple):
+    """Where an operation stands in its first step, or behind it."""
+
+    tag: int
+    step: Step | None = None  # under way, with
+    requests: list[MPI.Request] | None = None
+    received: Any = None
+    native: bool = True  # whether collectives of MPI may be used
+
+
 class Operation:
-    """One schedule on its way."""
+    """One schedule on its way.
+
+    Parameters
+    ----------
+    channel : Channel
+    schedule : callable
+        Makes the schedule, once the channel is ready.
+    entries : int
+        Of our stream, for traces.
+    counted : bool
+        Whether traces count it.
+    collective : callable
+        Whether other ranks may be inside a collective of MPI when this operation fails.
+    own : bool
+        Whether it belongs to the preparation of the channel, which other operations wait for.
+    begun : _Begun, optional
+        How far :func:`carry_out` has come with it.
+    """
 
     def __init__(
         self,
         channel: Channel,
-        schedule: Generator[Step, Any, Any],
+        schedule: Callable[[], Generator[Step, Any, Any]],
         entries: int = 0,
         counted: bool = True,
-        collective: bool = True,
+        collective: Callable[[], bool] = lambda: True,
+        own: bool = False,
+        begun: _Begun | None = None,
     ) -> None:
         self.channel = channel
-        self.traces = traces if counted else []
-        self.stack: list[Any] = [schedule]
+        self.schedule = schedule
+        self.traces = traces if counted else _NO_TRACES
+        self.stack: list[Any] = []
         self.entries = entries
-        self.tag = channel.next_tag()
+        self.own = own
+        self.begun = begun
+        self.started = False
         self.step: Step | None = None  # what the schedule waits for
         self.requests: list[MPI.Request] | None = None  # of a collective
         self.received: Any = None  # what the collective fills
@@ -159,7 +231,7 @@ class Operation:
         self.arriving: dict[int, deque[_Arrival]] = {}
         self.sends: list[tuple[MPI.Request, Bytes]] = []
         self.shared = False
-        self.collective = collective  # whether other ranks may be inside a collective of MPI when this one fails
+        self.collective = collective
         self.native = True  # whether collectives of MPI may be used
         self.result: Any = None
         self.error: Exception | None = None
@@ -167,7 +239,6 @@ class Operation:
         self.done = False  # and its messages are out
         with _lock:
             _active.append(self)
-            channel.in_flight.append(self)
             self.advance()
 
     def advance(self) -> None:
@@ -177,10 +248,26 @@ class Operation:
         if self.ended:
             self._flush()
             return
+        if not self.started and not self._start():
+            return
         try:
             self._run()
         except Exception as error:
             self._give_up(error)
+
+    def _start(self) -> bool:
+        """Begin if the channel is ready: in the order of the calls, which is that of all ranks."""
+        if not self.channel.ready and not self.own:
+            return False
+        self.started = True
+        if self.begun is None:
+            self.tag = self.channel.next_tag()
+        else:
+            self.tag, self.step, self.requests, self.received, self.native = self.begun
+            self.shared = True
+        self.channel.in_flight.append(self)
+        self.stack.append(self.schedule())
+        return True
 
     def _run(self) -> None:
         value: Any = None
@@ -200,9 +287,9 @@ class Operation:
                 self._send(step.dest, step.stream)
             elif isinstance(step, Clock):
                 value = perf_counter()
-            elif isinstance(step, DenseAllreduce) and not self._native(step):
+            elif isinstance(step, DenseAllreduce) and not (self.native and _is_native(step)):
                 self.stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
-            elif isinstance(step, DenseAllgather) and not self._native(step):
+            elif isinstance(step, DenseAllgather) and not (self.native and _is_native(step)):
                 self.stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             else:
                 if isinstance(step, Exchange):
@@ -307,14 +394,6 @@ class Operation:
         comm = self.channel.messages
         self.sends += [(comm.Isend([message, MPI.BYTE], dest, self.tag), message) for message in messages]
 
-    def _native(self, step: DenseAllreduce | DenseAllgather) -> bool:
-        """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
-        stream = step.stream
-        values = stream.size * (stream.width or 1)
-        if not self.native or stream._present is not None or values > _COUNT_LIMIT:
-            return False
-        return isinstance(step, DenseAllgather) or (step.op.is_sum and stream.dtype in _MPI_TYPES)
-
     def _start_collective(self, step: Share | DenseAllreduce | DenseAllgather) -> list[MPI.Request] | None:
         """The requests of the collective, or None while it is not this operation's turn."""
         channel = self.channel
@@ -328,8 +407,12 @@ class Operation:
             return None
         array = step.stream._stored
         if isinstance(step, DenseAllreduce):
-            self.received = memory.empty(array.shape, array.dtype)
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
+            if step.out is not None:
+                self.received = step.out
+                channel.collectives.Allreduce(array, step.out, MPI.SUM)
+                return []
+            self.received = memory.empty(array.shape, array.dtype)
             return [channel.collectives.Iallreduce(array, self.received, MPI.SUM)]
         raw, blocks = self._raw_blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
@@ -339,27 +422,18 @@ class Operation:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= _DIRECT_RANKS
 
     def _share(self, step: Share) -> list[MPI.Request]:
-        channel = self.channel
-        for counts in self.traces:
-            counts.agreement_bytes += len(step.record) * (channel.ranks - 1)
         first, self.shared = not self.shared, True
-        record = np.frombuffer(step.record + bytes([channel.sound]), np.uint8)
-        self.received = np.empty((channel.ranks, len(record)), np.uint8)
-        if first:  # goes out as the operation starts, in the order of the calls, which is that of all ranks
-            return [channel.messages.Iallgather([record, MPI.BYTE], [self.received, MPI.BYTE])]
-        return self._exchange(record, list(self.received))
+        others = self.channel.ranks - 1
+        for counts in self.traces:
+            counts.agreement_bytes += len(step.record) * others
+            counts.bytes_sent += len(step.payload) * others
+            counts.messages += others if step.payload else 0
+        requests, self.received = _tell(step, self.channel, self.tag, first)
+        return requests
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
         """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
-        return self._exchange(*self._raw_blocks(step))
-
-    def _exchange(self, ours: NDArray[Any], places: list[NDArray[Any]]) -> list[MPI.Request]:
-        """Send our array to all ranks, and receive theirs in their places."""
-        comm, rank = self.channel.collectives, self.channel.rank
-        places[rank][:] = ours
-        others = [(rank + distance) % self.channel.ranks for distance in range(1, self.channel.ranks)]
-        requests = [comm.Irecv(places[other], other, self.tag) for other in others if len(places[other])]
-        return requests + [comm.Isend(ours, other, self.tag) for other in others if len(ours)]
+        return _exchange(*self._raw_blocks(step), self.channel, self.tag)
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
         """Our block, and the places of all blocks in the array to be filled, as unsigned integers that any MPI knows."""
@@ -372,8 +446,11 @@ class Operation:
 
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
-            self.native = self.native and bool(self.received[:, -1].all())
-            return [row[:-1].tobytes() for row in self.received]
+            said, sound = _heard(step, self.received)
+            self.native = self.native and sound
+            for counts in self.traces:
+                counts.bytes_received += sum(len(message) - len(step.record) for message in said) - len(step.payload)
+            return said
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
@@ -387,7 +464,7 @@ class Operation:
         self.error = error
         agreed = getattr(error, "on_all_ranks", False)
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
-        if waiting or (not agreed and self.collective):
+        if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
         if not agreed:
             said = {"error": type(error).__name__[:100], "text": f"rank {self.channel.rank} gave up: {str(error)[:400]}"}
@@ -434,6 +511,39 @@ class Operation:
 _farewells: list[Any] = []
 
 
+def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MPI.Request], Bytes]:
+    """Tell all ranks what ``step`` says; what they say comes into the rows of the array."""
+    length = _PREFIX.size + len(step.record) + step.room
+    rows = np.empty((channel.ranks, length), np.uint8)
+    ours = _PREFIX.pack(channel.sound, len(step.payload)) + step.record + step.payload
+    if first and channel.ranks > _DIRECT_RANKS:
+        # Goes out as the operation starts, in the order of the calls, which is that of all ranks.
+        padded = np.frombuffer(ours.ljust(length, b"\0"), np.uint8)
+        return [channel.messages.Iallgather([padded, MPI.BYTE], [rows, MPI.BYTE])], rows
+    return _exchange(np.frombuffer(ours, np.uint8), list(rows), channel, tag), rows
+
+
+def _heard(step: Share, rows: Bytes) -> tuple[list[bytes], bool]:
+    """What the ranks have said, and whether the channel is sound on all of them."""
+    said, all_sound, record = [], True, _PREFIX.size + len(step.record)
+    for row in rows:
+        sound, payload = _PREFIX.unpack_from(row)
+        said.append(row[_PREFIX.size : record + payload].tobytes())
+        all_sound = all_sound and sound
+    return said, all_sound
+
+
+def _exchange(
+    ours: NDArray[Any], places: Sequence[NDArray[Any]], channel: Channel, tag: int
+) -> list[MPI.Request]:
+    """Send our array to all ranks, and receive theirs, which may be shorter than their places."""
+    comm, rank, ranks = channel.collectives, channel.rank, channel.ranks
+    places[rank][: len(ours)] = ours
+    others = [(rank + distance) % ranks for distance in range(1, ranks)]
+    requests = [comm.Irecv(places[other], other, tag) for other in others if len(places[other])]
+    return requests + [comm.Isend(ours, other, tag) for other in others if len(ours)]
+
+
 def _pieces(part: Bytes) -> list[Bytes]:
     return [part[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES)]
 
@@ -443,6 +553,14 @@ def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
     return DenseAllreduce in steps or (DenseAllgather in steps and channel.ranks > _DIRECT_RANKS)
 
 
+def _is_native(step: DenseAllreduce | DenseAllgather) -> bool:
+    """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
+    stream = step.stream
+    if stream._present is not None or stream.size * (stream.width or 1) > _COUNT_LIMIT:
+        return False
+    return isinstance(step, DenseAllgather) or (step.op.is_sum and stream.dtype in _MPI_TYPES)
+
+
 def _typed(array: NDArray[Any]) -> MPI.Datatype:
     return MPI.Datatype.fromcode(array.dtype.char)
 
@@ -450,43 +568,97 @@ def _typed(array: NDArray[Any]) -> MPI.Datatype:
 def progress() -> None:
     """Move every operation in flight on this rank as far as it goes now."""
     with _lock:
+        for channel in _channels:
+            if not channel.ready:
+                channel.advance()
         for operation in tuple(_active):
             operation.advance()
 
 
+def alone() -> bool:
+    """Whether there is at most one operation in flight on this rank, and nothing being prepared."""
+    return len(_active) <= 1 and all(channel.ready for channel in _channels)
+
+
 def finish(operation: Operation) -> None:
     """Move on until ``operation`` is done."""
-    rounds = 0
-    while not operation.done:
-        progress()
-        rounds = _rest(rounds)
+    _poll(lambda: operation.done)
 
 
-def complete(channel: Channel, schedule: Generator[Step, Any, Any]) -> Any:
-    """The result of a schedule of the library's own, waited for; no trace counts it."""
-    operation = Operation(channel, schedule, counted=False)
+def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, collective: Callable[[], bool]) -> Any:
+    """The result of an operation that this rank waits for; parameters and exceptions are those of :class:`Operation`.
+
+    That object, which can wait among others, is made only where there is more to wait for than what the ranks tell each other
+    first: for little data it would take half of the time.
+    """
+    begun = None
+    if channel.ready and channel.ranks <= _DIRECT_RANKS and not _active and not traces:
+        finished, result, begun = _begin(channel, schedule())
+        if finished:
+            return result
+        schedule = lambda: result  # noqa: E731
+    operation = Operation(channel, schedule, entries, collective=collective, begun=begun)
     finish(operation)
     if operation.error is not None:
         raise operation.error
     return operation.result
 
 
-def wait(request: MPI.Request) -> None:
-    """Wait for a request of MPI, and move the operations in flight on meanwhile."""
+def _begin(channel: Channel, steps: Schedule) -> tuple[bool, Any, _Begun]:
+    """Take the first step, and whatever can follow at once.
+
+    Returns whether that was all, then the result, or else the schedule of what is left, and where it stands.
+    """
+    begun = _Begun(channel.next_tag())
+    try:
+        share = steps.send(None)
+        assert isinstance(share, Share)
+        requests, rows = _tell(share, channel, begun.tag, first=True)
+        for _ in range(_FIRST_SPINS):
+            if MPI.Request.Testall(requests):
+                break
+        else:
+            return False, steps, _Begun(begun.tag, share, requests, rows)
+        said, sound = _heard(share, rows)
+        begun = _Begun(begun.tag, native=sound)
+        step = steps.send(said)
+        if sound and isinstance(step, DenseAllreduce) and step.out is not None and _is_native(step):
+            channel.collectives.Allreduce(step.stream._stored, step.out, MPI.SUM)
+            step = steps.send(SparseStream._dense_form(step.out, step.stream.size, density=step.stream.switch_density))
+        return False, _resumed(step, steps), begun
+    except StopIteration as stop:
+        return True, stop.value, begun
+    except Exception as error:
+        return False, _failed(error), begun
+
+
+def _resumed(step: Step, steps: Schedule) -> Schedule:
+    """A schedule that goes on with a step which it has asked for already."""
+    try:
+        while True:
+            step = steps.send((yield step))
+    except StopIteration as stop:
+        result: SparseStream = stop.value
+        return result
+
+
+def _failed(error: Exception) -> Schedule:
+    """What is left of a schedule that has raised."""
+    raise error
+    yield
+
+
+def _poll(done: Callable[[], bool]) -> None:
+    """Move on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores."""
     rounds = 0
-    while not request.Test():
+    while not done():
         progress()
-        rounds = _rest(rounds)
+        if rounds >= _SPINS or any(channel.crowded for channel in _channels):
+            os.sched_yield()
+        rounds += 1
 
 
-def _rest(rounds: int) -> int:
-    """Between two rounds of polling: leave the core to others after some, or at once where ranks share cores."""
-    if rounds >= _SPINS or any(channel.crowded for channel in _channels):
-        os.sched_yield()
-    return rounds + 1
-
-
-def co_located(ranks: int) -> Generator[Step, Any, int]:
+def _co_located(ranks: int) -> Generator[Step, Any, int]:
     """The ranks on this host."""
     host = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
     return list((yield Share(host))).count(host) if ranks > 1 else 1

@@ -6,12 +6,13 @@ mpi4py is imported when a communicator of more than one process first comes into
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.allreduce import make_call, operation
-from sparseallreduce.algorithms.choose import measure
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
@@ -83,8 +84,8 @@ def iallreduce(
     """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
 
     Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
-    in the same order, as for any collective of MPI. The first operation on a communicator duplicates it and measures the network,
-    for which it waits for all ranks, as ``MPI_Comm_dup`` does.
+    in the same order, as for any collective of MPI. With the first operation on a communicator begin its duplication and the
+    measurement of the network, which take all ranks some milliseconds in the background.
 
     Parameters
     ----------
@@ -137,9 +138,7 @@ class Request:
             If the operation failed, on all ranks the same.
         """
         if self._operation is not None:
-            from sparseallreduce.runtime import engine
-
-            engine.progress()
+            _engine().progress()
             if not self._operation.done:
                 return False, None
         return True, self._outcome()
@@ -153,9 +152,7 @@ class Request:
             If the operation failed, on all ranks the same.
         """
         if self._operation is not None:
-            from sparseallreduce.runtime import engine
-
-            engine.finish(self._operation)
+            _engine().finish(self._operation)
         return self._outcome()
 
     @staticmethod
@@ -169,9 +166,7 @@ class Request:
         """
         for request in requests:
             if request._operation is not None:
-                from sparseallreduce.runtime import engine
-
-                engine.finish(request._operation)
+                _engine().finish(request._operation)
         return [request.wait() for request in requests]
 
     def _outcome(self) -> Any:
@@ -217,17 +212,24 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
             if blocking:
                 raise
             return Request(None, error=error)
-    from sparseallreduce.runtime.engine import Operation, progress_thread, takes_collective
-
+    engine = _engine()
     if progress == "thread" and not _threads():
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
-    schedule = operation(call, intent, channel.rank, channel.ranks, channel.machine)
-    # What "auto" or a call without sense takes is not known beforehand.
-    collective = call is None or call.algorithm == AUTO or takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
-    request = Request(Operation(channel, schedule, intent.entries, collective=collective))
+
+    def schedule() -> Schedule:
+        patient = blocking and not channel.crowded and engine.alone()
+        return operation(call, intent, channel.rank, channel.ranks, channel.machine, patient)
+
+    def collective() -> bool:
+        # What "auto" or a call without sense takes is not known beforehand.
+        return call is None or call.algorithm == AUTO or engine.takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
+
+    if blocking:
+        return Request(None, engine.carry_out(channel, schedule, intent.entries, collective))
+    request = Request(engine.Operation(channel, schedule, intent.entries, collective=collective))
     if progress == "thread":
-        progress_thread()
+        engine.progress_thread()
     return request
 
 
@@ -272,29 +274,29 @@ def _threads() -> bool:
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
-_keyval: int | None = None
-
-
 def _channel(comm: MPI.Intracomm) -> Channel:
     """The library's state for ``comm``, made by the first operation on it and kept as an attribute of it."""
-    global _keyval
-    from mpi4py import MPI
-
-    from sparseallreduce.runtime import engine
-
-    if _keyval is None:
-        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, channel: channel.free())
-    channel: Any = comm.Get_attr(_keyval)
+    keyval, make = _attribute()
+    channel: Any = comm.Get_attr(keyval)
     if channel is None:
-        duplicates = []
-        for _ in range(2):  # without blocking, since other operations may be waiting for this rank to move on
-            duplicate, request = comm.Idup()
-            engine.wait(request)
-            duplicates.append(duplicate)
-        channel = engine.Channel(*duplicates)
-        comm.Set_attr(_keyval, channel)
-        sharing = max(1.0, engine.complete(channel, engine.co_located(channel.ranks)) / (os.cpu_count() or 1))
-        channel.crowded = sharing > 1
-        channel.machine = engine.complete(channel, measure(channel.rank, channel.ranks, sharing))
+        channel = make(comm)
+        comm.Set_attr(keyval, channel)
     found: Channel = channel
     return found
+
+
+@lru_cache(maxsize=1)
+def _attribute() -> tuple[int, Callable[[MPI.Intracomm], Channel]]:
+    """The key of that attribute, and what makes it."""
+    from mpi4py import MPI
+
+    engine = _engine()
+    return MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, channel: channel.free()), engine.Channel
+
+
+@lru_cache(maxsize=1)
+def _engine() -> ModuleType:
+    """The engine, imported when there is somebody to talk to."""
+    from sparseallreduce.runtime import engine
+
+    return engine

@@ -313,7 +313,7 @@ class _World:
             elif isinstance(step, DenseAllgather):
                 rank.stack.append(join_blocks(step.stream, number, len(self.ranks), Reduction(step.op)))
             elif isinstance(step, Share):
-                rank.stack.append(_share(step.record, number, len(self.ranks)))
+                rank.stack.append(_share(step, number, len(self.ranks)))
             else:
                 if isinstance(step, Exchange):
                     self._send(number, step.partner, step.stream)
@@ -415,12 +415,18 @@ def _described(step: Step | None) -> str:
     return "no step"
 
 
-def _share(record: bytes, rank: int, ranks: int) -> Any:
-    """The records of all ranks, by dissemination."""
-    held = [record]
+def _share(step: Share, rank: int, ranks: int) -> Any:
+    """The records and payloads of all ranks, by dissemination; where payloads differ in length, each goes with its own."""
+    held = [step.record + step.payload]
     while len(held) < ranks:
         distance = len(held)
-        outgoing = b"".join(held[: ranks - distance])
-        arrived: bytes = yield Shift((rank - distance) % ranks, outgoing, (rank + distance) % ranks)  # type: ignore[arg-type]
-        held += [arrived[at : at + len(record)] for at in range(0, len(arrived), len(record))]
+        outgoing = held[: ranks - distance]
+        lengths = b"".join(len(piece).to_bytes(4, "little") for piece in outgoing) if step.room else b""
+        message = lengths + b"".join(outgoing)
+        arrived: bytes = yield Shift((rank - distance) % ranks, message, (rank + distance) % ranks)  # type: ignore[arg-type]
+        at = len(lengths)
+        for position in range(0, len(lengths), 4) if step.room else range(0, len(arrived), len(step.record)):
+            length = int.from_bytes(arrived[position : position + 4], "little") if step.room else len(step.record)
+            held.append(arrived[at : at + length])
+            at += length
     return held[ranks - rank :] + held[: ranks - rank]

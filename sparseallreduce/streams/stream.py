@@ -8,6 +8,7 @@ streams moves no index.
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = ["DTYPES", "SparseStream", "index_dtype", "switch_point"]
 
 DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64"))
 _NAMES = ", ".join(dtype.name for dtype in DTYPES)
+_UINT32, _UINT64 = np.dtype(np.uint32), np.dtype(np.uint64)
 
 Array = NDArray[Any]
 
@@ -31,9 +33,10 @@ def index_dtype(size: int) -> np.dtype[Any]:
     >>> index_dtype(2**32), index_dtype(2**32 + 1)
     (dtype('uint32'), dtype('uint64'))
     """
-    return np.dtype(np.uint32) if size <= 2**32 else np.dtype(np.uint64)
+    return _UINT32 if size <= 2**32 else _UINT64
 
 
+@lru_cache(maxsize=4096)
 def switch_point(extent: int, dtype: DTypeLike, size: int, width: int | None = None, density: float | None = None) -> int:
     """The most entries that a sparse form over ``extent`` positions may hold: phi(N) of thesis section 4.1.2.
 

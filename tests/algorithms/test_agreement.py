@@ -17,7 +17,7 @@ def outcomes(intents, **options):
 
     def caught(rank):
         try:
-            return (yield from agree(intents[rank], rank, len(intents)))
+            return (yield from agree(intents[rank], rank, len(intents))).entries
         except Exception as error:
             return error
 
@@ -33,14 +33,14 @@ def test_ranks_that_agree_know_each_others_entries(ranks):
     intents = [intent(SparseStream(np.arange(rank), np.ones(rank), 100)) for rank in range(ranks)]
     for delivery in (None, 1, 2):
         out = outcomes(intents, delivery=delivery)
-        assert out.outputs == [list(range(ranks))] * ranks
+        assert out.outputs == [tuple(range(ranks))] * ranks
         assert (out.messages == (ranks - 1).bit_length()).all()  # one allgather, and a small one
         assert (out.bytes_sent == 24 * (ranks - 1)).all()
 
 
 def test_a_dense_stream_tells_what_it_stores_without_a_pass_over_it():
     dense = SparseStream.from_dense(np.arange(8, dtype=np.float32))
-    assert outcomes([intent(dense), intent()]).outputs == [[8, 2], [8, 2]]
+    assert outcomes([intent(dense), intent()]).outputs == [(8, 2), (8, 2)]
 
 
 OTHERWISE = {
@@ -128,3 +128,13 @@ def test_equal_terms_do_not_hide_another_order_of_calls():
     errors = outcomes([intent(), Intent((("file", "data.svm"),), 0)]).outputs
     assert {type(error) for error in errors} == {MismatchError}
     assert len({str(error) for error in errors}) == 1
+
+
+def test_payloads_of_any_length_and_common_flags_travel_with_it():
+    def said(rank):
+        return (yield from agree(intent(), rank, 5, b"x" * rank, room=8, flags=0b110 if rank else 0b011))
+
+    for delivery in (None, 1, 2):
+        for agreed in run([said(rank) for rank in range(5)], delivery=delivery).outputs:
+            assert agreed.payloads == (b"", b"x", b"xx", b"xxx", b"xxxx")
+            assert agreed.flags == 0b010

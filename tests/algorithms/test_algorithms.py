@@ -8,6 +8,8 @@ from oracle import Entries, assert_reduction, bits
 from strategies import SMALL, cases, deliveries
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms.allreduce import make_call, operation
+from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import SUM
 
 every_algorithm = pytest.mark.parametrize("algorithm", sar.algorithms())
@@ -32,6 +34,20 @@ def test_every_rank_gets_the_dense_reduction(algorithm, data, case, delivery, th
     assert len(out.outputs) == case.ranks
     assert_reduction(out.outputs[0], case.entries, case.size, case.operator, case.exact)
     assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "dense"])
+@given(case=cases(ranks=st.integers(1, 20)), delivery=deliveries(), patient=st.integers(0, 2**20 - 1), density=DENSITIES)
+def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case, delivery, patient, density):
+    calls = [make_call(stream, case.operator, algorithm, {"switch_density": density}) for stream in case.streams]
+    schedules = [
+        operation(call, intent, rank, case.ranks, sar.Machine(), bool(patient >> rank & 1)) for rank, (call, intent) in enumerate(calls)
+    ]
+    before = [bits(stream) for stream in case.streams]
+    out = run(schedules, delivery=delivery)
+    assert_reduction(out.outputs[0], case.entries, case.size, case.operator, case.exact)
+    assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
+    assert [bits(stream) for stream in case.streams] == before
 
 
 @every_algorithm

@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
-from mpi_cases import skip
+from mpi_cases import limit, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
@@ -60,7 +60,7 @@ def case_communicator_with_a_topology(comm):
 def case_freed_communicators_leave_nothing_behind(comm):
     """Two duplicates each would use up MPICH's 2048 before the end; on more ranks the calls are counted instead."""
     times = 1200 if comm.size == 2 else 10
-    with mock.patch("sparseallreduce.runtime.mpi.measure", unmeasured), mock.patch.object(engine.Channel, "free", freed):
+    with mock.patch("sparseallreduce.runtime.engine.measure", unmeasured), mock.patch.object(engine.Channel, "free", freed):
         freed.calls = 0
         for _ in range(times):
             duplicate = comm.Dup()
@@ -73,10 +73,24 @@ def case_freed_communicators_leave_nothing_behind(comm):
 def case_communicators_in_use_at_once(comm):
     duplicates = [comm.Dup() for _ in range(6)]
     inputs = Inputs(comm.size, 200)
-    with mock.patch("sparseallreduce.runtime.mpi.measure", unmeasured):
+    with mock.patch("sparseallreduce.runtime.engine.measure", unmeasured):
         requests = [sar.iallreduce(inputs.stream(comm.rank), duplicate, algorithm="ssar_ring") for duplicate in duplicates]
     for request, duplicate in reversed(list(zip(requests, duplicates, strict=True))):
         inputs.check(request.wait())
+        duplicate.Free()
+
+
+@limit(30)
+def case_new_communicators_are_first_used_in_any_order(comm):
+    """On each rank in an order of its own; both are set up while operations on them wait."""
+    duplicates = [comm.Dup() for _ in range(3)]
+    order = [(comm.rank + place) % 3 for place in range(3)]
+    inputs = Inputs(comm.size, 200)
+    requests = {place: sar.iallreduce(inputs.stream(comm.rank), duplicates[place]) for place in order}
+    for place in reversed(order):
+        inputs.check(requests[place].wait())
+    for duplicate in duplicates:
+        check_usable(duplicate)
         duplicate.Free()
 
 

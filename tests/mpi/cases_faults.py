@@ -11,6 +11,7 @@ from mpi_cases import each, limit, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms import allreduce
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.reduction import Reduction
 
@@ -76,6 +77,24 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
         assert says[harm] in str(outcome)
         assert outcome.on_all_ranks
     check_usable(comm, algorithm)
+
+
+@limit(20)
+@each(size=[*SIZES, 1_000_000], where=["_packed", "_unpacked", "_expects_dense"])
+def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where):
+    """In the first step of a blocking operation, whether the stream travels with it or not."""
+    inputs, culprit = needs_two(comm, size)
+    with failing(allreduce, where, MemoryError("no room"), comm.rank == culprit) as struck:
+        try:
+            outcome = sar.allreduce(inputs.stream(comm.rank), comm)
+        except sar.SparseAllreduceError as error:
+            outcome = error
+    called = comm.bcast(bool(struck and struck[0].called), culprit)
+    if called and where != "_unpacked":  # by then the others know all they need
+        assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room"
+    if not called:
+        inputs.check(outcome)
+    check_usable(comm)
 
 
 @limit(20)

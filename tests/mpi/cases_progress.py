@@ -60,6 +60,17 @@ def case_polling_with_test_completes_all(comm):
         pending = still
 
 
+@each(algorithm=sar.algorithms(), size=[100, 100_000])
+def case_blocking_on_some_ranks_only(comm, algorithm, size):
+    """Which may take a shorter way there, and with nothing else in flight."""
+    for turn in range(4):
+        inputs = Inputs(comm.size, size, seed=turn, entries=size // 10 if turn % 2 else None)
+        if (comm.rank + turn) % 2:
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), comm, algorithm=algorithm))
+        else:
+            inputs.check(sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm).wait())
+
+
 @each(algorithm=sar.algorithms())
 def case_blocking_while_others_are_in_flight(comm, algorithm):
     before = start(comm, [(algorithm, 3000), ("ssar_ring", 200), ("dsar_split_allgather", 100)])
