@@ -6,6 +6,7 @@ this library catch what they expect (``ValueError`` for a bad stream, ``TypeErro
 
 __all__ = [
     "AlgorithmError",
+    "DatasetError",
     "DeadlockError",
     "MismatchError",
     "MPIUnavailableError",
@@ -54,3 +55,7 @@ class DeadlockError(SparseAllreduceError, RuntimeError):
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):
     """mpi4py or the MPI library beneath it cannot be loaded."""
+
+
+class DatasetError(SparseAllreduceError, ValueError):
+    """A data file cannot be read, breaks its format, or holds what the model cannot learn from."""
