@@ -17,6 +17,7 @@ __all__ = ["main"]
 _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model on svmlight data.",
+    "convert": "Turn svmlight text into the binary format.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
     "doctor": "What MPI, threads, GPU and network this machine offers.",
