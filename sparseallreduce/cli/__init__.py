@@ -18,6 +18,7 @@ _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model on svmlight data.",
     "convert": "Turn svmlight text into the binary format.",
+    "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
     "doctor": "What MPI, threads, GPU and network this machine offers.",

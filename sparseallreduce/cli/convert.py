@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
+from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.convert import convert as convert_file
 from sparseallreduce.runtime.mpi import world
@@ -35,8 +36,8 @@ def convert(source: Path, out: Path, features: int | None, dtype: str, zero_base
     convert_with_bars(source, out, comm, n_features=features, dtype=dtype, zero_based=zero_based)
 
 
-def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> None:
-    """Convert a file, with a progress bar and a line about the result on rank 0."""
+def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> Header:
+    """Convert a file, with progress bars and a line about the result on rank 0."""
     start = time.perf_counter()
     shown = comm.rank == 0
     with byte_bar(shown, f"parsing {source.name}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
@@ -54,6 +55,7 @@ def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> Non
             f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros a sample; "
             f"{header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
         )
+    return header
 
 
 def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:

@@ -121,6 +121,11 @@ class BinaryWriter:
             if self._comm.rank == 0:
                 _write(self._files["indptr"], np.zeros(1, self._dtypes["indptr"]))
 
+    @property
+    def samples(self) -> int:
+        """What this rank has appended."""
+        return self._share.rows
+
     def append(self, block: Block) -> None:
         """Add samples behind those of this rank.
 

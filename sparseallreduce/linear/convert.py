@@ -13,7 +13,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary import is_binary
 from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.binary_writer import BinaryWriter
-from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.svmlight import svmlight_blocks
 from sparseallreduce.linear.text_pieces import PathLike, Progress
 
@@ -26,6 +26,7 @@ def convert(
     comm: Any,
     *,
     n_features: int | None = None,
+    n_samples: int | None = None,
     zero_based: bool = False,
     dtype: DTypeLike = np.float32,
     on_read: Progress = None,
@@ -42,6 +43,8 @@ def convert(
     comm : communicator
     n_features : int, optional
         Dimension N; by default the highest index.
+    n_samples : int, optional
+        How many samples there must be.
     zero_based : bool
         Whether indices in the text count from 0.
     dtype : dtype
@@ -69,6 +72,11 @@ def convert(
                     writer.append(block)
 
         agreed(comm, parse)
+        found = sum(gather(comm, writer.samples))
+        if n_samples is not None and found != n_samples:
+            raise DatasetError(
+                f"{source}: {found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
+            )
         return writer.finish(on_written)
 
 
