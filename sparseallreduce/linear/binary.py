@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -199,9 +200,7 @@ class _Rows:
         return values
 
     def _check(self, indptr: Array, indices: Array, values: Array, first: int, start: int) -> None:
-        signature = *(types.Array(numba.from_dtype(a.dtype), 1, "C", readonly=True) for a in (indptr, indices, values)), types.uint64
-        check = compiled_entry(kernels.first_fault, signature)
-        fault, row, entry = check(indptr, indices, values, self._header.features)
+        fault, row, entry = _compiled_check(indices.dtype)(indptr, indices, values, self._header.features)
         sample, item = first + row, start + entry
         if fault == kernels.ABOVE:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} is not below the {self._header.features} features")
@@ -209,3 +208,10 @@ class _Rows:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted")
         if fault == kernels.NOT_FINITE:
             self._refuse("values", item, f"the value of index {indices[entry]} of sample {sample} is not a finite float32")
+
+
+@cache
+def _compiled_check(index: np.dtype[Any]) -> Callable[..., tuple[int, int, int]]:
+    """The check of rows with indices of this dtype."""
+    arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, numba.from_dtype(index), types.float32))
+    return compiled_entry(kernels.first_fault, (*arrays, types.uint64))
