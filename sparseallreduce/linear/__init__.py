@@ -5,7 +5,15 @@ from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_cla
 from sparseallreduce.linear.generate import generate
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
-from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.strategies import (
+    STRATEGIES,
+    AsynchronousParameterServer,
+    DenseStrategy,
+    SparseStrategy,
+    Strategy,
+    SynchronousParameterServer,
+    read_on_workers,
+)
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent, Weights
 
@@ -13,6 +21,7 @@ __all__ = [
     "MODELS",
     "SCHEDULES",
     "STRATEGIES",
+    "AsynchronousParameterServer",
     "Constant",
     "Dataset",
     "DatasetError",
@@ -28,9 +37,11 @@ __all__ = [
     "SparseStrategy",
     "Squared",
     "Strategy",
+    "SynchronousParameterServer",
     "Trainer",
     "Weights",
     "generate",
     "load",
+    "read_on_workers",
     "two_classes",
 ]

@@ -25,9 +25,11 @@ __all__ = [
     "accumulate_marked",
     "bitmap",
     "collect",
+    "collect_marked",
     "descend",
     "descend_dense",
     "format_svmlight",
+    "mark",
     "scores",
     "warm_up",
 ]
@@ -65,6 +67,8 @@ def warm_up(index_dtype: DTypeLike) -> None:
     compiled_entry(accumulate, (*rows, float32, float32))
     compiled_entry(accumulate_marked, (*rows, float32, float32, uint64, uint64))
     compiled_entry(collect, (float32, uint64, uint64, index, float32))
+    compiled_entry(mark, (int64, index, int64, uint64, uint64))
+    compiled_entry(collect_marked, (uint64, uint64, index))
     compiled_entry(descend, (float32, *given, types.float32))
     compiled_entry(descend_dense, (float32, float32, types.float32))
 
@@ -138,6 +142,38 @@ def collect(gradient: Array, words: Array, summary: Array, out_indices: Array, o
                 out_indices[count] = index
                 out_values[count] = gradient[index]
                 gradient[index] = 0
+                count += 1
+    return count
+
+
+@kernel
+def mark(indptr: Array, indices: Array, rows: Array, words: Array, summary: Array) -> None:
+    """Mark every index that occurs in the rows in the bitmap of ``words`` and ``summary``."""
+    for i in range(rows.size):
+        row = rows[i]
+        for entry in range(indptr[row], indptr[row + 1]):
+            index = np.uint64(indices[entry])
+            words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
+            summary[index >> _TWELVE] |= _ONE << ((index >> _SIX) & _LOW_SIX)
+
+
+@kernel
+def collect_marked(words: Array, summary: Array, out_indices: Array) -> int:
+    """Move the marked indices, in order, to the output array; the bitmap is zero afterwards. Returns their number."""
+    count = 0
+    for block in range(summary.size):
+        marked_words = summary[block]
+        if marked_words == _ZERO:
+            continue
+        summary[block] = _ZERO
+        while marked_words != _ZERO:
+            word = (np.uint64(block) << _SIX) + np.uint64(_lowest_bit(marked_words))
+            marked_words &= marked_words - _ONE
+            marked = words[word]
+            words[word] = _ZERO
+            while marked != _ZERO:
+                out_indices[count] = (word << _SIX) + np.uint64(_lowest_bit(marked))
+                marked &= marked - _ONE
                 count += 1
     return count
 

@@ -126,14 +126,17 @@ class Trainer:
 
     def _train(self, epoch: int, on_step: Callable[[], object] | None) -> None:
         """One pass over the training set."""
-        if self.strategy.serves:
-            self.strategy.serve()
-        else:
-            for rows, count in batches(self.dataset, self.options.batch_size * self.strategy.workers, (self.options.seed, epoch)):
-                self._step(rows, count)
-                if on_step is not None:
-                    on_step()
-        self.strategy.drain()
+        try:
+            if self.strategy.serves:
+                self.strategy.serve()
+            else:
+                for rows, count in batches(self.dataset, self.options.batch_size * self.strategy.workers, (self.options.seed, epoch)):
+                    self._step(rows, count)
+                    if on_step is not None:
+                        on_step()
+            self.strategy.drain()
+        except Exception as error:
+            raise self.strategy.give_up(error) from error.__cause__
         self.step = epoch * self.steps
 
     def _step(self, rows: Array, count: int) -> None:
