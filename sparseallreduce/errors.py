@@ -7,6 +7,7 @@ this library catch what they expect (``ValueError`` for a bad stream, ``TypeErro
 __all__ = [
     "AlgorithmError",
     "DeadlockError",
+    "DivergenceError",
     "MismatchError",
     "MPIUnavailableError",
     "SparseAllreduceError",
@@ -54,3 +55,7 @@ class DeadlockError(SparseAllreduceError, RuntimeError):
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):
     """mpi4py or the MPI library beneath it cannot be loaded."""
+
+
+class DivergenceError(SparseAllreduceError, ArithmeticError):
+    """In training, a weight or the loss is no longer a finite number."""

@@ -18,6 +18,7 @@ from sparseallreduce.linear.models import MODELS, save_model
 from sparseallreduce.linear.schedules import SCHEDULES
 from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import world
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -67,7 +68,7 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
         f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {read_seconds:.1f} s"
     )
 
-    options = Options(chosen["epochs"], chosen["batch_size"], chosen["l2"], chosen["seed"])
+    options = Options(chosen["epochs"], chosen["batch_size"], chosen["seed"])
     trainer = Trainer(model, _strategy(chosen, training, comm), SCHEDULES[chosen["schedule"]](chosen["learning_rate"]), options)
     epochs: list[Epoch] = []
     with _bar(shown, desc="training", unit="step", total=trainer.steps * options.epochs) as bar:
@@ -97,9 +98,10 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
 
 
 def _strategy(chosen: dict[str, Any], training: Dataset, comm: Any) -> Strategy:
+    descent = Descent(chosen["l2"])
     if chosen["strategy"] == DenseStrategy.name:
-        return DenseStrategy(training, comm)
-    return SparseStrategy(training, comm, chosen["algorithm"])
+        return DenseStrategy(training, comm, descent)
+    return SparseStrategy(training, comm, descent, algorithm=chosen["algorithm"])
 
 
 def _bar(shown: bool, **options: Any) -> Any:

@@ -1,11 +1,13 @@
 """MPI-SGD: linear models trained by mini-batch SGD over MPI (thesis sections 2.1, 2.2 and 4.2)."""
 
+from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
 from sparseallreduce.linear.generate import generate
-from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared, Weights
+from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
 from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
-from sparseallreduce.linear.trainer import DivergenceError, Epoch, Options, Trainer
+from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.weights import Descent, Weights
 
 __all__ = [
     "MODELS",
@@ -15,6 +17,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DenseStrategy",
+    "Descent",
     "DivergenceError",
     "Epoch",
     "Hinge",

@@ -46,6 +46,7 @@ _FOUR = np.uint64(4)
 _LOW_SIX = np.uint64(63)
 _SIX = np.uint64(6)
 _TWELVE = np.uint64(12)
+_LARGEST = np.finfo(np.float32).max
 
 
 def bitmap(size: int) -> tuple[Array, Array]:
@@ -142,17 +143,25 @@ def collect(gradient: Array, words: Array, summary: Array, out_indices: Array, o
 
 
 @kernel
-def descend(weights: Array, indices: Array, values: Array, rate: float) -> None:
-    """``weights[indices] -= rate * values``."""
+def descend(weights: Array, indices: Array, values: Array, rate: float) -> bool:
+    """``weights[indices] -= rate * values``; returns whether these weights are finite numbers."""
+    finite = True
     for entry in range(indices.size):
-        weights[np.uint64(indices[entry])] -= rate * values[entry]
+        index = np.uint64(indices[entry])
+        weight = weights[index] - rate * values[entry]
+        weights[index] = weight
+        finite &= abs(weight) <= _LARGEST
+    return finite
 
 
 @kernel
-def descend_dense(weights: Array, gradient: Array, rate: float) -> None:
-    """``weights -= rate * gradient``, without an array in between."""
+def descend_dense(weights: Array, gradient: Array, rate: float) -> bool:
+    """``weights -= rate * gradient``, without an array in between; returns whether the weights are finite numbers."""
+    finite = True
     for entry in range(weights.size):
         weights[entry] -= rate * gradient[entry]
+        finite &= abs(weights[entry]) <= _LARGEST
+    return finite
 
 
 @kernel

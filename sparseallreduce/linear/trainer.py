@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.linear import kernels
+from sparseallreduce.errors import DivergenceError
+from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.datasets import Dataset, gather
-from sparseallreduce.linear.models import LinearModel, Weights
+from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.schedules import Schedule
 from sparseallreduce.linear.strategies import Strategy
+from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.trace import trace
-from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DivergenceError", "Epoch", "Options", "Trainer", "batches"]
+__all__ = ["Epoch", "Options", "Trainer", "batches"]
 
 Array = NDArray[Any]
-
-
-class DivergenceError(SparseAllreduceError, ArithmeticError):
-    """The loss is no longer a finite number."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +30,10 @@ class Options:
 
     epochs: int = 10  # passes over the training set
     batch_size: int = 100  # samples a rank and step, the paper's B: a step averages over B * P samples
-    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
     seed: int = 0  # of the order of samples
 
     def __post_init__(self) -> None:
-        for name, lowest in (("epochs", 0), ("batch_size", 1), ("l2", 0), ("seed", 0)):
+        for name, lowest in (("epochs", 0), ("batch_size", 1), ("seed", 0)):
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
 
@@ -83,15 +76,20 @@ class Trainer:
         self.options = options
         self.dataset = strategy.dataset
         self.comm = strategy.comm
-        self.weights = Weights(self.dataset.features)
         self.step = 0
-        if schedule(0) * options.l2 >= 1:
-            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {options.l2:g}: lower one of them")
+        l2 = strategy.descent.l2
+        if schedule(0) * l2 >= 1:
+            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {l2:g}: lower one of them")
+
+    @property
+    def weights(self) -> Weights:
+        """What has been learned, the same on every rank."""
+        return self.strategy.weights
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        return -(-self.dataset.total // int(self.options.batch_size * self.comm.size))
+        return -(-self.dataset.total // (self.options.batch_size * self.strategy.workers))
 
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
         """Train epoch by epoch; collective over the strategy's communicator.
@@ -111,70 +109,68 @@ class Trainer:
         Raises
         ------
         DivergenceError
-            On every rank, if the loss is not finite after an epoch.
+            On every rank, if a weight or the loss is no longer finite.
         """
-        self._warm_up()
+        self.strategy.warm_up()
         threshold = _threshold(self.model, self.dataset, self.comm)
         for epoch in range(1, self.options.epochs + 1):
-            clock = _Clock()
+            clock = self.strategy.clock = Clock()
             with trace() as traffic:
-                densities = self._train(epoch, clock, on_step)
+                self._train(epoch, on_step)
             loss, train_accuracy = self._evaluated(self.dataset, threshold)
             test_accuracy = None if test is None else self._evaluated(test, threshold)[1]
             clock.lap("evaluate")
             if not math.isfinite(loss):
                 raise DivergenceError(f"the loss is {loss} after epoch {epoch}: lower the learning rate ({self.schedule(self.step):g} now)")
-            ranks = gather(self.comm, (clock.seconds, traffic.bytes_sent, densities))
-            seconds = {phase: _mean([seconds[phase] for seconds, _, _ in ranks]) for phase in clock.seconds}
-            seconds["total"] = sum(seconds.values())
-            yield Epoch(
-                epoch=epoch,
-                loss=loss,
-                train_accuracy=train_accuracy,
-                test_accuracy=test_accuracy,
-                seconds=seconds,
-                bytes_sent=sum(sent for _, sent, _ in ranks),
-                steps=self.steps,
-                gradient_density=_mean([gradient for _, _, (gradient, _) in ranks]),
-                total_density=densities[1],
-            )
+            yield self._report(epoch, loss, train_accuracy, test_accuracy, traffic.bytes_sent)
 
-    def _train(self, epoch: int, clock: _Clock, on_step: Callable[[], object] | None) -> tuple[float, float]:
-        """One pass over the training set; returns the mean densities of gradient and sum."""
-        options, densities = self.options, np.zeros(2)
-        order = batches(self.dataset, options.batch_size * self.comm.size, (options.seed, epoch))
-        for rows, count in order:
-            labels = self.dataset.labels[rows]
-            derivatives = self.model.derivative(self.weights.scores(self.dataset, rows), labels)
-            gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
-            clock.lap("compute")
-            total = self.strategy.total(gradient)
-            clock.lap("communicate")
-            self.weights.descend(total, self.schedule(self.step), options.l2)
-            clock.lap("update")
-            self.step += 1
-            densities += _density(gradient), _density(total)
-            if on_step is not None:
-                on_step()
-        gradient_density, total_density = densities / self.steps
-        return float(gradient_density), float(total_density)
+    def _train(self, epoch: int, on_step: Callable[[], object] | None) -> None:
+        """One pass over the training set."""
+        if self.strategy.serves:
+            self.strategy.serve()
+        else:
+            for rows, count in batches(self.dataset, self.options.batch_size * self.strategy.workers, (self.options.seed, epoch)):
+                self._step(rows, count)
+                if on_step is not None:
+                    on_step()
+        self.strategy.drain()
+        self.step = epoch * self.steps
+
+    def _step(self, rows: Array, count: int) -> None:
+        """One step, to which this rank gives its rows of a batch of ``count`` samples."""
+        derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
+        gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
+        self.strategy.update(gradient, self.schedule(self.step))
+        self.step += 1
 
     def _evaluated(self, dataset: Dataset, threshold: float | None) -> tuple[float, float | None]:
-        """The mean loss of all ranks' samples, L2 term included, and the share of them on the right side of the threshold."""
+        """The mean loss of all ranks' samples, penalty included, and the share of them on the right side of the threshold."""
         scores = self.weights.scores(dataset, np.arange(dataset.rows))
         loss = float(self.model.loss(scores, dataset.labels).sum())
         right = 0 if threshold is None else int(((scores > threshold) == (dataset.labels > threshold)).sum())
         ranks = gather(self.comm, (loss, right))
-        mean = sum(loss for loss, _ in ranks) / dataset.total + self.options.l2 / 2 * self.weights.squared_norm()
+        mean = sum(loss for loss, _ in ranks) / dataset.total + self.weights.penalty()
         return mean, None if threshold is None else sum(right for _, right in ranks) / dataset.total
 
-    def _warm_up(self) -> None:
-        """A step of rate zero, so that compiling the loops and measuring the network count in no epoch."""
-        kernels.warm_up(self.dataset.indices.dtype)
-        rows = np.arange(min(1, self.dataset.rows))
-        self.weights.scores(self.dataset, rows)
-        gradient = self.strategy.gradient(rows, np.ones(len(rows), np.float32))
-        self.weights.descend(self.strategy.total(gradient), 0.0)
+    def _report(self, epoch: int, loss: float, train_accuracy: float | None, test_accuracy: float | None, bytes_sent: int) -> Epoch:
+        """What the epoch came to, from what every rank has noted of it; collective."""
+        strategy = self.strategy
+        ranks = gather(self.comm, (dict(strategy.clock.seconds), bytes_sent, strategy.given_densities, strategy.summed_densities))
+        strategy.given_densities, strategy.summed_densities = [], []
+        phases = dict.fromkeys(phase for seconds, *_ in ranks for phase in seconds)
+        seconds = {phase: _mean([seconds.get(phase, 0.0) for seconds, *_ in ranks]) for phase in phases}
+        seconds["total"] = sum(seconds.values())
+        return Epoch(
+            epoch=epoch,
+            loss=loss,
+            train_accuracy=train_accuracy,
+            test_accuracy=test_accuracy,
+            seconds=seconds,
+            bytes_sent=sum(sent for _, sent, _, _ in ranks),
+            steps=self.steps,
+            gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
+            total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
+        )
 
 
 def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tuple[Array, int]]:
@@ -208,19 +204,6 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
         yield rows[bounds[batch] : bounds[batch + 1]], min(size, dataset.total - start)
 
 
-class _Clock:
-    """Seconds by phase: each moment belongs to the phase that ends after it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
-
-
 def _threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:
     """The score that parts the classes: zero, or for regression the middle of the two labels if there are no more than two."""
     if model.classifies:
@@ -229,9 +212,5 @@ def _threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:
     return sum(labels) / 2 if len(labels) == 2 else None
 
 
-def _density(stream: SparseStream) -> float:
-    return 1.0 if stream.is_dense else stream.density
-
-
 def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers)
+    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -17,6 +17,8 @@ from sparseallreduce.linear import (
     Constant,
     Dataset,
     DenseStrategy,
+    Descent,
+    DivergenceError,
     InverseScaling,
     Options,
     SparseStrategy,
@@ -24,7 +26,7 @@ from sparseallreduce.linear import (
     load,
     two_classes,
 )
-from sparseallreduce.linear.trainer import DivergenceError, batches
+from sparseallreduce.linear.trainer import batches
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -125,7 +127,7 @@ def test_a_sparse_gradient_holds_exactly_what_the_batch_touches(data):
 @pytest.mark.parametrize("l2", [0.0, 0.05])
 def test_training_is_algorithm_1(model, strategy, l2):
     matrix, labels = problem()
-    trainer = Trainer(MODELS[model](), strategy(parted(matrix, labels, 1)[0], sar.SERIAL), Constant(0.1), Options(3, 7, l2, 5))
+    trainer = Trainer(MODELS[model](), strategy(parted(matrix, labels, 1)[0], sar.SERIAL, Descent(l2)), Constant(0.1), Options(3, 7, 5))
 
     epochs = list(trainer.run())
 
@@ -142,7 +144,7 @@ def test_dense_and_sparse_end_at_the_same_weights():
     dataset = parted(*problem(rows=300, features=100), 1)[0]
     ends = []
     for strategy in (SparseStrategy, DenseStrategy):
-        trainer = Trainer(MODELS["logistic"](), strategy(dataset, sar.SERIAL), Constant(0.3), Options(2, 8, 1e-3))
+        trainer = Trainer(MODELS["logistic"](), strategy(dataset, sar.SERIAL, Descent(1e-3)), Constant(0.3), Options(2, 8))
         list(trainer.run())
         ends.append(trainer.weights.to_array())
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-5, atol=1e-7)
@@ -198,12 +200,15 @@ def test_a_divergent_run_stops_with_the_remedy():
 
 
 def test_options_out_of_range_are_refused():
-    for options in ({"epochs": -1}, {"batch_size": 0}, {"l2": -0.1}, {"l2": float("nan")}, {"seed": -1}):
+    for options in ({"epochs": -1}, {"batch_size": 0}, {"seed": -1}):
         with pytest.raises(ValueError, match="must be at least"):
             Options(**options)
-    strategy = SparseStrategy(parted(*problem(), 1)[0], sar.SERIAL)
+    for l2 in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="must be at least"):
+            Descent(l2)
+    strategy = SparseStrategy(parted(*problem(), 1)[0], sar.SERIAL, Descent(0.1))
     with pytest.raises(ValueError, match="must be below 1"):
-        Trainer(MODELS["svm"](), strategy, Constant(10.0), Options(l2=0.1))
+        Trainer(MODELS["svm"](), strategy, Constant(10.0), Options())
 
 
 @pytest.fixture(scope="module")

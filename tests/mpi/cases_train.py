@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from sparseallreduce.linear import (
     Constant,
     DatasetError,
     DenseStrategy,
+    Descent,
     Options,
     SparseStrategy,
     Trainer,
@@ -47,7 +49,7 @@ def trained(path, comm, strategy, model="logistic", batch_size=2, **options):
     """The weights and the epochs of a short run, and the training set."""
     train, _ = load(path, comm=comm, n_features=2000)
     train, _ = two_classes(train, comm)
-    trainer = Trainer(MODELS[model](), strategy(train, comm), Constant(0.2), Options(2, batch_size, 0.01))
+    trainer = Trainer(MODELS[model](), strategy(train, comm, Descent(0.01)), Constant(0.2), Options(2, batch_size))
     epochs = list(trainer.run(train))
     return trainer.weights.to_array(), epochs, train
 
@@ -78,7 +80,7 @@ def case_any_algorithm_sums_the_gradients(comm, algorithm):
         if comm.rank == 0:
             generate("uniform", folder / "samples.svm", samples=40, features=2000, density=0.01)
         comm.Barrier()
-        ours, _, _ = trained(folder / "samples.svm", comm, lambda train, comm: SparseStrategy(train, comm, algorithm))
+        ours, _, _ = trained(folder / "samples.svm", comm, partial(SparseStrategy, algorithm=algorithm))
         reference, _, _ = trained(folder / "samples.svm", comm, DenseStrategy)
     np.testing.assert_allclose(ours, reference, rtol=1e-3, atol=1e-6)
 

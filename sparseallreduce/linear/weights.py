@@ -1,0 +1,151 @@
+"""The weights of a linear model, and how a step of gradient descent changes them without a pass over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DivergenceError
+from sparseallreduce.linear import kernels
+from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Descent", "Weights"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a step changes the weights, beside the gradient and the learning rate."""
+
+    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
+    intercept: bool = False  # whether a number is added to every score; it is not regularised
+
+    def __post_init__(self) -> None:
+        if not self.l2 >= 0:
+            raise ValueError(f"l2 must be at least 0, not {self.l2}")
+
+
+class Weights:
+    """The weight vector w, float32, kept as ``scale * direction``; and the intercept, which is the last entry where there is one.
+
+    The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
+    gradient has entries and not N. When the scale gets small it is multiplied into the direction, which is the only pass over N.
+
+    Parameters
+    ----------
+    size : int
+        Entries: the features, and one for the intercept. Gradients are streams of this size.
+    descent : Descent, optional
+
+    Examples
+    --------
+    >>> w = Weights(3, Descent(l2=0.2))
+    >>> w.descend(SparseStream([1], np.float32([2]), 3), rate=0.5)
+    >>> w.descend(SparseStream([2], np.float32([4]), 3), rate=0.5)
+    >>> w.to_array()
+    array([ 0. , -0.9, -2. ], dtype=float32)
+    """
+
+    # A scale this small is still far from where float32 loses precision (1e-38), and reached seldom: after 140,000 steps at
+    # rate * l2 = 1e-4.
+    _SMALLEST_SCALE = 1e-6
+
+    def __init__(self, size: int, descent: Descent | None = None) -> None:
+        self.size = size
+        self.descent = descent or Descent()
+        self.steps = 0
+        self.scale = 1.0
+        self.direction = np.zeros(size - self.descent.intercept, np.float32)
+        self.intercept = 0.0
+
+    def to_array(self) -> Array:
+        """A copy of the weights, float32 of shape (size,)."""
+        array = np.empty(self.size, np.float32)
+        np.multiply(self.direction, np.float32(self.scale), out=array[: len(self.direction)])
+        array[len(self.direction) :] = self.intercept
+        return array
+
+    def assign(self, array: Array) -> None:
+        """Start from these weights, of shape (size,)."""
+        features = len(self.direction)
+        self.scale = 1.0
+        self.direction[:] = array[:features]
+        if self.descent.intercept:
+            self.intercept = float(array[features])
+
+    def penalty(self) -> float:
+        """The regularisation term of the loss; one pass over N."""
+        return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.direction, self.direction))
+
+    def at(self, indices: Array) -> Array:
+        """The weights at sorted positions, float32 of shape (len(indices),)."""
+        features = len(self.direction)
+        inside = np.searchsorted(indices, features) if self.descent.intercept else len(indices)
+        found = np.full(len(indices), self.intercept, np.float32)
+        found[:inside] = self.direction[indices[:inside]] * np.float32(self.scale)
+        return found
+
+    def scores(self, dataset: Dataset, rows: Array) -> Array:
+        """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
+        scores = np.empty(len(rows))
+        kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows, self.direction, scores)
+        scores *= self.scale
+        scores += self.intercept
+        return scores
+
+    def descend(self, gradient: SparseStream, rate: float) -> None:
+        """One step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
+
+        Parameters
+        ----------
+        gradient : SparseStream
+            Of float32 and this size, in either form.
+        rate : float
+            Learning rate; ``rate * l2`` must be below 1.
+
+        Raises
+        ------
+        DivergenceError
+            If a weight that the gradient touches is no finite number afterwards.
+        """
+        self.steps += 1
+        self._shrink(1.0 - rate * self.descent.l2)
+        step = np.float32(rate / self.scale)
+        features = len(self.direction)
+        if gradient.is_dense:
+            values = gradient._stored
+            finite = kernels.descend_dense(self.direction, values[:features], step)
+            slope = float(values[features]) if self.descent.intercept else 0.0
+        else:
+            indices, values, slope = self._parted(gradient)
+            finite = kernels.descend(self.direction, indices, values, step)
+        self.intercept -= rate * slope
+        if not (finite and np.isfinite(self.intercept)):
+            raise DivergenceError(f"a weight is no finite number after step {self.steps}: lower the learning rate ({rate:g} there)")
+
+    def state(self) -> dict[str, Any]:
+        """All that later steps depend on, as arrays and numbers."""
+        return {"steps": self.steps, "scale": self.scale, "direction": self.direction, "intercept": self.intercept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become what the weights were when ``state`` was taken."""
+        self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), float(state["intercept"])
+        self.direction[:] = state["direction"]
+
+    def _shrink(self, factor: float) -> None:
+        self.scale *= factor
+        if self.scale < self._SMALLEST_SCALE:
+            self.direction *= np.float32(self.scale)
+            self.scale = 1.0
+
+    def _parted(self, gradient: SparseStream) -> tuple[Array, Array, float]:
+        """The indices and values of a sparse gradient's features, and its entry of the intercept."""
+        indices, values = gradient.indices, gradient.values
+        if self.descent.intercept and len(indices) and indices[-1] == len(self.direction):
+            return indices[:-1], values[:-1], float(values[-1])
+        return indices, values, 0.0
