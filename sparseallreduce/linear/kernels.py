@@ -59,7 +59,7 @@ def warm_up(index_dtype: DTypeLike) -> None:
     """Compile the training loops for an index dtype, or load them from disk; of several processes at once, one compiles."""
     index = numba.from_dtype(np.dtype(index_dtype))[::1]
     int64, uint64, float32, float64 = (number[::1] for number in (types.int64, types.uint64, types.float32, types.float64))
-    rows = (int64, index, float32, int64)
+    rows = (*(types.Array(array.dtype, 1, "C", readonly=True) for array in (int64, index, float32)), int64)  # as in a Dataset
     given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, float32))
     compiled_entry(scores, (*rows, float32, float64))
     compiled_entry(accumulate, (*rows, float32, float32))
