@@ -23,7 +23,8 @@ class Strategy(ABC):
     """The steps of training that depend on how gradients are brought together.
 
     A step is ``scores``, ``gradient`` and ``update``, in this order, on every rank that holds samples. Between steps the trainer
-    may ask for ``drain``; then ``weights`` are those that all steps so far led to, on every rank to the bit.
+    may ask for the ``state``; after the last step of an epoch, or the one before a stop, it calls ``drain``: then ``weights`` are
+    those that all steps so far led to, on every rank to the bit.
 
     A subclass with a replica of the weights on every rank, which this class keeps, writes ``gradient`` and ``update``; one that
     keeps the weights elsewhere also writes the other methods.
@@ -66,9 +67,14 @@ class Strategy(ABC):
         self.summed_densities: list[float] = []
 
     @property
+    def workers_comm(self) -> Any:
+        """A communicator of the ranks that hold samples; the one of all ranks where there are no servers."""
+        return self.comm
+
+    @property
     def workers(self) -> int:
         """Ranks that hold samples: a global batch has ``batch_size * workers`` samples."""
-        return int(self.comm.size)
+        return int(self.workers_comm.size)
 
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
@@ -107,12 +113,20 @@ class Strategy(ABC):
         self.weights.assign(array)
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, as numbers and arrays by name. Collective, after ``drain``; the same on every rank."""
+        """All that later steps depend on, as numbers and arrays by name, the same on every worker.
+
+        Collective over the workers, between two steps, which servers answer in ``serve``. It changes nothing: later steps do to the
+        bit what they would have done without it, so what is in flight is part of the state.
+        """
         return self.weights.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a ``state``, perhaps one that another number of ranks has taken. Collective, before the first step."""
         self.weights.restore(state)
+
+    def measures(self) -> dict[str, Any]:
+        """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""
+        return {}
 
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:
         """Write down the densities of a step."""
