@@ -139,7 +139,7 @@ class Trainer:
     def _step(self, rows: Array, count: int) -> None:
         """One step, to which this rank gives its rows of a batch of ``count`` samples."""
         derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
-        gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
+        gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
         self.strategy.update(gradient, self.schedule(self.step))
         self.step += 1
 
