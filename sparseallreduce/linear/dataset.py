@@ -32,6 +32,7 @@ class Dataset:
     first: int = 0  # number of this rank's first sample among all
     total: int = -1  # samples of all ranks; those of this rank if not given
     source: str = "samples"  # what errors call them
+    weights: Array | None = None  # float64, what each sample counts in loss and gradient, on average over all ranks 1; None if all alike
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels"):

@@ -139,6 +139,8 @@ class Trainer:
     def _step(self, rows: Array, count: int) -> None:
         """One step, to which this rank gives its rows of a batch of ``count`` samples."""
         derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
+        if self.dataset.weights is not None:
+            derivatives = derivatives * self.dataset.weights[rows]
         gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
         self.strategy.update(gradient, self.schedule(self.step))
         self.step += 1
@@ -146,7 +148,8 @@ class Trainer:
     def _evaluated(self, dataset: Dataset, threshold: float | None) -> tuple[float, float | None]:
         """The mean loss of all ranks' samples, penalty included, and the share of them on the right side of the threshold."""
         scores = self.weights.scores(dataset, np.arange(dataset.rows))
-        loss = float(self.model.loss(scores, dataset.labels).sum())
+        losses = self.model.loss(scores, dataset.labels)
+        loss = float(losses.sum() if dataset.weights is None else np.dot(losses, dataset.weights))
         right = 0 if threshold is None else int(((scores > threshold) == (dataset.labels > threshold)).sum())
         ranks = gather(self.comm, (loss, right))
         mean = sum(loss for loss, _ in ranks) / dataset.total + self.weights.penalty()
