@@ -6,6 +6,7 @@ this library catch what they expect (``ValueError`` for a bad stream, ``TypeErro
 
 __all__ = [
     "AlgorithmError",
+    "DatasetError",
     "DeadlockError",
     "DivergenceError",
     "MismatchError",
@@ -59,3 +60,7 @@ class MPIUnavailableError(SparseAllreduceError, ImportError):
 
 class DivergenceError(SparseAllreduceError, ArithmeticError):
     """In training, a weight or the loss is no longer a finite number."""
+
+
+class DatasetError(SparseAllreduceError, ValueError):
+    """A data file cannot be read, breaks its format, or holds what the model cannot learn from."""

@@ -17,6 +17,7 @@ __all__ = ["main"]
 _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model on svmlight data.",
+    "predict": "Predict the samples of a file by a trained model.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
     "doctor": "What MPI, threads, GPU and network this machine offers.",

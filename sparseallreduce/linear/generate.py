@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import open_text
+from sparseallreduce.linear.svmlight import open_text
 
 __all__ = ["KINDS", "Kind", "generate", "svmlight_chunks"]
 

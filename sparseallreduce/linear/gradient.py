@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.datasets import Dataset
@@ -32,12 +32,12 @@ class SparseGradient:
     def __init__(self, dataset: Dataset, size: int, buffers: int = 1) -> None:
         self.dataset = dataset
         self.size = size
-        self._sum = np.zeros(dataset.features, np.float32)
+        self._sum = np.zeros(dataset.features, dataset.values.dtype)
         self._words, self._summary = kernels.bitmap(dataset.features)
-        self._buffers = cycle([_Buffer(size) for _ in range(buffers)])
+        self._buffers = cycle([_Buffer(size, dataset.values.dtype) for _ in range(buffers)])
 
     def __call__(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (float32) times row ``rows[i]``."""
+        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``."""
         dataset, buffer = self.dataset, next(self._buffers)
         nnz = int((dataset.indptr[rows + 1] - dataset.indptr[rows]).sum())
         buffer.reserve(min(nnz, dataset.features) + 1, self.size)
@@ -55,13 +55,13 @@ class SparseGradient:
 class _Buffer:
     """The arrays of one stream."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, dtype: DTypeLike) -> None:
         self.indices = np.empty(0, index_dtype(size))
-        self.values = np.empty(0, np.float32)
+        self.values = np.empty(0, dtype)
 
     def reserve(self, entries: int, most: int) -> None:
         """Room for so many entries, with some to spare for the next batch."""
         if entries > len(self.indices):
             room = min(entries + entries // 4, most)
             self.indices = np.empty(room, self.indices.dtype)
-            self.values = np.empty(room, np.float32)
+            self.values = np.empty(room, self.values.dtype)

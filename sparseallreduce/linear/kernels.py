@@ -57,20 +57,20 @@ def bitmap(size: int) -> tuple[Array, Array]:
     return np.zeros(words, np.uint64), np.zeros(-(-words // 64), np.uint64)
 
 
-def warm_up(index_dtype: DTypeLike) -> None:
-    """Compile the training loops for an index dtype, or load them from disk; of several processes at once, one compiles."""
-    index = numba.from_dtype(np.dtype(index_dtype))[::1]
-    int64, uint64, float32, float64 = (number[::1] for number in (types.int64, types.uint64, types.float32, types.float64))
-    rows = (int64, index, float32, int64)
-    given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, float32))
-    compiled_entry(scores, (*rows, float32, float64))
-    compiled_entry(accumulate, (*rows, float32, float32))
-    compiled_entry(accumulate_marked, (*rows, float32, float32, uint64, uint64))
-    compiled_entry(collect, (float32, uint64, uint64, index, float32))
-    compiled_entry(mark, (int64, index, int64, uint64, uint64))
+def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None:
+    """Compile the training loops for dtypes, or load them from disk; of several processes at once, one compiles."""
+    index, value = numba.from_dtype(np.dtype(index_dtype))[::1], numba.from_dtype(np.dtype(value_dtype))[::1]
+    int64, uint64, float64 = types.int64[::1], types.uint64[::1], types.float64[::1]
+    rows = (*(types.Array(array.dtype, 1, "C", readonly=True) for array in (int64, index, value)), int64)  # as in a Dataset
+    given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, value))
+    compiled_entry(scores, (*rows, value, float64))
+    compiled_entry(accumulate, (*rows, value, value))
+    compiled_entry(accumulate_marked, (*rows, value, value, uint64, uint64))
+    compiled_entry(collect, (value, uint64, uint64, index, value))
+    compiled_entry(mark, (rows[0], rows[1], int64, uint64, uint64))
     compiled_entry(collect_marked, (uint64, uint64, index))
-    compiled_entry(descend, (float32, *given, types.float32))
-    compiled_entry(descend_dense, (float32, float32, types.float32))
+    compiled_entry(descend, (value, *given, value.dtype))
+    compiled_entry(descend_dense, (value, value, value.dtype))
 
 
 @kernel

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["TouchedIndices"]

@@ -51,6 +51,7 @@ class Epoch:
     steps: int
     gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
     total_density: float  # share of the N entries in the sum: mean over steps
+    measures: dict[str, Any]  # what the strategy alone has to report: see its ``measures``
 
 
 class Trainer:
@@ -142,14 +143,17 @@ class Trainer:
     def _step(self, rows: Array, count: int) -> None:
         """One step, to which this rank gives its rows of a batch of ``count`` samples."""
         derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
-        gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
+        if self.dataset.weights is not None:
+            derivatives = derivatives * self.dataset.weights[rows]
+        gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
         self.strategy.update(gradient, self.schedule(self.step))
         self.step += 1
 
     def _evaluated(self, dataset: Dataset, threshold: float | None) -> tuple[float, float | None]:
         """The mean loss of all ranks' samples, penalty included, and the share of them on the right side of the threshold."""
         scores = self.weights.scores(dataset, np.arange(dataset.rows))
-        loss = float(self.model.loss(scores, dataset.labels).sum())
+        losses = self.model.loss(scores, dataset.labels)
+        loss = float(losses.sum() if dataset.weights is None else np.dot(losses, dataset.weights))
         right = 0 if threshold is None else int(((scores > threshold) == (dataset.labels > threshold)).sum())
         ranks = gather(self.comm, (loss, right))
         mean = sum(loss for loss, _ in ranks) / dataset.total + self.weights.penalty()
@@ -173,6 +177,7 @@ class Trainer:
             steps=self.steps,
             gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
             total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
+            measures=strategy.measures(),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
@@ -31,7 +31,7 @@ class Descent:
 
 
 class Weights:
-    """The weight vector w, float32, kept as ``scale * direction``; and the intercept, which is the last entry where there is one.
+    """The weight vector w, kept as ``scale * direction``; and the intercept, which is the last entry where there is one.
 
     The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
     gradient has entries and not N. When the scale gets small it is multiplied into the direction, which is the only pass over N.
@@ -41,6 +41,8 @@ class Weights:
     size : int
         Entries: the features, and one for the intercept. Gradients are streams of this size.
     descent : Descent, optional
+    dtype : optional
+        float32 or float64, that of the gradients.
 
     Examples
     --------
@@ -55,18 +57,18 @@ class Weights:
     # rate * l2 = 1e-4.
     _SMALLEST_SCALE = 1e-6
 
-    def __init__(self, size: int, descent: Descent | None = None) -> None:
+    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32) -> None:
         self.size = size
         self.descent = descent or Descent()
         self.steps = 0
         self.scale = 1.0
-        self.direction = np.zeros(size - self.descent.intercept, np.float32)
+        self.direction = np.zeros(size - self.descent.intercept, dtype)
         self.intercept = 0.0
 
     def to_array(self) -> Array:
-        """A copy of the weights, float32 of shape (size,)."""
-        array = np.empty(self.size, np.float32)
-        np.multiply(self.direction, np.float32(self.scale), out=array[: len(self.direction)])
+        """A copy of the weights, of shape (size,)."""
+        array = np.empty(self.size, self.direction.dtype)
+        np.multiply(self.direction, self.scale, out=array[: len(self.direction)])
         array[len(self.direction) :] = self.intercept
         return array
 
@@ -83,11 +85,11 @@ class Weights:
         return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.direction, self.direction))
 
     def at(self, indices: Array) -> Array:
-        """The weights at sorted positions, float32 of shape (len(indices),)."""
+        """The weights at sorted positions, of shape (len(indices),)."""
         features = len(self.direction)
         inside = np.searchsorted(indices, features) if self.descent.intercept else len(indices)
-        found = np.full(len(indices), self.intercept, np.float32)
-        found[:inside] = self.direction[indices[:inside]] * np.float32(self.scale)
+        found = np.full(len(indices), self.intercept, self.direction.dtype)
+        found[:inside] = self.direction[indices[:inside]] * self.scale
         return found
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
@@ -104,7 +106,7 @@ class Weights:
         Parameters
         ----------
         gradient : SparseStream
-            Of float32 and this size, in either form.
+            Of the dtype of the weights and this size, in either form.
         rate : float
             Learning rate; ``rate * l2`` must be below 1.
 
@@ -115,7 +117,7 @@ class Weights:
         """
         self.steps += 1
         self._shrink(1.0 - rate * self.descent.l2)
-        step = np.float32(rate / self.scale)
+        step = self.direction.dtype.type(rate / self.scale)
         features = len(self.direction)
         if gradient.is_dense:
             values = gradient._stored
@@ -140,7 +142,7 @@ class Weights:
     def _shrink(self, factor: float) -> None:
         self.scale *= factor
         if self.scale < self._SMALLEST_SCALE:
-            self.direction *= np.float32(self.scale)
+            self.direction *= self.scale
             self.scale = 1.0
 
     def _parted(self, gradient: SparseStream) -> tuple[Array, Array, float]:

@@ -13,7 +13,7 @@ from sklearn.datasets import dump_svmlight_file
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import datasets
+from sparseallreduce.linear import svmlight
 from sparseallreduce.linear.datasets import DatasetError, load, two_classes
 
 COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -86,7 +86,7 @@ def test_lines_of_any_length_are_shared_without_loss_or_repetition(tmp_path_fact
 def test_small_chunks_of_text_give_the_same_samples(svm_file, monkeypatch):
     matrix, labels = samples()
     path = svm_file(matrix, labels)
-    monkeypatch.setattr(datasets, "_CHUNK", 100)
+    monkeypatch.setattr(svmlight, "_CHUNK", 100)
     seen = []
 
     train, _ = load(path, comm=sar.SERIAL, n_features=50, progress=seen.append)

@@ -61,7 +61,7 @@ class Strategy(ABC):
         self.comm = comm
         self.descent = descent or Descent()
         self.size = dataset.features + self.descent.intercept
-        self.weights = Weights(self.size, self.descent)
+        self.weights = Weights(self.size, self.descent, dataset.values.dtype)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
@@ -78,10 +78,10 @@ class Strategy(ABC):
 
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
-        kernels.warm_up(self.dataset.indices.dtype)
+        kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         rows = np.arange(min(1, self.dataset.rows))
         self.weights.scores(self.dataset, rows)
-        self.gradient(rows, np.ones(len(rows), np.float32))
+        self.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
 
     def scores(self, rows: Array) -> Array:
         """``w.x`` plus the intercept of this rank's rows, float64."""
@@ -89,7 +89,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (float32) times this rank's row ``rows[i]``; valid until ``update`` returns."""
+        """The sum of ``coefficients[i]`` (of the values' dtype) times this rank's row ``rows[i]``; valid until ``update`` returns."""
 
     @abstractmethod
     def update(self, gradient: SparseStream, rate: float) -> None:
@@ -109,7 +109,7 @@ class Strategy(ABC):
         raise NotImplementedError(f"the strategy {self.name} has no servers")
 
     def assign(self, array: Array) -> None:
-        """Start from these weights, float32 of shape (size,), the same on every rank. Collective, before the first step."""
+        """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step."""
         self.weights.assign(array)
 
     def state(self) -> dict[str, Any]:

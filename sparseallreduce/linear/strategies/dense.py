@@ -30,7 +30,7 @@ class DenseStrategy(Strategy):
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None) -> None:
         super().__init__(dataset, comm, descent)
-        self._gradient = np.zeros(self.size, np.float32)
+        self._gradient = np.zeros(self.size, dataset.values.dtype)
         self._total = np.empty_like(self._gradient) if comm.size > 1 else self._gradient
 
     def warm_up(self) -> None:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import Dataset, agreed
+from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
@@ -68,17 +69,18 @@ class ParameterServer(Strategy):
         self._bounds = balanced_bounds(dataset, comm, servers)
         self._bounds[-1] = self.size  # the intercept comes after the features
         self._server: Server | None = None
+        dtype = dataset.values.dtype
         if comm.size == 1:
             self._server = self.server_class(self.weights, 1)
         elif self.serves:
             lo, hi = self._range
             intercept = self.descent.intercept and hi == self.size
-            self._server = self.server_class(Weights(hi - lo, replace(self.descent, intercept=intercept)), self.workers)
+            self._server = self.server_class(Weights(hi - lo, replace(self.descent, intercept=intercept), dtype), self.workers)
         if not self.serves:
             self._link = self._linked()
             self._touched = TouchedIndices(dataset, self.size)
             self._batch_gradient = SparseGradient(dataset, self.size)
-            self._known = Weights(self.size, Descent(intercept=self.descent.intercept))  # right where the last batch touches it
+            self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype)  # right where the last batch touches it
         self._speed = _Speed()
 
     @property
@@ -94,12 +96,12 @@ class ParameterServer(Strategy):
         return int(self.comm.rank) >= self.workers
 
     def warm_up(self) -> None:
-        kernels.warm_up(self.dataset.indices.dtype)
+        kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         if not self.serves:
             rows = np.arange(min(1, self.dataset.rows))
             self._touched(rows)
             self._known.scores(self.dataset, rows)
-            self._batch_gradient(rows, np.ones(len(rows), np.float32))
+            self._batch_gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
 
     def scores(self, rows: Array) -> Array:
         self._speed.count(len(rows))
@@ -185,7 +187,7 @@ class ParameterServer(Strategy):
         if self._mailbox is None:
             assert self._server is not None
             return LocalLink(self._server)
-        return RemoteLink(self._mailbox, range(self.workers, self.comm.size))
+        return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype)
 
     def _told(self) -> dict[str, Any]:
         """The state of the whole model, which servers tell each other and the workers."""
@@ -229,7 +231,7 @@ class AsynchronousParameterServer(ParameterServer):
     server_class = AsynchronousServer
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        return super().gradient(rows, coefficients * np.float32(self.workers))
+        return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         super().update(gradient, rate / self.workers)

@@ -70,11 +70,14 @@ class RemoteLink:
     mailbox : Mailbox
     servers : range
         Their ranks.
+    dtype : dtype
+        Of the weights.
     """
 
-    def __init__(self, mailbox: Mailbox, servers: range) -> None:
+    def __init__(self, mailbox: Mailbox, servers: range, dtype: np.dtype[Any]) -> None:
         self._mailbox = mailbox
         self._servers = servers
+        self._dtype = dtype
 
     def pull(self, indices: Sequence[Array]) -> list[Array]:
         for server, part in zip(self._servers, indices, strict=True):
@@ -82,7 +85,7 @@ class RemoteLink:
         weights: dict[int, Array] = {}
         while len(weights) < len(self._servers):
             message = self._mailbox.receive()
-            weights[message.source] = message.payload.view(np.float32)
+            weights[message.source] = message.payload.view(self._dtype)
         return [weights[server] for server in self._servers]
 
     def push(self, gradients: Sequence[SparseStream], rate: float) -> None:

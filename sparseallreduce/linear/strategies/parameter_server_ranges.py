@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.datasets import Dataset, gather
+from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
 
 __all__ = ["balanced_bounds"]
 

@@ -39,7 +39,7 @@ class SparseStrategy(Strategy):
 
     def warm_up(self) -> None:
         super().warm_up()
-        allreduce(SparseStream([], np.empty(0, np.float32), self.size), self.comm, algorithm=self.algorithm)
+        allreduce(SparseStream([], np.empty(0, self.dataset.values.dtype), self.size), self.comm, algorithm=self.algorithm)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         gradient = self._batch_gradient(rows, coefficients)
