@@ -9,12 +9,13 @@ from sparseallreduce.linear.strategies import (
     STRATEGIES,
     AsynchronousParameterServer,
     DenseStrategy,
+    OverlappedStrategy,
     SparseStrategy,
     Strategy,
     SynchronousParameterServer,
     read_on_workers,
 )
-from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.trainer import Epoch, Options, Trainer, batches
 from sparseallreduce.linear.weights import Descent, Weights
 
 __all__ = [
@@ -34,12 +35,14 @@ __all__ = [
     "LinearModel",
     "Logistic",
     "Options",
+    "OverlappedStrategy",
     "SparseStrategy",
     "Squared",
     "Strategy",
     "SynchronousParameterServer",
     "Trainer",
     "Weights",
+    "batches",
     "generate",
     "load",
     "read_on_workers",

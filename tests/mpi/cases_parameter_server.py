@@ -101,11 +101,11 @@ def case_synchronous_servers_end_at_the_same_bits_in_every_run(comm):
 def case_asynchronous_servers_learn_as_much(comm, servers):
     workers = possible(comm, servers)
     with samples(comm, 400) as path:
-        trainer = trainer_on(path, comm, AsynchronousParameterServer, servers, epochs=4)
+        trainer = trainer_on(path, comm, AsynchronousParameterServer, servers, epochs=20)
         epochs = list(trainer.run())
-        _, expected = trained_alone(path, 4 * workers, epochs=4)
+        _, expected = trained_alone(path, 4 * workers, epochs=20)
     np.testing.assert_allclose(epochs[-1].loss, expected[-1].loss, rtol=0.1)
-    assert epochs[-1].train_accuracy > expected[-1].train_accuracy - 0.02
+    assert epochs[-1].train_accuracy > expected[-1].train_accuracy - 0.005
     assert len(set(comm.allgather(trainer.weights.to_array().tobytes()))) == 1
 
 
@@ -139,7 +139,8 @@ def case_a_slow_worker_makes_the_gradients_of_the_asynchronous_kind_stale(comm, 
         assert slow["staleness"]["max"] == 0
         assert max(record["samples_per_second"] for record in others) < 2 * slow["samples_per_second"]
     else:
-        assert slow["staleness"]["mean"] > max(record["staleness"]["mean"] for record in others)
+        assert slow["staleness"]["max"] > 0
+        assert min(record["samples_per_second"] for record in others) > 2 * slow["samples_per_second"]
 
 
 class Slowed(Logistic):

@@ -2,6 +2,7 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
+from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
 from sparseallreduce.linear.strategies.parameter_server import AsynchronousParameterServer, SynchronousParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
 
@@ -9,6 +10,7 @@ __all__ = [
     "STRATEGIES",
     "AsynchronousParameterServer",
     "DenseStrategy",
+    "OverlappedStrategy",
     "SparseStrategy",
     "Strategy",
     "SynchronousParameterServer",
@@ -16,5 +18,6 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (DenseStrategy, SparseStrategy, SynchronousParameterServer, AsynchronousParameterServer)
+    strategy.name: strategy
+    for strategy in (DenseStrategy, SparseStrategy, OverlappedStrategy, SynchronousParameterServer, AsynchronousParameterServer)
 }

@@ -31,11 +31,12 @@ class SparseStrategy(Strategy):
     """
 
     name = "sparse"
+    buffers = 1  # gradients in use at once
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, algorithm: str = "auto") -> None:
         super().__init__(dataset, comm, descent)
         self.algorithm = algorithm
-        self._batch_gradient = SparseGradient(dataset, self.size)
+        self._batch_gradient = SparseGradient(dataset, self.size, buffers=self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()
