@@ -3,7 +3,12 @@
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
 from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
-from sparseallreduce.linear.strategies.parameter_server import AsynchronousParameterServer, SynchronousParameterServer, read_on_workers
+from sparseallreduce.linear.strategies.parameter_server import (
+    AsynchronousParameterServer,
+    ParameterServer,
+    SynchronousParameterServer,
+    read_on_workers,
+)
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
 
 __all__ = [
@@ -11,6 +16,7 @@ __all__ = [
     "AsynchronousParameterServer",
     "DenseStrategy",
     "OverlappedStrategy",
+    "ParameterServer",
     "SparseStrategy",
     "Strategy",
     "SynchronousParameterServer",
