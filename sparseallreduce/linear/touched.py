@@ -29,17 +29,17 @@ class TouchedIndices:
     def __init__(self, dataset: Dataset, size: int) -> None:
         self._dataset = dataset
         self._size = size
-        self._words, self._summary = kernels.bitmap(dataset.features)
+        self._words, self._blocks = kernels.bitmap(dataset.features)
         self._indices = np.empty(0, index_dtype(size))
 
     def __call__(self, rows: Array) -> Array:
         """The indices for these rows of this rank, increasing; valid until the next call."""
         dataset = self._dataset
-        most = min(int((dataset.indptr[rows + 1] - dataset.indptr[rows]).sum()), dataset.features) + 1
+        most = min(int((dataset.indptr[rows + 1] - dataset.indptr[rows]).sum()), dataset.features) + 2
         if most > len(self._indices):
-            self._indices = np.empty(min(most + most // 4, self._size), self._indices.dtype)
-        kernels.mark(dataset.indptr, dataset.indices, rows, self._words, self._summary)
-        touched = kernels.collect_marked(self._words, self._summary, self._indices)
+            self._indices = np.empty(most + most // 4, self._indices.dtype)
+        kernels.mark(dataset.indptr, dataset.indices, rows, self._words, self._blocks)
+        touched = kernels.marked(self._words, self._blocks, self._indices)
         if self._size > dataset.features and len(rows):
             self._indices[touched] = dataset.features
             touched += 1

@@ -47,7 +47,7 @@ class ParameterServer(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent
+    dataset, comm, descent, threads
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`. A server's data set has no samples: see
         :func:`read_on_workers`.
     servers : int, optional
@@ -61,8 +61,8 @@ class ParameterServer(Strategy):
 
     server_class: type[Server]
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, servers: int = 1) -> None:
-        super().__init__(dataset, comm, descent)
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
+        super().__init__(dataset, comm, descent, threads=threads)
         self.servers = servers
         self._workers_comm = workers_of(comm, servers)
         self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
@@ -79,8 +79,9 @@ class ParameterServer(Strategy):
         if not self.serves:
             self._link = self._linked()
             self._touched = TouchedIndices(dataset, self.size)
-            self._batch_gradient = SparseGradient(dataset, self.size)
-            self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype)  # right where the last batch touches it
+            self._batch_gradient = SparseGradient(dataset, self.size, self.team)
+            # Right where the last batch touches them.
+            self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype, self.team)
         self._speed = _Speed()
 
     @property
@@ -102,6 +103,8 @@ class ParameterServer(Strategy):
             self._touched(rows)
             self._known.scores(self.dataset, rows)
             self._batch_gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+        if self._server is not None:
+            self._server.warm_up()
 
     def scores(self, rows: Array) -> Array:
         self._speed.count(len(rows))

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DivergenceError
@@ -54,6 +55,13 @@ class Server(ABC):
         self._updates = 0
         self._pulled = [0] * workers  # updates that the weights had seen which each worker has
 
+    def warm_up(self) -> None:
+        """Compile what adds and applies gradients; the weights stay."""
+        size, dtype = self.weights.size, self.weights.direction.dtype
+        entries = [SparseStream([place], np.zeros(1, dtype), size) for place in range(min(size, 2))]
+        if entries:
+            Weights(size, self.weights.descent, dtype).descend(Reduction().many(entries), 0.0)
+
     @abstractmethod
     def pull(self, worker: int, indices: Array) -> Answers:
         """A worker asks for the weights at sorted indices."""
@@ -83,7 +91,6 @@ class SynchronousServer(Server):
 
     Examples
     --------
-    >>> import numpy as np
     >>> server = SynchronousServer(Weights(4), workers=2)
     >>> server.push(0, SparseStream([1], np.float32([2]), 4), rate=0.5)
     []
@@ -122,7 +129,6 @@ class AsynchronousServer(Server):
 
     Examples
     --------
-    >>> import numpy as np
     >>> server = AsynchronousServer(Weights(4), workers=2)
     >>> for worker in (0, 1):
     ...     answers = server.pull(worker, np.uint32([1]))
