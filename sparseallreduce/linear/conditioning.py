@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.runtime.mpi import allreduce
 from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
