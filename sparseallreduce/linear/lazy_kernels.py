@@ -166,7 +166,7 @@ def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
         else:
             high = middle - 1
     shares = table[_SHARES, low] - table[_SHARES, last]
-    size = (abs(v) + start) * shares - (table[_SHRUNK_SHARES, low] - table[_SHRUNK_SHARES, last])
+    size: float = (abs(v) + start) * shares - (table[_SHRUNK_SHARES, low] - table[_SHRUNK_SHARES, last])
     return size if v > 0 else -size
 
 
