@@ -2,7 +2,9 @@
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
+from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 from sparseallreduce.linear.generate import generate
+from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
 from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
@@ -20,10 +22,15 @@ __all__ = [
     "Descent",
     "DivergenceError",
     "Epoch",
+    "FittedModel",
     "Hinge",
     "InverseScaling",
     "LinearModel",
+    "LinearRegression",
+    "LinearSVM",
     "Logistic",
+    "LogisticRegression",
+    "ModelFileError",
     "Options",
     "SparseStrategy",
     "Squared",
@@ -32,5 +39,7 @@ __all__ = [
     "Weights",
     "generate",
     "load",
+    "load_model",
+    "save_model",
     "two_classes",
 ]

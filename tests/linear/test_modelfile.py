@@ -80,9 +80,10 @@ def test_samples_of_another_width_are_refused():
         ("classes have 2 dimensions", (np.zeros(1), 0.0, [[1, 2]])),
     ],
 )
-def test_what_is_no_linear_model_is_refused(what, arguments):
+def test_what_is_no_linear_model_is_not_written(what, arguments, path):
     with pytest.raises(ModelFileError, match=what):
-        FittedModel("linear", *arguments)
+        save_model(path, FittedModel("linear", *arguments))
+    assert not path.exists()
 
 
 def test_object_labels_are_written_if_they_are_strings(path):
