@@ -10,7 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.team import Team
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Descent", "Weights"]
@@ -43,6 +44,8 @@ class Weights:
     descent : Descent, optional
     dtype : optional
         float32 or float64, that of the gradients.
+    team : Team, optional
+        Threads that share the work; how many there are changes no bit.
 
     Examples
     --------
@@ -57,9 +60,10 @@ class Weights:
     # rate * l2 = 1e-4.
     _SMALLEST_SCALE = 1e-6
 
-    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, team: Team | None = None) -> None:
         self.size = size
         self.descent = descent or Descent()
+        self._team = team or Team()
         self.steps = 0
         self.scale = 1.0
         self.direction = np.zeros(size - self.descent.intercept, dtype)
@@ -95,7 +99,13 @@ class Weights:
     def scores(self, dataset: Dataset, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
         scores = np.empty(len(rows))
-        kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows, self.direction, scores)
+        cuts = self._team.cuts(len(rows))
+
+        def fill(part: int) -> None:
+            mine = slice(cuts[part], cuts[part + 1])
+            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[mine], self.direction, scores[mine])
+
+        self._team.each(fill)
         scores *= self.scale
         scores += self.intercept
         return scores
@@ -117,15 +127,8 @@ class Weights:
         """
         self.steps += 1
         self._shrink(1.0 - rate * self.descent.l2)
-        step = self.direction.dtype.type(rate / self.scale)
-        features = len(self.direction)
-        if gradient.is_dense:
-            values = gradient._stored
-            finite = kernels.descend_dense(self.direction, values[:features], step)
-            slope = float(values[features]) if self.descent.intercept else 0.0
-        else:
-            indices, values, slope = self._parted(gradient)
-            finite = kernels.descend(self.direction, indices, values, step)
+        indices, values, slope = self._parted(gradient)
+        finite = self._subtract(indices, values, self.direction.dtype.type(rate / self.scale))
         self.intercept -= rate * slope
         if not (finite and np.isfinite(self.intercept)):
             raise DivergenceError(f"a weight is no finite number after step {self.steps}: lower the learning rate ({rate:g} there)")
@@ -145,9 +148,25 @@ class Weights:
             self.direction *= self.scale
             self.scale = 1.0
 
-    def _parted(self, gradient: SparseStream) -> tuple[Array, Array, float]:
-        """The indices and values of a sparse gradient's features, and its entry of the intercept."""
+    def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, float]:
+        """The indices (None if dense) and values of a gradient's features, and its entry of the intercept."""
+        features = len(self.direction)
+        if gradient.is_dense:
+            values = gradient._stored
+            return None, values[:features], float(values[features]) if self.descent.intercept else 0.0
         indices, values = gradient.indices, gradient.values
-        if self.descent.intercept and len(indices) and indices[-1] == len(self.direction):
+        if self.descent.intercept and len(indices) and indices[-1] == features:
             return indices[:-1], values[:-1], float(values[-1])
         return indices, values, 0.0
+
+    def _subtract(self, indices: Array | None, values: Array, step: Any) -> bool:
+        """Take ``step * values`` from the direction; returns whether what becomes of it is finite."""
+        cuts = self._team.cuts(len(values))
+
+        def subtract(part: int) -> bool:
+            mine = slice(cuts[part], cuts[part + 1])
+            if indices is None:
+                return bool(kernels.descend_dense(self.direction[mine], values[mine], step))
+            return bool(kernels.descend(self.direction, indices[mine], values[mine], step))
+
+        return all(self._team.each(subtract))

@@ -102,6 +102,20 @@ def test_the_ranks_gradients_add_up_to_that_of_the_batch(strategy, ranks):
     assert np.any(total)
 
 
+@pytest.mark.parametrize("strategy", [SparseStrategy, DenseStrategy])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_number_of_threads_changes_no_bit(strategy, intercept):
+    dataset = parted(*problem(rows=300, features=1000), 1)[0]
+    ends = []
+    for threads in (1, 2, 3, 5):
+        ours = strategy(dataset, sar.SERIAL, Descent(1e-3, intercept), threads=threads)
+        list(Trainer(MODELS["logistic"](), ours, Constant(0.3), Options(2, 20)).run())
+        ends.append(ours.weights.to_array())
+    assert np.count_nonzero(ends[0]) > 900
+    for end in ends[1:]:
+        np.testing.assert_array_equal(end, ends[0])
+
+
 @given(st.data())
 def test_a_sparse_gradient_holds_exactly_what_the_batch_touches(data):
     features = data.draw(st.sampled_from([1, 63, 64, 65, 4096, 4097, 300_000]))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.streams.stream import SparseStream
 
@@ -37,9 +38,15 @@ class Strategy(ABC):
         All ranks of the run.
     descent : Descent, optional
         How a step changes the weights.
+    threads : int, optional
+        Threads of this rank, which share the work on a batch; how many there are changes no bit.
 
     Attributes
     ----------
+    size : int
+        Entries of the weights, the intercept included.
+    team : Team
+        The threads.
     weights : Weights
         The model as far as this rank knows it; after ``drain`` the same on every rank.
     clock : Clock
@@ -56,12 +63,13 @@ class Strategy(ABC):
     #: Whether this rank holds no samples, and serves those that do.
     serves = False
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None) -> None:
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
         self.dataset = dataset
         self.comm = comm
         self.descent = descent or Descent()
+        self.team = Team(threads)
         self.size = dataset.features + self.descent.intercept
-        self.weights = Weights(self.size, self.descent, dataset.values.dtype)
+        self.weights = Weights(self.size, self.descent, dataset.values.dtype, self.team)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.gradient import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.trace import active
@@ -28,29 +28,25 @@ class DenseStrategy(Strategy):
 
     name = "dense"
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None) -> None:
-        super().__init__(dataset, comm, descent)
-        self._gradient = np.zeros(self.size, dataset.values.dtype)
-        self._total = np.empty_like(self._gradient) if comm.size > 1 else self._gradient
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
+        super().__init__(dataset, comm, descent, threads=threads)
+        self._gradient = DenseGradient(dataset, self.size, self.team)
+        self._total = np.empty_like(self._gradient.array) if comm.size > 1 else self._gradient.array
 
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            self.comm.Allreduce(self._gradient, self._total)
+            self.comm.Allreduce(self._gradient.array, self._total)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        self._gradient.fill(0)
-        dataset = self.dataset
-        kernels.accumulate(dataset.indptr, dataset.indices, dataset.values, rows, coefficients, self._gradient)
-        if self.descent.intercept:
-            self._gradient[-1] = coefficients.sum(dtype=np.float64)
+        array = self._gradient(rows, coefficients)
         self.clock.lap("compute")
-        return SparseStream._dense_form(self._gradient, self.size)
+        return SparseStream._dense_form(array, self.size)
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         ranks = self.comm.size
         if ranks > 1:
-            self.comm.Allreduce(self._gradient, self._total)
+            self.comm.Allreduce(self._gradient.array, self._total)
         for counts in active:
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")

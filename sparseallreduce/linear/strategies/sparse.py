@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.datasets import Dataset
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
@@ -24,7 +24,7 @@ class SparseStrategy(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent
+    dataset, comm, descent, threads
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     algorithm : str, optional
         Any name of :func:`sparseallreduce.algorithms`.
@@ -32,10 +32,12 @@ class SparseStrategy(Strategy):
 
     name = "sparse"
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, algorithm: str = "auto") -> None:
-        super().__init__(dataset, comm, descent)
+    def __init__(
+        self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
+    ) -> None:
+        super().__init__(dataset, comm, descent, threads=threads)
         self.algorithm = algorithm
-        self._batch_gradient = SparseGradient(dataset, self.size)
+        self._batch_gradient = SparseGradient(dataset, self.size, self.team)
 
     def warm_up(self) -> None:
         super().warm_up()
