@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.runtime.mpi import allreduce
 from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
@@ -38,7 +38,7 @@ def feature_scales(magnitudes: Array) -> Array:
     """
     fractions, exponents = np.frexp(magnitudes)
     scales = np.ldexp(magnitudes.dtype.type(1), exponents - (fractions == 0.5))
-    return np.where(magnitudes > 0, scales, magnitudes.dtype.type(1))
+    return np.asarray(np.where(magnitudes > 0, scales, magnitudes.dtype.type(1)))
 
 
 def scaled(dataset: Dataset, scales: Array) -> Dataset:
@@ -48,7 +48,7 @@ def scaled(dataset: Dataset, scales: Array) -> Dataset:
     return replace(dataset, values=dataset.values / scales[dataset.indices])
 
 
-def largest_eigenvalue(dataset: Dataset, counts: Array, intercept: bool, comm: Any) -> float:
+def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
     """The largest eigenvalue of the mean of ``x x^T``, estimated from some samples of every rank; collective over ``comm``.
 
     A loss whose second derivative by the score is at most c curves by at most c times that in any direction, and gradient descent
@@ -57,13 +57,12 @@ def largest_eigenvalue(dataset: Dataset, counts: Array, intercept: bool, comm: A
     Parameters
     ----------
     dataset : Dataset
-    counts : ndarray, shape (rows,)
-        What this rank's samples count in the mean, above zero.
     intercept : bool
         Whether every sample has a further feature of value one.
     """
     rows = np.unique(np.linspace(0, dataset.rows - 1, min(dataset.rows, _ROWS)).astype(np.int64))
-    return max(gather(comm, _by_power_method(_rows(dataset, rows), counts[rows], intercept) if len(rows) else 0.0))
+    counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
+    return max(gather(comm, _by_power_method(_rows(dataset, rows), counts, intercept) if len(rows) else 0.0))
 
 
 def _rows(dataset: Dataset, rows: Array) -> csr_array:
@@ -76,7 +75,7 @@ def _rows(dataset: Dataset, rows: Array) -> csr_array:
 
 
 def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> float:
-    share = counts / counts.sum()
+    share, columns = counts / counts.sum(), samples.T
     # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
     direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
     direction[-1] *= intercept
@@ -87,7 +86,7 @@ def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> floa
             return 0.0
         direction /= norm
         scores = share * (samples @ direction[:-1] + direction[-1])
-        direction = np.append(samples.T @ scores, scores.sum() * intercept)
+        direction = np.append(columns @ scores, scores.sum() * intercept)
         length = float(np.linalg.norm(direction))
     return length
 

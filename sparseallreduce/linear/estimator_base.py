@@ -67,6 +67,8 @@ PARAMETERS = """
         How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES` that has no servers.
     algorithm : str
         Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
+    threads : int
+        Of every rank; how many there are changes no bit.
     random_state : int, RandomState or None
         Of the order of samples; that of rank 0 counts.
     warm_start : bool
@@ -98,7 +100,7 @@ class Samples(NamedTuple):
     counts: Array  # float64, what each sample counts
 
 
-class LinearEstimator(BaseEstimator):  # type: ignore[misc]
+class LinearEstimator(BaseEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
     _model: ClassVar[type[LinearModel]]
@@ -119,6 +121,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         scale_features: bool = True,
         strategy: str = "sparse",
         algorithm: str = "auto",
+        threads: int = 1,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
@@ -136,6 +139,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.scale_features = scale_features
         self.strategy = strategy
         self.algorithm = algorithm
+        self.threads = threads
         self.random_state = random_state
         self.warm_start = warm_start
         self.verbose = verbose
@@ -231,7 +235,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm), comm, onward)
         rate = self._initial_rate(dataset, comm)
         seed = gather(comm, int(check_random_state(self.random_state).randint(2**31)))[0]
-        steps = self.t_ if onward and hasattr(self, "t_") else 0
+        steps: int = getattr(self, "t_", 0) if onward else 0
 
         runs = []
         for number, target in enumerate(targets):
@@ -278,7 +282,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
 
     def _check_parameters(self) -> None:
-        at_least = {"l2": 0, "l1": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1}
+        at_least = {"l2": 0, "l1": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
@@ -318,8 +322,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _initial_rate(self, dataset: Dataset, comm: Any) -> float:
         if isinstance(self.learning_rate, int | float):
             return float(self.learning_rate)
-        assert dataset.weights is not None
-        eigenvalue = largest_eigenvalue(dataset, dataset.weights, self.fit_intercept, comm)
+        eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
         return 1 / (self._curvature * eigenvalue + self.l2) if eigenvalue > 0 else 1.0
 
     def _schedule(self, rate: float, steps: int) -> Schedule:
@@ -343,7 +346,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         """The score to start from without features: for a regression the mean label."""
         if self._model.classifies or not self.fit_intercept:
             return 0.0
-        return float(sum(gather(comm, np.dot(dataset.labels, dataset.weights)))) / dataset.total
+        return _mean(dataset.labels, dataset, comm)
 
     def _run(
         self, dataset: Dataset, start: Array, schedule: Schedule, passes: int, seed: int, comm: Any
@@ -352,8 +355,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         model, strategy = self._model(), self._strategy(dataset, comm)
         strategy.assign(start)
         constant = np.full(dataset.rows, self._constant(dataset, comm))
-        unit = sum(gather(comm, np.dot(model.loss(constant, dataset.labels), dataset.weights))) / dataset.total
-        progress = _Progress(schedule, (self.tol or 0.0) * float(unit), self.n_iter_no_change, _CUTS * (self.schedule == PLATEAU))
+        tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
+        progress = _Progress(schedule, tolerance, self.n_iter_no_change, _CUTS * (self.schedule == PLATEAU))
         epochs = []
         for epoch in Trainer(model, strategy, progress, Options(passes, self.batch_size, seed)).run():
             epochs.append(epoch)
@@ -368,7 +371,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         options = {} if self.strategy == "dense" else {"algorithm": self.algorithm}
-        return STRATEGIES[self.strategy](dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), **options)
+        return STRATEGIES[self.strategy](dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), threads=self.threads, **options)
 
 
 class _Progress:
@@ -396,6 +399,12 @@ class _Progress:
         self.factor *= _CUT
         self.idle = 0
         return self.cuts < 0
+
+
+def _mean(values: Array, dataset: Dataset, comm: Any) -> float:
+    """The mean of what every sample of all ranks has, by what the samples count; collective."""
+    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total
 
 
 def counts_of(sample_weight: Any, samples: int) -> Array:

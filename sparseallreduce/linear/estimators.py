@@ -46,7 +46,7 @@ _CLASSIFIER_PARAMETERS = (
 )
 
 
-class _LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
+class _LinearClassifier(ClassifierMixin, LinearEstimator):
     """Two classes by one score, more by one for each class against the rest."""
 
     def __init__(
@@ -65,6 +65,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         class_weight: Any = None,
         strategy: str = "sparse",
         algorithm: str = "auto",
+        threads: int = 1,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
@@ -83,6 +84,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
             scale_features=scale_features,
             strategy=strategy,
             algorithm=algorithm,
+            threads=threads,
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
@@ -158,7 +160,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         if not isinstance(self.class_weight, str):
             return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_))
         if self.class_weight != "balanced" or partial:
-            reason = "needs all samples: compute the weights, and pass them as a dict" if partial else "is not known: give a dict or 'balanced'"
+            reason = "needs all samples: compute the weights and give a dict" if partial else "is not known: give a dict or 'balanced'"
             raise ValueError(f"class_weight={self.class_weight!r} {reason}")
         shares = np.sum(gather(comm, np.bincount(numbers, counts, len(self.classes_))), axis=0)
         return np.asarray(shares.sum() / (len(shares) * np.where(shares > 0, shares, np.inf)))
@@ -221,7 +223,7 @@ class LinearSVM(_LinearClassifier):
     _curvature = 1.0
 
 
-class LinearRegression(RegressorMixin, LinearEstimator):  # type: ignore[misc]
+class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
         """Least squares by mini-batch SGD.
 """

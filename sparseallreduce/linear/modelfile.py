@@ -129,7 +129,8 @@ class FittedModel:
             return np.column_stack([1 - positive, positive])
         sums = positive.sum(axis=1, keepdims=True)
         # All classes may be out of the question by so much that every probability is rounded to zero.
-        return np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
+        shares: Array = np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
+        return shares
 
 
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
