@@ -16,7 +16,7 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.linear.datasets import Dataset, agreed, gather, load, two_classes
 from sparseallreduce.linear.models import MODELS, save_model
 from sparseallreduce.linear.schedules import SCHEDULES
-from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy, read_on_workers
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import world
@@ -35,6 +35,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--l2", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L2 / 2 * |w|^2.")
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="sparse", show_default=True, help="How gradients are summed.")
 @click.option("--algorithm", type=click.Choice(algorithms()), default="auto", show_default=True, help="Of the sparse strategy.")
+@click.option("--servers", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that are parameter servers.")
 @click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of samples.")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
@@ -44,8 +45,11 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
 
     Under mpiexec the ranks share the samples of DATA; a step averages the gradients of --batch-size samples of every rank.
     """
-    if chosen["strategy"] == "dense" and chosen["algorithm"] not in ("auto", "dense"):
-        raise click.UsageError("--algorithm chooses among the sparse strategy's: leave it out, or take --strategy sparse")
+    strategy_class = STRATEGIES[chosen["strategy"]]
+    if chosen["algorithm"] != "auto" and not issubclass(strategy_class, SparseStrategy):
+        raise click.UsageError("--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them")
+    if chosen["servers"] != 1 and not issubclass(strategy_class, ParameterServer):
+        raise click.UsageError("--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them")
     if chosen["learning_rate"] * chosen["l2"] >= 1:
         raise click.UsageError("the product of --learning-rate and --l2 must be below 1: lower one of them")
     comm = world()
@@ -56,7 +60,12 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
 
     start = time.perf_counter()
     with _bar(shown, desc="reading", unit="B", unit_scale=True) as bar:
-        training, testing = load(data, test, comm=comm, n_features=chosen["features"], progress=bar.update)
+
+        def read(workers: Any) -> tuple[Dataset, Dataset | None]:
+            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update)
+
+        serving = issubclass(strategy_class, ParameterServer)
+        training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
     classes: tuple[float, float] | None = None
     if model.classifies:
         training, classes = two_classes(training, comm)
@@ -98,10 +107,12 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
 
 
 def _strategy(chosen: dict[str, Any], training: Dataset, comm: Any) -> Strategy:
-    descent = Descent(chosen["l2"])
-    if chosen["strategy"] == DenseStrategy.name:
-        return DenseStrategy(training, comm, descent)
-    return SparseStrategy(training, comm, descent, algorithm=chosen["algorithm"])
+    kind, descent = STRATEGIES[chosen["strategy"]], Descent(chosen["l2"])
+    if issubclass(kind, SparseStrategy):
+        return kind(training, comm, descent, algorithm=chosen["algorithm"])
+    if issubclass(kind, ParameterServer):
+        return kind(training, comm, descent, servers=chosen["servers"])
+    return kind(training, comm, descent)
 
 
 def _bar(shown: bool, **options: Any) -> Any:

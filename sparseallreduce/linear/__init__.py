@@ -7,14 +7,24 @@ from sparseallreduce.linear.generate import generate
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
-from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
-from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.strategies import (
+    STRATEGIES,
+    AsynchronousParameterServer,
+    DenseStrategy,
+    OverlappedStrategy,
+    SparseStrategy,
+    Strategy,
+    SynchronousParameterServer,
+    read_on_workers,
+)
+from sparseallreduce.linear.trainer import Epoch, Options, Trainer, batches
 from sparseallreduce.linear.weights import Descent, Weights
 
 __all__ = [
     "MODELS",
     "SCHEDULES",
     "STRATEGIES",
+    "AsynchronousParameterServer",
     "Constant",
     "Dataset",
     "DatasetError",
@@ -32,14 +42,18 @@ __all__ = [
     "LogisticRegression",
     "ModelFileError",
     "Options",
+    "OverlappedStrategy",
     "SparseStrategy",
     "Squared",
     "Strategy",
+    "SynchronousParameterServer",
     "Trainer",
     "Weights",
+    "batches",
     "generate",
     "load",
     "load_model",
+    "read_on_workers",
     "save_model",
     "two_classes",
 ]

@@ -25,7 +25,7 @@ from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES, Constant, Schedule
-from sparseallreduce.linear.strategies import STRATEGIES, Strategy
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import world
@@ -36,6 +36,8 @@ __all__ = ["ATTRIBUTES", "PARAMETERS", "PLATEAU", "LinearEstimator", "Samples", 
 Array = NDArray[Any]
 
 PLATEAU = "plateau"
+# A parameter server holds no samples, but every rank that calls fit does.
+_REPLICATED = {name: kind for name, kind in STRATEGIES.items() if not issubclass(kind, ParameterServer)}
 _CUT = 0.25  # what a plateau multiplies the learning rate by
 _CUTS = 3  # plateaus before the one that ends training
 
@@ -64,7 +66,8 @@ PARAMETERS = """
         Whether every feature is divided by the power of two at or next above its largest magnitude on any rank; ``coef_`` belongs to
         the features as they are given.
     strategy : str
-        How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES` that has no servers.
+        How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES`, without those that have
+        servers.
     algorithm : str
         Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
     threads : int
@@ -288,8 +291,8 @@ class LinearEstimator(BaseEstimator):
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
         if self.learning_rate != "auto" and not (isinstance(self.learning_rate, int | float) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {self.strategy!r}")
+        if self.strategy not in _REPLICATED:
+            raise ValueError(f"strategy must be one of {', '.join(_REPLICATED)}, not {self.strategy!r}")
         if not callable(self.schedule) and self.schedule not in (PLATEAU, *SCHEDULES):
             raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES))}, not {self.schedule!r}")
 
@@ -370,8 +373,9 @@ class LinearEstimator(BaseEstimator):
         return strategy.weights.to_array(), epochs
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
-        options = {} if self.strategy == "dense" else {"algorithm": self.algorithm}
-        return STRATEGIES[self.strategy](dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), threads=self.threads, **options)
+        kind = _REPLICATED[self.strategy]
+        options = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
+        return kind(dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), threads=self.threads, **options)
 
 
 class _Progress:

@@ -29,6 +29,8 @@ __all__ = [
     "collect",
     "descend",
     "descend_dense",
+    "mark",
+    "marked",
     "scores",
     "warm_up",
 ]
@@ -63,6 +65,8 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     compiled_entry(accumulate, (*rows, value, types.int64, value))
     compiled_entry(accumulate_marked, (*rows, value, types.int64, value, uint64, uint8))
     compiled_entry(collect, (types.int64, value, uint64, uint8, index, value))
+    compiled_entry(mark, (rows[0], rows[1], int64, uint64, uint8))
+    compiled_entry(marked, (uint64, uint8, index))
     compiled_entry(descend, (value, *given, value.dtype))
     compiled_entry(descend_dense, (value, value, value.dtype))
 
@@ -137,7 +141,7 @@ def collect(low: int, total: Array, words: Array, blocks: Array, out_indices: Ar
 
     The output arrays have room for two entries more than are marked.
     """
-    count: int = _marked(words, blocks, out_indices)
+    count: int = marked(words, blocks, out_indices)
     # A loop of its own, in which the processor can look ahead: above, it does not know how many entries a word holds.
     for entry in range(count):
         place = np.uint64(out_indices[entry])
@@ -148,8 +152,21 @@ def collect(low: int, total: Array, words: Array, blocks: Array, out_indices: Ar
 
 
 @kernel
-def _marked(words: Array, blocks: Array, out: Array) -> int:
-    """Write the places of all marks in order, and clear them; returns their number."""
+def mark(indptr: Array, indices: Array, rows: Array, words: Array, blocks: Array) -> None:
+    """Mark every feature that occurs in the rows in the bitmap of ``words`` and ``blocks``."""
+    for i in range(rows.size):
+        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+            place = np.uint64(indices[entry])
+            words[place >> _SIX] |= _ONE << (place & _LOW_SIX)
+            blocks[place >> _TWELVE] = 1
+
+
+@kernel
+def marked(words: Array, blocks: Array, out: Array) -> int:
+    """Write the places of all marks in order, and clear them; returns their number.
+
+    The output array has room for two places more.
+    """
     marked_words = np.empty(64, np.uint64)
     count = _ZERO
     for block in range(np.uint64(blocks.size)):

@@ -51,6 +51,7 @@ class Epoch:
     steps: int
     gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
     total_density: float  # share of the N entries in the sum: mean over steps
+    measures: dict[str, Any]  # what the strategy alone has to report: see its ``measures``
 
 
 class Trainer:
@@ -126,14 +127,17 @@ class Trainer:
 
     def _train(self, epoch: int, on_step: Callable[[], object] | None) -> None:
         """One pass over the training set."""
-        if self.strategy.serves:
-            self.strategy.serve()
-        else:
-            for rows, count in batches(self.dataset, self.options.batch_size * self.strategy.workers, (self.options.seed, epoch)):
-                self._step(rows, count)
-                if on_step is not None:
-                    on_step()
-        self.strategy.drain()
+        try:
+            if self.strategy.serves:
+                self.strategy.serve()
+            else:
+                for rows, count in batches(self.dataset, self.options.batch_size * self.strategy.workers, (self.options.seed, epoch)):
+                    self._step(rows, count)
+                    if on_step is not None:
+                        on_step()
+            self.strategy.drain()
+        except Exception as error:
+            raise self.strategy.give_up(error) from error.__cause__
         self.step = epoch * self.steps
 
     def _step(self, rows: Array, count: int) -> None:
@@ -173,6 +177,7 @@ class Trainer:
             steps=self.steps,
             gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
             total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
+            measures=strategy.measures(),
         )
 
 

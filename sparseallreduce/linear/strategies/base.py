@@ -136,6 +136,10 @@ class Strategy(ABC):
         """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""
         return {}
 
+    def give_up(self, error: Exception) -> Exception:
+        """Called where a step has raised: tell the ranks that would wait for this one; returns the error to raise here."""
+        return error
+
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:
         """Write down the densities of a step."""
         self.given_densities.append(_density(gradient))

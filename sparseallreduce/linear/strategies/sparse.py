@@ -31,13 +31,14 @@ class SparseStrategy(Strategy):
     """
 
     name = "sparse"
+    buffers = 1  # gradients in use at once
 
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
     ) -> None:
         super().__init__(dataset, comm, descent, threads=threads)
         self.algorithm = algorithm
-        self._batch_gradient = SparseGradient(dataset, self.size, self.team)
+        self._batch_gradient = SparseGradient(dataset, self.size, self.team, buffers=self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()
