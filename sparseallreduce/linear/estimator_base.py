@@ -22,9 +22,10 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.conditioning import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.schedules import SCHEDULES, Constant, Schedule
+from sparseallreduce.linear.schedules import SCHEDULES, Plateau, Reactive, Schedule
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
@@ -39,7 +40,7 @@ PLATEAU = "plateau"
 # A parameter server holds no samples, but every rank that calls fit does.
 _REPLICATED = {name: kind for name, kind in STRATEGIES.items() if not issubclass(kind, ParameterServer)}
 _CUT = 0.25  # what a plateau multiplies the learning rate by
-_CUTS = 3  # plateaus before the one that ends training
+_PLATEAUS = 4  # the last of which ends training
 
 PARAMETERS = """
     Parameters
@@ -52,7 +53,8 @@ PARAMETERS = """
     learning_rate : float or "auto"
         "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples.
     schedule : str or callable
-        How the rate changes: "plateau" divides it by four when the loss stops falling, until that has happened four times; or a name
+        How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
+        four times; or a name
         of :data:`sparseallreduce.linear.SCHEDULES`; or a function of the initial rate that returns one of the number of a step.
     batch_size : int
         Samples a rank and step.
@@ -244,7 +246,7 @@ class LinearEstimator(BaseEstimator):
         for number, target in enumerate(targets):
             own = replace(dataset, labels=target)
             start = self._start(own, number if onward else None, scales, comm)
-            runs.append(self._run(own, start, self._schedule(rate, steps), passes, seed, comm))
+            runs.append(self._run(own, start, rate, steps, passes, seed, comm))
         weights = np.array([learned[: dataset.features] / scales for learned, _ in runs])
         intercepts = np.array([learned[dataset.features :].sum(dtype=np.float64) for learned, _ in runs])
         several = len(runs) > 1
@@ -328,11 +330,12 @@ class LinearEstimator(BaseEstimator):
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
         return 1 / (self._curvature * eigenvalue + self.l2) if eigenvalue > 0 else 1.0
 
-    def _schedule(self, rate: float, steps: int) -> Schedule:
+    def _schedule(self, rate: float, steps: int, tolerance: float) -> Schedule:
         """The rate of every step after so many of earlier calls."""
-        make = Constant if self.schedule == PLATEAU else self.schedule if callable(self.schedule) else SCHEDULES[self.schedule]
-        schedule: Schedule = make(rate)
-        return lambda step: schedule(step + steps)
+        if self.schedule == PLATEAU:
+            return Plateau(rate, _CUT, self.n_iter_no_change, tolerance)
+        schedule: Schedule = (self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate)
+        return schedule if isinstance(schedule, Reactive) else lambda step: schedule(step + steps)
 
     def _start(self, dataset: Dataset, number: int | None, scales: Array, comm: Any) -> Array:
         """The weights that a score starts from, intercept last: those of the score so far, or the best without features."""
@@ -352,57 +355,30 @@ class LinearEstimator(BaseEstimator):
         return _mean(dataset.labels, dataset, comm)
 
     def _run(
-        self, dataset: Dataset, start: Array, schedule: Schedule, passes: int, seed: int, comm: Any
+        self, dataset: Dataset, start: Array, rate: float, steps: int, passes: int, seed: int, comm: Any
     ) -> tuple[Array, list[Epoch]]:
         """Train one score; the weights, intercept last, and what each pass came to."""
         model, strategy = self._model(), self._strategy(dataset, comm)
         strategy.assign(start)
         constant = np.full(dataset.rows, self._constant(dataset, comm))
         tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
-        progress = _Progress(schedule, tolerance, self.n_iter_no_change, _CUTS * (self.schedule == PLATEAU))
-        epochs = []
-        for epoch in Trainer(model, strategy, progress, Options(passes, self.batch_size, seed)).run():
-            epochs.append(epoch)
+        stopping = None
+        if self.tol is not None and passes > 1:
+            plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
+            stopping = EarlyStopping("loss", plateaus * self.n_iter_no_change, tolerance)
+        schedule = self._schedule(rate, steps, tolerance)
+        trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed), stopping=stopping)
+        for epoch in trainer.run():
             if self.verbose and comm.rank == 0:
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
-            if self.tol is not None and passes > 1 and progress.ends(epoch.loss):
-                break
-        else:
-            if self.tol is not None and passes > 1 and comm.rank == 0:
-                warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, 2)
-        return strategy.weights.to_array(), epochs
+        if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
+            warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
+        return strategy.weights.to_array(), trainer.history
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]
         options = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
         return kind(dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), threads=self.threads, **options)
-
-
-class _Progress:
-    """A schedule that is told the loss after every pass, lowers the rate where the loss stops falling, and says when to end."""
-
-    def __init__(self, schedule: Schedule, tolerance: float, patience: int, cuts: int) -> None:
-        self.schedule = schedule
-        self.tolerance = tolerance  # what a loss has to be lower by to count as lower
-        self.patience = patience  # passes that may follow each other without a lower loss
-        self.cuts = cuts  # of the rate that are left before the end
-        self.factor = 1.0
-        self.best = np.inf
-        self.idle = 0
-
-    def __call__(self, step: int) -> float:
-        return self.factor * self.schedule(step)
-
-    def ends(self, loss: float) -> bool:
-        """Whether there is nothing more to be gained."""
-        self.idle = 0 if loss < self.best - self.tolerance else self.idle + 1
-        self.best = min(self.best, loss)
-        if self.idle < self.patience:
-            return False
-        self.cuts -= 1
-        self.factor *= _CUT
-        self.idle = 0
-        return self.cuts < 0
 
 
 def _mean(values: Array, dataset: Dataset, comm: Any) -> float:

@@ -29,6 +29,7 @@ __all__ = [
     "collect",
     "descend",
     "descend_dense",
+    "fingerprint",
     "mark",
     "marked",
     "scores",
@@ -45,6 +46,8 @@ _FOUR = np.uint64(4)
 _LOW_SIX = np.uint64(63)
 _SIX = np.uint64(6)
 _TWELVE = np.uint64(12)
+_THIRTY_TWO = np.uint64(32)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # entries that a weight is fetched before its turn
 
@@ -194,6 +197,26 @@ def marked(words: Array, blocks: Array, out: Array) -> int:
                 count += _ONE
             count = end
     return int(count)
+
+
+@kernel
+def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, first: int) -> int:
+    """The sum, modulo 2**64, of a hash of every non-zero and label and its row, counted from ``first``; values as unsigned bits."""
+    total = _ZERO
+    for row in range(labels.size):
+        number = np.uint64(first + row) * _MIX
+        total += _mixed(number ^ np.uint64(labels[row]))
+        for entry in range(indptr[row], indptr[row + 1]):
+            total += _mixed(number ^ (np.uint64(indices[entry]) << _THIRTY_TWO) ^ (np.uint64(values[entry]) + _ONE))
+    return total  # type: ignore[return-value]
+
+
+@kernel
+def _mixed(bits: Any) -> Any:
+    """A permutation of 64-bit numbers without visible order: the finalizer of SplitMix64 (Steele et al., 2014)."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 @kernel

@@ -110,6 +110,10 @@ class Weights:
         scores += self.intercept
         return scores
 
+    def final_scores(self, dataset: Dataset) -> Array:
+        """The scores of all of this rank's samples by ``to_array``, which are those of what has been learned."""
+        return self.scores(dataset, np.arange(dataset.rows))
+
     def descend(self, gradient: SparseStream, rate: float) -> None:
         """One step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
 

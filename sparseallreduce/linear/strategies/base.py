@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,10 @@ class Strategy(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a ``state``, perhaps one that another number of ranks has taken. Collective, before the first step."""
         self.weights.restore(state)
+
+    def identity(self) -> dict[str, Any]:
+        """What of this strategy must be the same for a run to go on from a checkpoint, by names that users know."""
+        return {"strategy": self.name, **asdict(self.descent)}
 
     def measures(self) -> dict[str, Any]:
         """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""
