@@ -23,7 +23,6 @@ from sparseallreduce.linear.intrinsics import count_bits, lowest_bit, prefetch
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
 
 __all__ = [
-    "NONZERO_CHARACTERS",
     "accumulate",
     "accumulate_marked",
     "bitmap",
@@ -31,15 +30,11 @@ __all__ = [
     "descend",
     "descend_dense",
     "fingerprint",
-    "format_svmlight",
     "mark",
     "marked",
     "scores",
     "warm_up",
 ]
-
-#: The most characters that a non-zero takes in svmlight text: a space, ten digits, a colon, and "0." with six digits.
-NONZERO_CHARACTERS = 20
 
 Array = NDArray[Any]
 
@@ -258,50 +253,3 @@ def descend_dense(weights: Array, gradient: Array, rate: float) -> bool:
         weights[entry] -= rate * gradient[entry]
         finite &= np.isfinite(weights[entry])
     return finite
-
-
-@kernel
-def format_svmlight(positive: Array, ends: Array, indices: Array, micros: Array, text: Array) -> int:
-    """Write a line for every sample to ``text``: label, then ``index:value`` with indices from 1. Returns the characters written.
-
-    Sample i has the non-zeros ``ends[i - 1]`` to ``ends[i]``, whose values are given in whole millionths from 1 to 1,000,000.
-    """
-    at = 0
-    begin = 0
-    for sample in range(positive.size):
-        text[at] = 43 if positive[sample] else 45  # plus or minus
-        text[at + 1] = 49  # one
-        at += 2
-        for entry in range(begin, ends[sample]):
-            text[at] = 32  # space
-            index = np.uint64(indices[entry]) + _ONE
-            power = np.uint64(10)
-            digits = 1
-            while index >= power:
-                power *= np.uint64(10)
-                digits += 1
-            at += digits
-            for place in range(digits):
-                text[at - place] = 48 + index % np.uint64(10)
-                index //= np.uint64(10)
-            text[at + 1] = 58  # colon
-            at += 2
-            micro = np.uint32(micros[entry])
-            if micro >= np.uint32(1_000_000):
-                text[at] = 49
-                at += 1
-                continue
-            text[at] = 48
-            text[at + 1] = 46  # point
-            digits = 6
-            while micro % np.uint32(10) == 0:
-                micro //= np.uint32(10)
-                digits -= 1
-            for place in range(digits):
-                text[at + 1 + digits - place] = 48 + micro % np.uint32(10)
-                micro //= np.uint32(10)
-            at += 2 + digits
-        begin = ends[sample]
-        text[at] = 10  # newline
-        at += 1
-    return at
