@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.linear.datasets import Dataset, agreed, gather, load, two_classes
-from sparseallreduce.linear.models import MODELS, save_model
+from sparseallreduce.linear.modelfile import FittedModel, save_model
+from sparseallreduce.linear.models import MODELS
 from sparseallreduce.linear.schedules import SCHEDULES
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy, read_on_workers
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
@@ -98,7 +100,9 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
 
     def write() -> None:
         if model_out is not None:
-            save_model(model_out, trainer.weights, model, classes)
+            weights = trainer.weights
+            fitted = FittedModel(model.name, weights.to_array()[: training.features], weights.intercept, np.array(classes or ()))
+            save_model(model_out, fitted)
         if json_path is not None:
             records = [_record(epoch, testing is not None) for epoch in epochs]
             write_report(json_path, "train", click.get_current_context().params, machine, results, epochs=records)

@@ -54,8 +54,7 @@ PARAMETERS = """
         "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples.
     schedule : str or callable
         How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
-        four times; or a name
-        of :data:`sparseallreduce.linear.SCHEDULES`; or a function of the initial rate that returns one of the number of a step.
+        four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate.
     batch_size : int
         Samples a rank and step.
     max_iter : int
