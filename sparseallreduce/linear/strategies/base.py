@@ -13,7 +13,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
-from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights import Descent
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -70,7 +70,7 @@ class Strategy(ABC):
         self.descent = descent or Descent()
         self.team = Team(threads)
         self.size = dataset.features + self.descent.intercept
-        self.weights = Weights(self.size, self.descent, dataset.values.dtype, self.team)
+        self.weights = self.descent.weights(self.size, dataset.values.dtype, self.team)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
@@ -88,8 +88,8 @@ class Strategy(ABC):
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        self.weights.warm_up(self.dataset)
         rows = np.arange(min(1, self.dataset.rows))
-        self.weights.scores(self.dataset, rows)
         self.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
 
     def scores(self, rows: Array) -> Array:
