@@ -6,6 +6,7 @@ this library catch what they expect (``ValueError`` for a bad stream, ``TypeErro
 
 __all__ = [
     "AlgorithmError",
+    "CheckpointError",
     "DatasetError",
     "DeadlockError",
     "DivergenceError",
@@ -14,6 +15,7 @@ __all__ = [
     "SparseAllreduceError",
     "StreamError",
     "StreamTypeError",
+    "TrainingStopped",
     "WireError",
 ]
 
@@ -64,3 +66,11 @@ class DivergenceError(SparseAllreduceError, ArithmeticError):
 
 class DatasetError(SparseAllreduceError, ValueError):
     """A data file cannot be read, breaks its format, or holds what the model cannot learn from."""
+
+
+class CheckpointError(SparseAllreduceError, ValueError):
+    """A checkpoint cannot be written or read, is damaged, or is of another run."""
+
+
+class TrainingStopped(SparseAllreduceError, RuntimeError):
+    """Training has been asked to stop before its end, and has done so after a whole step."""

@@ -20,6 +20,7 @@ _SUBCOMMANDS = {
     "predict": "Predict the samples of a file by a trained model.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
+    "plot": "Draw the reports of train and bench.",
     "doctor": "What MPI, threads, GPU and network this machine offers.",
 }
 

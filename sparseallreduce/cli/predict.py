@@ -79,9 +79,9 @@ def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:
     starts = samples.indptr[first : last + 1]
     inside = slice(starts[0], starts[-1])
     columns = samples.indices[inside].astype(np.int64)
-    rows = csr_array((samples.values[inside], columns, starts - starts[0]), shape=(len(starts) - 1, samples.features))
-    rows.resize(rows.shape[0], features)
-    return rows
+    known = columns < features
+    ends = np.append(0, np.cumsum(known))[starts - starts[0]]
+    return csr_array((samples.values[inside][known], columns[known], ends), shape=(len(ends) - 1, features))
 
 
 def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.runtime.mpi import allreduce
 from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["feature_scales", "largest_curvature", "scaled"]
+__all__ = ["feature_magnitudes", "feature_scales", "largest_eigenvalue", "scaled"]
 
 Array = NDArray[Any]
 
@@ -23,57 +23,46 @@ _ROWS = 1024  # of a rank that the largest eigenvalue is estimated from
 _ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues raised to twice that is what is left of the error
 
 
-def feature_scales(dataset: Dataset, comm: Any, before: Array | None = None) -> Array:
-    """For every feature the power of two at or next above its largest magnitude on any rank; 1 for one that does not occur.
-
-    Division by a power of two is exact, and features of zeros and ones stay as they are. Collective over ``comm``.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    comm : communicator
-    before : ndarray, optional
-        Largest magnitudes of earlier samples, shape (features,); it is updated.
-
-    Examples
-    --------
-    >>> import sparseallreduce as sar
-    >>> feature_scales(Dataset.from_scipy(csr_array([[1.0, 3.0, 0.0], [1.0, -5.0, 0.0]]), [0, 0]), sar.SERIAL)
-    array([1., 8., 1.], dtype=float32)
-    """
-    largest = np.zeros(dataset.features, dataset.values.dtype) if before is None else before
+def feature_magnitudes(dataset: Dataset, comm: Any, before: Array | None = None) -> Array:
+    """The largest magnitude of every feature on any rank, and in ``before``; zero if it does not occur. Collective over ``comm``."""
+    largest = np.zeros(dataset.features, dataset.values.dtype) if before is None else before.astype(dataset.values.dtype)
     _raise_to_magnitudes(dataset.indices, dataset.values, largest)
-    if comm.size > 1:
-        overall = allreduce(SparseStream.from_dense(largest), comm, op="max")
-        largest[overall.indices] = overall.values
-    fractions, exponents = np.frexp(largest)
-    scales = np.ldexp(largest.dtype.type(1), exponents - (fractions == 0.5))
-    return np.asarray(np.where(largest > 0, scales, 1), largest.dtype)
+    return allreduce(SparseStream.from_dense(largest), comm, op="max").to_dense() if comm.size > 1 else largest
+
+
+def feature_scales(magnitudes: Array) -> Array:
+    """The power of two at or next above every magnitude, by which division is exact; 1 for features that do not occur.
+
+    >>> feature_scales(np.array([1.0, 5.0, 0.0, 0.3]))
+    array([1. , 8. , 1. , 0.5])
+    """
+    fractions, exponents = np.frexp(magnitudes)
+    scales = np.ldexp(magnitudes.dtype.type(1), exponents - (fractions == 0.5))
+    return np.asarray(np.where(magnitudes > 0, scales, magnitudes.dtype.type(1)))
 
 
 def scaled(dataset: Dataset, scales: Array) -> Dataset:
-    """The data set with every feature divided by its scale."""
+    """The data set with every feature divided by its scale; itself if all scales are one, as for features of zeros and ones."""
     if (scales == 1).all():
         return dataset
     return replace(dataset, values=dataset.values / scales[dataset.indices])
 
 
-def largest_curvature(dataset: Dataset, weights: Array, intercept: bool, comm: Any) -> float:
+def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
     """The largest eigenvalue of the mean of ``x x^T``, estimated from some samples of every rank; collective over ``comm``.
 
-    A loss whose second derivative by the score is at most c has curvature of at most c times that in any direction, and gradient
-    descent is stable up to twice the inverse of it.
+    A loss whose second derivative by the score is at most c curves by at most c times that in any direction, and gradient descent
+    is stable up to twice the inverse of it.
 
     Parameters
     ----------
     dataset : Dataset
-    weights : ndarray
-        Of this rank's samples, in the mean.
     intercept : bool
         Whether every sample has a further feature of value one.
     """
     rows = np.unique(np.linspace(0, dataset.rows - 1, min(dataset.rows, _ROWS)).astype(np.int64))
-    return max(gather(comm, _largest_eigenvalue(_rows(dataset, rows), weights[rows], intercept) if len(rows) else 0.0))
+    counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
+    return max(gather(comm, _by_power_method(_rows(dataset, rows), counts, intercept) if len(rows) else 0.0))
 
 
 def _rows(dataset: Dataset, rows: Array) -> csr_array:
@@ -85,9 +74,8 @@ def _rows(dataset: Dataset, rows: Array) -> csr_array:
     return csr_array((dataset.values[entries].astype(np.float64), places, np.append(0, ends)), shape=(len(rows), max(1, len(columns))))
 
 
-def _largest_eigenvalue(samples: csr_array, weights: Array, intercept: bool) -> float:
-    """Of the weighted mean of ``x x^T``, by the power method."""
-    share = weights / weights.sum()
+def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> float:
+    share, columns = counts / counts.sum(), samples.T
     # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
     direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
     direction[-1] *= intercept
@@ -98,7 +86,7 @@ def _largest_eigenvalue(samples: csr_array, weights: Array, intercept: bool) -> 
             return 0.0
         direction /= norm
         scores = share * (samples @ direction[:-1] + direction[-1])
-        direction = np.append(samples.T @ scores, scores.sum() * intercept)
+        direction = np.append(columns @ scores, scores.sum() * intercept)
         length = float(np.linalg.norm(direction))
     return length
 

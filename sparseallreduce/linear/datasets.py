@@ -12,7 +12,8 @@ import numpy as np
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.svmlight import open_text, read_svmlight
+from sparseallreduce.linear.svmlight import read_svmlight
+from sparseallreduce.linear.text_pieces import open_text
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Dataset", "DatasetError", "agreed", "gather", "load", "open_text", "two_classes"]
@@ -47,8 +48,8 @@ def load(
     DatasetError
         On every rank alike, with the file, the line and what is wrong with it.
     """
-    training = read_svmlight(train, comm, n_features, progress)
-    testing = None if test is None else read_svmlight(test, comm, n_features, progress)
+    training = read_svmlight(train, comm, n_features=n_features, progress=progress)
+    testing = None if test is None else read_svmlight(test, comm, n_features=n_features, progress=progress)
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
 

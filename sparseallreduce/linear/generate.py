@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear import kernels
-from sparseallreduce.linear.svmlight import open_text
+from sparseallreduce.linear.text_kernels import NONZERO_CHARACTERS, format_svmlight
+from sparseallreduce.linear.text_pieces import open_text
 
 __all__ = ["KINDS", "Kind", "generate", "svmlight_chunks"]
 
@@ -127,8 +127,8 @@ def svmlight_chunks(kind: Kind, seed: int) -> Iterator[tuple[int, memoryview]]:
             threshold = float(np.quantile(scores, 1 - kind.positive))
         count = min(rows, kind.samples - first)
         ends = np.append(starts[1:], len(indices))
-        text = np.empty(4 * count + kernels.NONZERO_CHARACTERS * int(ends[count - 1]), np.uint8)
-        length = kernels.format_svmlight(scores[:count] > threshold, ends, indices, micros, text)
+        text = np.empty(4 * count + NONZERO_CHARACTERS * int(ends[count - 1]), np.uint8)
+        length = format_svmlight(scores[:count] > threshold, ends, indices, micros, text)
         yield count, text[:length].data
 
 

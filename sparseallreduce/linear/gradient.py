@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class SparseGradient:
         self.size = size
         self._team = team
         bounds = _ranges_of_like_work(dataset, team.threads)
-        self._parts = [_Part(dataset, low, high) for low, high in zip(bounds, bounds[1:])]
+        self._parts = [_Part(dataset, low, high) for low, high in pairwise(bounds)]
         self._buffers = cycle([_Buffer(size, dataset.values.dtype) for _ in range(buffers)])
 
     def __call__(self, rows: Array, coefficients: Array) -> SparseStream:

@@ -23,22 +23,18 @@ from sparseallreduce.linear.intrinsics import count_bits, lowest_bit, prefetch
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
 
 __all__ = [
-    "NONZERO_CHARACTERS",
     "accumulate",
     "accumulate_marked",
     "bitmap",
     "collect",
     "descend",
     "descend_dense",
-    "format_svmlight",
+    "fingerprint",
     "mark",
     "marked",
     "scores",
     "warm_up",
 ]
-
-#: The most characters that a non-zero takes in svmlight text: a space, ten digits, a colon, and "0." with six digits.
-NONZERO_CHARACTERS = 20
 
 Array = NDArray[Any]
 
@@ -50,6 +46,8 @@ _FOUR = np.uint64(4)
 _LOW_SIX = np.uint64(63)
 _SIX = np.uint64(6)
 _TWELVE = np.uint64(12)
+_THIRTY_TWO = np.uint64(32)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _LINE = 64  # bytes of a cache line
 _AHEAD = 16  # entries that a weight is fetched before its turn
 
@@ -202,6 +200,26 @@ def marked(words: Array, blocks: Array, out: Array) -> int:
 
 
 @kernel
+def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, first: int) -> int:
+    """The sum, modulo 2**64, of a hash of every non-zero and label and its row, counted from ``first``; values as unsigned bits."""
+    total = _ZERO
+    for row in range(labels.size):
+        number = np.uint64(first + row) * _MIX
+        total += _mixed(number ^ np.uint64(labels[row]))
+        for entry in range(indptr[row], indptr[row + 1]):
+            total += _mixed(number ^ (np.uint64(indices[entry]) << _THIRTY_TWO) ^ (np.uint64(values[entry]) + _ONE))
+    return total  # type: ignore[return-value]
+
+
+@kernel
+def _mixed(bits: Any) -> Any:
+    """A permutation of 64-bit numbers without visible order: the finalizer of SplitMix64 (Steele et al., 2014)."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@kernel
 def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int) -> None:
     """Ask for the cache lines of row ``rows[i]``, if there is one."""
     if i >= rows.size:
@@ -235,50 +253,3 @@ def descend_dense(weights: Array, gradient: Array, rate: float) -> bool:
         weights[entry] -= rate * gradient[entry]
         finite &= np.isfinite(weights[entry])
     return finite
-
-
-@kernel
-def format_svmlight(positive: Array, ends: Array, indices: Array, micros: Array, text: Array) -> int:
-    """Write a line for every sample to ``text``: label, then ``index:value`` with indices from 1. Returns the characters written.
-
-    Sample i has the non-zeros ``ends[i - 1]`` to ``ends[i]``, whose values are given in whole millionths from 1 to 1,000,000.
-    """
-    at = 0
-    begin = 0
-    for sample in range(positive.size):
-        text[at] = 43 if positive[sample] else 45  # plus or minus
-        text[at + 1] = 49  # one
-        at += 2
-        for entry in range(begin, ends[sample]):
-            text[at] = 32  # space
-            index = np.uint64(indices[entry]) + _ONE
-            power = np.uint64(10)
-            digits = 1
-            while index >= power:
-                power *= np.uint64(10)
-                digits += 1
-            at += digits
-            for place in range(digits):
-                text[at - place] = 48 + index % np.uint64(10)
-                index //= np.uint64(10)
-            text[at + 1] = 58  # colon
-            at += 2
-            micro = np.uint32(micros[entry])
-            if micro >= np.uint32(1_000_000):
-                text[at] = 49
-                at += 1
-                continue
-            text[at] = 48
-            text[at + 1] = 46  # point
-            digits = 6
-            while micro % np.uint32(10) == 0:
-                micro //= np.uint32(10)
-                digits -= 1
-            for place in range(digits):
-                text[at + 1 + digits - place] = 48 + micro % np.uint32(10)
-                micro //= np.uint32(10)
-            at += 2 + digits
-        begin = ends[sample]
-        text[at] = 10  # newline
-        at += 1
-    return at

@@ -64,9 +64,6 @@ class FittedModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "intercept", np.asarray(self.intercept, np.float64))
         object.__setattr__(self, "classes", np.asarray(self.classes))
-        fault = _fault(self)
-        if fault:
-            raise ModelFileError(f"this is no linear model: {fault}")
 
     @property
     def n_features(self) -> int:
@@ -132,7 +129,8 @@ class FittedModel:
             return np.column_stack([1 - positive, positive])
         sums = positive.sum(axis=1, keepdims=True)
         # All classes may be out of the question by so much that every probability is rounded to zero.
-        return np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
+        shares: Array = np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
+        return shares
 
 
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
@@ -141,9 +139,12 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
     Raises
     ------
     ModelFileError
-        If the labels are neither numbers nor strings.
+        If the shapes do not fit together, weights are not finite, or labels neither numbers nor strings.
     OSError
     """
+    fault = _fault(model)
+    if fault:
+        raise ModelFileError(f"{path} is not written, as this is no linear model: {fault}")
     classes = _plain_labels(model.classes)
     path = Path(path)
     part = path.with_name(f".{os.getpid()}-{path.name}")
@@ -182,12 +183,13 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
         model = FittedModel(
             str(arrays["model"]), arrays["weights"], arrays["intercept"], arrays["classes"], library=str(arrays["library"])
         )
-        if model.n_features != int(arrays["n_features"]):
-            raise ModelFileError(f"it has weights of {model.n_features} features, not {int(arrays['n_features'])}")
+        fault = _fault(model, int(arrays["n_features"]))
     except KeyError as error:
         raise ModelFileError(f"{path} is a damaged model file: it lacks {error}") from None
-    except (ModelFileError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ModelFileError(f"{path} is a damaged model file: {error}") from None
+    if fault:
+        raise ModelFileError(f"{path} is a damaged model file: {fault}")
     return model
 
 
@@ -221,11 +223,13 @@ def _plain_labels(classes: Array) -> Array:
     return classes
 
 
-def _fault(model: FittedModel) -> str | None:
+def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
     """What is wrong with the shapes and values of a model, None if nothing is."""
-    weights, intercept, classes = np.asarray(model.weights), np.asarray(model.intercept), model.classes
+    weights, intercept, classes = model.weights, np.asarray(model.intercept), model.classes
     if weights.dtype not in (np.float32, np.float64) or weights.ndim not in (1, 2):
         return f"weights are {weights.dtype} of {weights.ndim} dimensions, not float32 or float64 of one or two"
+    if n_features not in (None, model.n_features):
+        return f"there are weights of {model.n_features} features, not {n_features}"
     if classes.ndim != 1:
         return f"classes have {classes.ndim} dimensions, not one"
     if weights.ndim == 2 and len(weights) != len(classes):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.weights import Weights
-
-__all__ = ["MODELS", "Hinge", "LinearModel", "Logistic", "Squared", "save_model"]
+__all__ = ["MODELS", "Hinge", "LinearModel", "Logistic", "Squared"]
 
 Array = NDArray[Any]
 
@@ -101,23 +97,6 @@ class Squared(LinearModel):
 
 
 MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (Logistic, Hinge, Squared)}
-
-
-def save_model(path: str | os.PathLike[str], weights: Weights, model: LinearModel, classes: tuple[float, float] | None) -> None:
-    """Write a model file: a NumPy ``.npz`` that ``numpy.load`` reads; it appears under its name when it is complete.
-
-    It holds ``weights`` (float32, shape (n_features,)), ``n_features``, ``model`` (its name), and ``classes``: the labels that scores
-    below and above zero stand for, as in the training data; empty if the model's scores are the labels.
-    """
-    path = Path(path)
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        with part.open("wb") as file:  # given a name, savez would append a suffix of its own
-            labels = np.array(classes or (), np.float64)
-            np.savez(file, weights=weights.to_array(), n_features=weights.size, model=model.name, classes=labels)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _sigmoid(scores: Array) -> Array:

@@ -1,164 +1,203 @@
-"""svmlight text, plain or compressed, of which every rank reads its own contiguous block of samples."""
+"""svmlight text, plain or compressed: every rank parses its own contiguous block of lines, in bounded memory.
+
+Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` behind a label, as scikit-learn does.
+"""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
-import lzma
-import os
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any
 
+import numba
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.datasets import load_svmlight_file
+from numba import types
+from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear import text_kernels as kernels
 from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.columns import Block, Column
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.text_pieces import PathLike, Progress, excerpt, line_at, line_number, quoted, shared_pieces
+from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["open_text", "read_svmlight"]
+__all__ = ["read_svmlight", "svmlight_blocks"]
 
 Array = NDArray[Any]
-T = TypeVar("T")
 
-_CHUNK = 1 << 25  # bytes of text parsed at once: bounds the memory that text takes beside the parsed samples
-_EXCERPT = 60  # characters of a bad line that an error shows
+_HIGHEST = 2**32  # features, where their number is not given
 
 
-def open_text(path: str | os.PathLike[str], mode: str = "rb") -> BinaryIO:
-    """The bytes of a text file, decompressed or compressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, any other plain."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return cast(BinaryIO, openers.get(Path(path).suffix, open)(path, mode))
+class _Fault(Exception):
+    """What is wrong, and at which character of a piece."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        self.reason, self.place = reason, place
 
 
-def read_svmlight(path: str | os.PathLike[str], comm: Any, n_features: int | None, progress: Callable[[int], object] | None) -> Dataset:
-    """This rank's samples of a text file; collective over ``comm``."""
-    # One rank alone reads to the end, wherever that is; several have to know it to share the text evenly.
-    length = gather(comm, agreed(comm, lambda: _text_length(path) if comm.size > 1 and comm.rank == 0 else 0))[0]
-    start = length * comm.rank // comm.size
-    end = length * (comm.rank + 1) // comm.size if comm.size > 1 else None
-    mine = agreed(comm, lambda: _joined(_parsed_chunks(path, start, end, n_features, progress), str(path)))
+def read_svmlight(path: PathLike, comm: Any, *, n_features: int | None = None, progress: Progress = None) -> Dataset:
+    """This rank's samples of a text file; collective over ``comm``.
+
+    Parameters
+    ----------
+    path, comm, n_features, progress
+        As for :func:`svmlight_blocks`. Without ``n_features`` the data set has as many as the highest index on any rank.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, with the file, the line and what is wrong with it.
+    """
+    mine = agreed(comm, lambda: _collected(svmlight_blocks(path, comm, n_features=n_features, progress=progress), str(path)))
     shares = gather(comm, (mine.rows, mine.features))
     total = sum(rows for rows, _ in shares)
     if total == 0:
         raise DatasetError(f"{path}: no samples in it")
-    return replace(
-        mine,
-        features=n_features or max(features for _, features in shares),
-        first=sum(rows for rows, _ in shares[: comm.rank]),
-        total=total,
-    )
+    features = n_features or max(features for _, features in shares)
+    return replace(mine, features=features, first=sum(rows for rows, _ in shares[: comm.rank]), total=total)
 
 
-def _text_length(path: str | os.PathLike[str]) -> int:
-    with _opened(path) as text:
-        if isinstance(text, io.BufferedReader):  # plain
-            return os.fstat(text.fileno()).st_size
-        length = 0
-        while block := text.read(1 << 20):
-            length += len(block)
-        return length
+def svmlight_blocks(
+    path: PathLike,
+    comm: Any,
+    *,
+    n_features: int | None = None,
+    zero_based: bool = False,
+    dtype: DTypeLike = np.float32,
+    progress: Progress = None,
+) -> Generator[Block]:
+    """This rank's samples of a text file, block by block; collective over ``comm`` until it ends or is closed.
 
+    Parameters
+    ----------
+    path : path
+        Compressed by gzip, bzip2 or xz if its first bytes say so.
+    comm : communicator
+        Of the ranks that share the samples.
+    n_features : int, optional
+        What indices must not exceed; 2**32 by default.
+    zero_based : bool
+        Whether indices in the text count from 0.
+    dtype : dtype
+        Of the values, float32 or float64.
+    progress : callable, optional
+        Called with the bytes of the file that this rank has worked off since the last call.
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The text of a file; every failure to open, read or decompress it is a DatasetError that names it."""
-    try:
-        with open_text(path) as text:
-            yield text
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise DatasetError(f"cannot read {path}: {reason}") from None
-
-
-def _parsed_chunks(
-    path: str | os.PathLike[str], start: int, end: int | None, n_features: int | None, progress: Callable[[int], object] | None
-) -> Iterator[tuple[Array, Array, Array, Array]]:
-    """The samples of all lines that begin in bytes [start, end) of the text, chunk by chunk."""
-    with _opened(path) as text:
-        if start > 0:
-            text.seek(start - 1)
-            start += len(text.readline()) - 1  # a line that begins exactly at start is ours
-        while end is None or start < end:
-            wanted = _CHUNK if end is None else min(_CHUNK, end - start)
-            chunk = text.read(wanted)
-            if len(chunk) == wanted and not chunk.endswith(b"\n"):
-                chunk += text.readline()
-            if not chunk:
-                return
+    Raises
+    ------
+    DatasetError
+        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+    """
+    parser = _Parser(n_features, zero_based, np.dtype(dtype))
+    with closing(shared_pieces(path, comm, progress)) as pieces:
+        for piece in pieces:
             try:
-                yield _parsed(chunk, n_features)
-            except _LineError:
-                line, reason = _first_bad_line(chunk, n_features)
-                excerpt = chunk.split(b"\n")[line].decode("ascii", "backslashreplace")
-                shown = excerpt if len(excerpt) <= _EXCERPT else excerpt[:_EXCERPT] + "..."
-                raise DatasetError(f"{path}, line {_lines_before(path, start) + line + 1}: {reason}: {shown!r}") from None
-            start += len(chunk)
-            if progress is not None:
-                progress(len(chunk))
+                yield parser.parse(piece.text)
+            except _Fault as fault:
+                line = line_number(path, piece, fault.place)
+                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(piece.text, fault.place)}") from None
 
 
-class _LineError(Exception):
-    """Some line of a chunk is malformed."""
+class _Parser:
+    """Parses piece after piece into the same arrays."""
+
+    def __init__(self, features: int | None, zero_based: bool, dtype: np.dtype[Any]) -> None:
+        self._given = features is not None
+        self._features = features or _HIGHEST
+        self._base = 0 if zero_based else 1
+        self._index, self._value = index_dtype(self._features), dtype
+        index, value = (numba.from_dtype(kind)[::1] for kind in (self._index, dtype))
+        text = types.Array(types.uint8, 1, "C", readonly=True)
+        signature = (text, types.int64, types.uint64, types.int64[::1], index, value, types.float64[::1], types.int64[:, ::1])
+        self._entry = compiled_entry(kernels.parse_svmlight, signature)
+        self._reserve(0)
+
+    def _reserve(self, characters: int) -> None:
+        """Room for whatever so many characters of text can hold."""
+        nonzeros = characters // kernels.SHORTEST_NONZERO + 1
+        self._indptr = np.zeros(characters // 2 + 2, np.int64)
+        self._indices = np.empty(nonzeros, self._index)
+        self._values = np.empty(nonzeros, self._value)
+        self._labels = np.empty(characters // 2 + 1)
+        self._hard = np.empty((characters // 2 + 1, 3), np.int64)
+
+    def parse(self, text: bytes) -> Block:
+        if len(text) // 2 >= len(self._labels):
+            self._reserve(len(text))
+        characters = np.frombuffer(text, np.uint8)
+        samples, hards, fault, place = self._entry(
+            characters, self._base, self._features, self._indptr, self._indices, self._values, self._labels, self._hard
+        )
+        self._convert(text, self._hard[:hards])
+        if fault:
+            raise _Fault(self._reason(fault, text, place), place)
+        nonzeros = int(self._indptr[samples])
+        return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], self._labels[:samples])
+
+    def _convert(self, text: bytes, hard: Array) -> None:
+        """The numbers that take more than one operation of float64, which are also the only ones that can be too large."""
+        if not len(hard):
+            return
+        numbers = np.fromiter((float(text[start:end]) for _, start, end in hard.tolist()), np.float64, len(hard))
+        places = hard[:, 0]
+        labels = places < 0
+        self._labels[-1 - places[labels]] = numbers[labels]
+        with np.errstate(over="ignore"):
+            self._values[places[~labels]] = numbers[~labels]
+            finite = np.isfinite(np.where(labels, numbers, numbers.astype(self._value)))
+        if not finite.all():
+            _, start, end = hard[finite.argmin()].tolist()
+            what, dtype = ("label", "float64") if labels[finite.argmin()] else ("value", self._value.name)
+            raise _Fault(f"the {what} {text[start:end].decode()} is too large for {dtype}", start)
+
+    def _reason(self, fault: int, text: bytes, place: int) -> str:
+        """What is wrong with the part of a line at this place, in words."""
+        if b"\0" in line_at(text, place):
+            return "NUL bytes; the file is damaged, or no text"
+        part = text[place:].split(None, 1)[0].split(b"#", 1)[0]
+        index, _, value = part.partition(b":")
+        match fault:
+            case kernels.BAD_LABEL:
+                return f"the label {quoted(part)} is not {_expected(part)}"
+            case kernels.NO_COLON:
+                return f"{quoted(part)} is not of the form index:value"
+            case kernels.BAD_INDEX:
+                return f"the index {quoted(index)} is not a whole number"
+            case kernels.BELOW:
+                return "index 0, but indices count from 1; if they count from 0 in this file, convert it with --zero-based"
+            case kernels.UNSORTED:
+                return f"index {index.decode()} comes after a higher one, but indices must increase within a line"
+            case kernels.REPEATED:
+                return f"index {index.decode()} comes twice"
+            case kernels.ABOVE if self._given:
+                return f"index {index.decode()} is above the highest of {self._features} features"
+            case kernels.ABOVE:
+                return f"index {index.decode()} is above {_HIGHEST}, the highest that is read unless the number of features is given"
+            case _:
+                return f"the value {quoted(value)} of index {index.decode()} is not {_expected(value)}"
 
 
-def _parsed(chunk: bytes, n_features: int | None) -> tuple[Array, Array, Array, Array]:
-    """The row lengths, indices, values and labels of whole lines."""
-    try:
-        samples, labels = load_svmlight_file(io.BytesIO(chunk), dtype=np.float32, zero_based=False)
-    except OverflowError:
-        raise _LineError("an index is above 2147483647, the highest that can be read") from None
-    except ValueError as error:
-        reason = str(error).replace(" in SVMlight/LibSVM data file", "").rstrip(".")
-        # The parser's words for "there is no colon" are about Python's tuples.
-        reason = "a feature is not of the form index:value" if "unpack" in reason else reason[0].lower() + reason[1:]
-        raise _LineError(reason) from None
-    if not np.isfinite(labels).all():
-        raise _LineError("the label is not a finite number")
-    if not np.isfinite(samples.data).all():
-        raise _LineError("a value is not a finite float32")
-    highest = int(samples.indices.max(initial=-1))
-    if n_features is not None and highest >= n_features:
-        raise _LineError(f"index {highest + 1} is above the number of features, {n_features}")
-    indices = samples.indices.astype(index_dtype(highest + 1))
-    return np.diff(samples.indptr), indices, samples.data, labels
+def _expected(word: bytes) -> str:
+    return "finite" if word.lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity") else "a number"
 
 
-def _first_bad_line(chunk: bytes, n_features: int | None) -> tuple[int, str]:
-    """The number, from 0, of a chunk's first malformed line, by halving, and what is wrong with it."""
-    lines = [line + b"\n" for line in chunk.split(b"\n")]
-    low, high = 0, len(lines)
-    reason = ""
-    while high - low > 1 or not reason:
-        middle = max(low + 1, (low + high) // 2)
-        try:
-            _parsed(b"".join(lines[low:middle]), n_features)
-        except _LineError as error:
-            high, reason = middle, str(error)
-        else:
-            low = middle
-    return low, reason
-
-
-def _lines_before(path: str | os.PathLike[str], position: int) -> int:
-    with _opened(path) as text:
-        count = 0
-        while position > 0 and (block := text.read(min(position, 1 << 20))):
-            count += block.count(b"\n")
-            position -= len(block)
-        return count
-
-
-def _joined(chunks: Iterator[tuple[Array, Array, Array, Array]], source: str) -> Dataset:
-    parts = list(chunks) or [(np.empty(0, np.int64), np.empty(0, np.uint32), np.empty(0, np.float32), np.empty(0, np.float64))]
-    lengths, indices, values, labels = (np.concatenate(columns) for columns in zip(*parts))
-    indptr = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
-    return Dataset(indptr, indices, values, labels, int(indices.max(initial=0)) + 1 if len(indices) else 0, source=source)
+def _collected(blocks: Generator[Block], source: str) -> Dataset:
+    """The samples of all blocks in memory, with as many features as the highest index."""
+    labels, lengths, values, indices = Column(np.float64), Column(np.int64), Column(np.float32), None
+    highest = -1
+    with closing(blocks):
+        for block in blocks:
+            indices = indices or Column(block.indices.dtype)
+            labels.append(block.labels)
+            lengths.append(np.diff(block.indptr))
+            values.append(block.values)
+            indices.append(block.indices)
+            highest = max(highest, int(block.indices.max(initial=0)) if len(block.indices) else -1)
+    rows = lengths.array()
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(rows, out=indptr[1:])
+    found = indices.array() if indices else np.empty(0, np.uint32)
+    return Dataset(indptr, found, values.array(), labels.array(), highest + 1, source=source)

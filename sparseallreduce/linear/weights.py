@@ -12,7 +12,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["Descent", "Weights"]
 
@@ -25,10 +25,33 @@ class Descent:
 
     l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
     intercept: bool = False  # whether a number is added to every score; it is not regularised
+    l1: float = 0.0  # factor of the penalty l1 * |w|_1, likewise
+    momentum: float = 0.0  # the share of the velocity that is left after a step
+    nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
+    average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
 
     def __post_init__(self) -> None:
-        if not self.l2 >= 0:
-            raise ValueError(f"l2 must be at least 0, not {self.l2}")
+        for name in ("l2", "l1"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("Nesterov's momentum needs a momentum above 0")
+        if self.average_from is not None and self.average_from < 0:
+            raise ValueError(f"average_from must be at least 0, not {self.average_from}")
+
+    @property
+    def averages(self) -> bool:
+        """Whether what is learned is an average."""
+        return self.average_from is not None
+
+    def weights(self, size: int, dtype: DTypeLike = np.float32, team: Team | None = None) -> Weights:
+        """Weights of zero that descend so; for the arguments see :class:`Weights`."""
+        from sparseallreduce.linear.lazy_weights import LazyWeights
+
+        plain = not (self.l1 or self.momentum or self.averages)
+        return Weights(size, self, dtype, team) if plain else LazyWeights(size, self, dtype, team)
 
 
 class Weights:
@@ -110,6 +133,10 @@ class Weights:
         scores += self.intercept
         return scores
 
+    def final_scores(self, dataset: Dataset) -> Array:
+        """The scores of all of this rank's samples by ``to_array``, which are those of what has been learned."""
+        return self.scores(dataset, np.arange(dataset.rows))
+
     def descend(self, gradient: SparseStream, rate: float) -> None:
         """One step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
 
@@ -128,10 +155,21 @@ class Weights:
         self.steps += 1
         self._shrink(1.0 - rate * self.descent.l2)
         indices, values, slope = self._parted(gradient)
-        finite = self._subtract(indices, values, self.direction.dtype.type(rate / self.scale))
-        self.intercept -= rate * slope
+        finite = self._subtract(indices, values, rate)
+        self._subtract_intercept(slope, rate)
         if not (finite and np.isfinite(self.intercept)):
             raise DivergenceError(f"a weight is no finite number after step {self.steps}: lower the learning rate ({rate:g} there)")
+
+    def warm_up(self, dataset: Dataset) -> None:
+        """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
+        size = 1 + self.descent.intercept
+        others = self.descent.weights(size, self.direction.dtype)
+        others.scores(dataset, np.arange(0))
+        zeros = np.zeros(size, self.direction.dtype)
+        nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)
+        for gradient in (nothing, SparseStream._dense_form(zeros, size)):
+            others.descend(gradient, 0.0)
+        others.to_array()
 
     def state(self) -> dict[str, Any]:
         """All that later steps depend on, as arrays and numbers."""
@@ -159,9 +197,10 @@ class Weights:
             return indices[:-1], values[:-1], float(values[-1])
         return indices, values, 0.0
 
-    def _subtract(self, indices: Array | None, values: Array, step: Any) -> bool:
-        """Take ``step * values`` from the direction; returns whether what becomes of it is finite."""
+    def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
+        """Take the gradient of the features, times the rate, from the weights; returns whether what becomes of them is finite."""
         cuts = self._team.cuts(len(values))
+        step = self.direction.dtype.type(rate / self.scale)
 
         def subtract(part: int) -> bool:
             mine = slice(cuts[part], cuts[part + 1])
@@ -170,3 +209,6 @@ class Weights:
             return bool(kernels.descend(self.direction, indices[mine], values[mine], step))
 
         return all(self._team.each(subtract))
+
+    def _subtract_intercept(self, slope: float, rate: float) -> None:
+        self.intercept -= rate * slope

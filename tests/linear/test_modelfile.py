@@ -1,8 +1,8 @@
 """Model files: what goes in comes out, without pickle, and nothing else is taken for one."""
 
-import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -80,9 +80,10 @@ def test_samples_of_another_width_are_refused():
         ("classes have 2 dimensions", (np.zeros(1), 0.0, [[1, 2]])),
     ],
 )
-def test_what_is_no_linear_model_is_refused(what, arguments):
+def test_what_is_no_linear_model_is_not_written(what, arguments, path):
     with pytest.raises(ModelFileError, match=what):
-        FittedModel("linear", *arguments)
+        save_model(path, FittedModel("linear", *arguments))
+    assert not path.exists()
 
 
 def test_object_labels_are_written_if_they_are_strings(path):
@@ -102,7 +103,7 @@ FOREIGN = {
     "pickled": lambda path: np.savez(path.open("wb"), format=np.array([{}], object)),
     "later layout": lambda path: np.savez(path.open("wb"), format="sparseallreduce linear model 9"),
     "incomplete": lambda path: np.savez(path.open("wb"), format="sparseallreduce linear model 1", model="svm", weights=np.zeros(3)),
-    "zip of text": lambda path: shutil.make_archive(str(path.with_suffix("")), "zip", path.parent) and path.with_suffix(".zip").rename(path),
+    "another zip": lambda path: zipfile.ZipFile(path, "w").writestr("letter.txt", "dear"),
 }
 
 
@@ -135,15 +136,14 @@ def test_a_damaged_file_is_refused_or_the_damage_is_outside_what_it_holds(writte
     damaged.write_bytes(content)
     try:
         model = load_model(damaged)
-    except ModelFileError as error:
-        assert str(damaged) in str(error)
-    else:
-        np.testing.assert_array_equal(model.weights, MULTI.weights)
-        np.testing.assert_array_equal(model.classes, MULTI.classes)
+    except ModelFileError:
+        return
+    np.testing.assert_array_equal(model.weights, MULTI.weights)
+    np.testing.assert_array_equal(model.classes, MULTI.classes)
 
 
 def test_a_model_file_is_read_without_mpi(path):
     save_model(path, BINARY)
-    code = f"import sys; from sparseallreduce.linear.modelfile import load_model; load_model({str(path)!r}); print('mpi4py.MPI' in sys.modules)"
+    code = f"import sys, sparseallreduce.linear as it; it.load_model({str(path)!r}); print('mpi4py.MPI' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

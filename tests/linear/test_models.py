@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-import sparseallreduce as sar
-from sparseallreduce.linear.models import MODELS, Logistic, save_model
-from sparseallreduce.linear.weights import Weights
+from sparseallreduce.linear.models import MODELS, Logistic
 
 SCORES = np.array([-30.0, -2.5, -1.0001, -0.3, 0.0, 0.7, 0.9999, 1.5, 40.0])
 
@@ -38,14 +36,3 @@ def test_predictions_are_a_probability_a_class_and_a_number():
     np.testing.assert_allclose(MODELS["logistic"]().prediction(scores), 1 / (1 + np.exp(-scores)))
     np.testing.assert_array_equal(MODELS["svm"]().prediction(scores), [-1, 1])
     np.testing.assert_array_equal(MODELS["linear"]().prediction(scores), scores)
-
-
-def test_a_model_file_holds_all_that_prediction_needs(tmp_path):
-    weights = Weights(3)
-    weights.descend(sar.SparseStream([1], np.float32([2.0]), 3), 1.0)
-    save_model(tmp_path / "model.npz", weights, Logistic(), (0.0, 4.0))
-    with np.load(tmp_path / "model.npz") as file:
-        np.testing.assert_array_equal(file["weights"], np.float32([0, -2, 0]))
-        assert file["weights"].dtype == np.float32
-        assert (str(file["model"]), int(file["n_features"]), file["classes"].tolist()) == ("logistic", 3, [0.0, 4.0])
-    assert [path.name for path in tmp_path.iterdir()] == ["model.npz"]

@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_weights(folder, tmp_path):
 @pytest.mark.parametrize(
     "content,message",
     [
-        ("1 1:1\n-1 2:x\n", "line 2: could not convert string to float: b'x': '-1 2:x'"),
+        ("1 1:1\n-1 2:x\n", "line 2: the value 'x' of index 2 is not a number: '-1 2:x'"),
         ("1 1:1\n2 2:1\n3 1:1\n", "needs two classes, but the labels are 1, 2, 3"),
         ("", "no samples in it"),
         (None, "No such file or directory"),

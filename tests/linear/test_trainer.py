@@ -19,14 +19,14 @@ from sparseallreduce.linear import (
     DenseStrategy,
     Descent,
     DivergenceError,
-    InverseScaling,
+    InverseTime,
     Options,
     SparseStrategy,
     Trainer,
     load,
     two_classes,
 )
-from sparseallreduce.linear.trainer import batches
+from sparseallreduce.linear.trainer import PHASES, batches
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -175,8 +175,8 @@ def test_the_schedule_sets_the_rate_of_every_step():
     trainer = Trainer(MODELS["svm"](), SparseStrategy(dataset, sar.SERIAL), schedule, Options(2, 25))
     asked.clear()
     list(trainer.run())
-    assert asked == list(range(6))
-    assert [InverseScaling(1.0, halving=2)(step) for step in (0, 2, 6)] == [1.0, 0.5, 0.25]
+    assert list(dict.fromkeys(asked)) == list(range(6))
+    assert [InverseTime(1.0, halving=2)(step) for step in (0, 2, 6)] == [1.0, 0.5, 0.25]
 
 
 def test_an_epoch_reports_its_phases_and_densities():
@@ -185,7 +185,7 @@ def test_an_epoch_reports_its_phases_and_densities():
         ticks = []
         trainer = Trainer(MODELS["logistic"](), strategy(dataset, sar.SERIAL), Constant(1e-4), Options(2, 1))
         epoch = list(trainer.run(dataset, partial(ticks.append, 1)))[-1]
-        assert set(epoch.seconds) == {"compute", "communicate", "update", "evaluate", "total"}
+        assert set(epoch.seconds) == {*PHASES, "total"}
         assert epoch.seconds["total"] == pytest.approx(sum(epoch.seconds.values()) - epoch.seconds["total"])
         assert len(ticks) == 2 * epoch.steps == 120
         assert epoch.test_accuracy == epoch.train_accuracy

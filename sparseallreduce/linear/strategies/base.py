@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
-from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights import Descent
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -69,7 +70,7 @@ class Strategy(ABC):
         self.descent = descent or Descent()
         self.team = Team(threads)
         self.size = dataset.features + self.descent.intercept
-        self.weights = Weights(self.size, self.descent, dataset.values.dtype, self.team)
+        self.weights = self.descent.weights(self.size, dataset.values.dtype, self.team)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
@@ -87,8 +88,8 @@ class Strategy(ABC):
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        self.weights.warm_up(self.dataset)
         rows = np.arange(min(1, self.dataset.rows))
-        self.weights.scores(self.dataset, rows)
         self.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
 
     def scores(self, rows: Array) -> Array:
@@ -131,6 +132,10 @@ class Strategy(ABC):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a ``state``, perhaps one that another number of ranks has taken. Collective, before the first step."""
         self.weights.restore(state)
+
+    def identity(self) -> dict[str, Any]:
+        """What of this strategy must be the same for a run to go on from a checkpoint, by names that users know."""
+        return {"strategy": self.name, **asdict(self.descent)}
 
     def measures(self) -> dict[str, Any]:
         """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""

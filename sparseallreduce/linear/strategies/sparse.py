@@ -55,3 +55,6 @@ class SparseStrategy(Strategy):
         self.weights.descend(total, rate)
         self._note(gradient, total)
         self.clock.lap("update")
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"algorithm": self.algorithm}
