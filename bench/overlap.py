@@ -78,18 +78,16 @@ def summary(records: list[dict[str, Any]]) -> dict[str, float]:
 
 def print_table(results: dict[str, dict[str, float]], title: str) -> None:
     """Both strategies, the share that communication takes in the blocking one, and how far from the best there could be."""
-    print(
-        f"\n{title}\n{'seconds an epoch':17}" + "".join(f"{phase:>12}" for phase in (*PHASES, "epoch")) + f"{'range':>15}{'accuracy':>10}"
-    )
+    columns = "".join(f"{phase:>12}" for phase in (*PHASES, "epoch"))
+    print(f"\n{title}\n{'seconds an epoch':17}{columns}{'range':>15}{'accuracy':>10}")
     for strategy, row in results.items():
         times = "".join(f"{row[phase]:12.3f}" for phase in (*PHASES, "epoch"))
         print(f"{strategy:17}{times}{row['fastest']:8.3f}-{row['slowest']:.3f} {row['test_accuracy']:9.4f}")
     blocking, overlapped = (results[strategy] for strategy in STRATEGIES)
-    ideal = max(blocking["communicate"], blocking["compute"] + blocking["update"])
+    ratio = overlapped["epoch"] / blocking["epoch"]
+    best = max(blocking["communicate"], blocking["compute"] + blocking["update"]) / blocking["epoch"]
     print(f"communication takes {blocking['communicate'] / blocking['epoch']:.0%} of the blocking epoch")
-    print(
-        f"overlapped / blocking: {overlapped['epoch'] / blocking['epoch']:.2f} (the longer of the two parts: {ideal / blocking['epoch']:.2f})"
-    )
+    print(f"overlapped / blocking: {ratio:.2f}; were the shorter of the two parts hidden whole: {best:.2f}")
 
 
 if __name__ == "__main__":

@@ -72,9 +72,8 @@ def bench(train: Path | None, test: Path | None, samples: int, json_path: Path |
         if subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=environment).returncode != 0:
             raise click.ClickException(f"the run failed: {' '.join(command)}")
         results = json.loads(report.read_text())
-    print_results(
-        results, f"{train.name}: {WORKERS} workers, {chosen['servers']} server(s), {chosen['slow'] / chosen['pace']:g} times the pause"
-    )
+    servers = f"{chosen['servers']} server{'s' * (chosen['servers'] > 1)}"
+    print_results(results, f"{train.name}: {WORKERS} workers, {servers}, one worker {chosen['slow'] / chosen['pace']:g} times the pause")
     if json_path is not None:
         json_path.write_text(json.dumps({"train": str(train), **chosen, "results": results}, indent=1))
 
@@ -134,21 +133,21 @@ def staleness_of(records: list[dict[str, Any]]) -> dict[str, float]:
 def print_results(results: list[dict[str, Any]], title: str) -> None:
     """Throughputs of the workers that are never slowed, relative to the run in which none is; staleness; accuracy."""
     print(f"\n{title}")
-    print(
-        f"{'':20}{'others, samples/s':>18}{'relative':>10}{'slowed one':>12}{'epoch s':>9}{'staleness: others':>23}{'slowed':>18}", end=""
-    )
-    print(f"{'loss':>9}{'train':>8}{'test':>8}")
+    print(f"{'':21}{'samples a second of':31}{'':5}{'staleness (mean, most) of':34}{'accuracy'}")
+    print(f"{'':21}{'others':>8}{'relative':>10}{'slowed':>8}{'epoch s':>10}{'others':>15}{'slowed':>15}{'train':>9}{'test':>8}")
     for result in results:
         others, slow = result["samples_per_second"][:SLOWED], result["samples_per_second"][SLOWED]
         even = next(each for each in results if each["strategy"] == result["strategy"] and not each["slowed"])
         relative = np.mean(others) / np.mean(even["samples_per_second"][:SLOWED])
-        stale = result["staleness"]
-        mine = {"mean": np.mean([one["mean"] for one in stale[:SLOWED]]), "max": max(one["max"] for one in stale[:SLOWED])}
         label = f"{result['strategy']}, {'one slowed' if result['slowed'] else 'all even'}"
-        print(f"{label:20}{np.mean(others):18,.0f}{relative:10.2f}{slow:12,.0f}{result['epoch_seconds']:9.2f}", end="")
-        print(f"{'mean ' + format(mine['mean'], '.2f') + ', max ' + str(mine['max']):>23}", end="")
-        print(f"{'mean ' + format(stale[SLOWED]['mean'], '.2f') + ', max ' + str(stale[SLOWED]['max']):>18}", end="")
-        print(f"{result['loss']:9.4f}{result['train_accuracy']:8.4f}{result['test_accuracy'] or float('nan'):8.4f}")
+        stale = "".join(f"{shown(part):>15}" for part in (result["staleness"][:SLOWED], result["staleness"][SLOWED:]))
+        print(f"{label:21}{np.mean(others):8,.0f}{relative:10.2f}{slow:8,.0f}{result['epoch_seconds']:10.2f}{stale}", end="")
+        print(f"{result['train_accuracy']:9.4f}{result['test_accuracy'] or float('nan'):8.4f}")
+
+
+def shown(staleness: list[dict[str, float]]) -> str:
+    """Mean and greatest staleness over some workers."""
+    return f"{np.mean([each['mean'] for each in staleness]):.2f}, {max(each['max'] for each in staleness)}"
 
 
 if __name__ == "__main__":
