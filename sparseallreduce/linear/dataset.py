@@ -26,12 +26,13 @@ class Dataset:
 
     indptr: Array  # int64, samples of this rank + 1: where each sample begins among the non-zeros
     indices: Array  # the feature of every non-zero, from 0; uint32, as in a stream, or uint64 above 2**32 features
-    values: Array  # float32, one a non-zero
+    values: Array  # float32, or float64 for training in that; one a non-zero
     labels: Array  # float64, one a sample
     features: int  # dimension N
     first: int = 0  # number of this rank's first sample among all
     total: int = -1  # samples of all ranks; those of this rank if not given
     source: str = "samples"  # what errors call them
+    weights: Array | None = None  # float64, what each sample counts in loss and gradient, on average over all ranks 1; None if all alike
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels"):
