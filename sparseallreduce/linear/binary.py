@@ -25,7 +25,7 @@ from sparseallreduce.linear import binary_kernels as kernels
 from sparseallreduce.linear.binary_format import HEADER_BYTES, MAGIC, Header
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.text_pieces import PathLike, readable
+from sparseallreduce.linear.text_pieces import PathLike, first_bytes, readable
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
@@ -46,8 +46,7 @@ def is_binary(path: PathLike) -> bool:
     DatasetError
         If it cannot be read.
     """
-    with readable(path), open(path, "rb") as file:
-        return file.read(4) == MAGIC[:4]
+    return first_bytes(path, 4) == MAGIC[:4]
 
 
 def read_binary(path: PathLike, comm: Any) -> Dataset:
