@@ -6,12 +6,16 @@ this library catch what they expect (``ValueError`` for a bad stream, ``TypeErro
 
 __all__ = [
     "AlgorithmError",
+    "CheckpointError",
+    "DatasetError",
     "DeadlockError",
+    "DivergenceError",
     "MismatchError",
     "MPIUnavailableError",
     "SparseAllreduceError",
     "StreamError",
     "StreamTypeError",
+    "TrainingStopped",
     "WireError",
 ]
 
@@ -54,3 +58,19 @@ class DeadlockError(SparseAllreduceError, RuntimeError):
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):
     """mpi4py or the MPI library beneath it cannot be loaded."""
+
+
+class DivergenceError(SparseAllreduceError, ArithmeticError):
+    """In training, a weight or the loss is no longer a finite number."""
+
+
+class DatasetError(SparseAllreduceError, ValueError):
+    """A data file cannot be read, breaks its format, or holds what the model cannot learn from."""
+
+
+class CheckpointError(SparseAllreduceError, ValueError):
+    """A checkpoint cannot be written or read, is damaged, or is of another run."""
+
+
+class TrainingStopped(SparseAllreduceError, RuntimeError):
+    """Training has been asked to stop before its end, and has done so after a whole step."""

@@ -1,33 +1,68 @@
 """MPI-SGD: linear models trained by mini-batch SGD over MPI (thesis sections 2.1, 2.2 and 4.2)."""
 
+from sparseallreduce.errors import DivergenceError
+from sparseallreduce.linear.checkpoint import Checkpoints
 from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
+from sparseallreduce.linear.early_stopping import EarlyStopping
+from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 from sparseallreduce.linear.generate import generate
-from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared, Weights
-from sparseallreduce.linear.schedules import SCHEDULES, Constant, InverseScaling
-from sparseallreduce.linear.strategies import STRATEGIES, DenseStrategy, SparseStrategy, Strategy
-from sparseallreduce.linear.trainer import DivergenceError, Epoch, Options, Trainer
+from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
+from sparseallreduce.linear.schedules import SCHEDULES, BoldDriver, Constant, InverseScaling, InverseTime, LargeBatch, Plateau, StepDecay
+from sparseallreduce.linear.strategies import (
+    STRATEGIES,
+    AsynchronousParameterServer,
+    DenseStrategy,
+    OverlappedStrategy,
+    SparseStrategy,
+    Strategy,
+    SynchronousParameterServer,
+    read_on_workers,
+)
+from sparseallreduce.linear.trainer import Epoch, Options, Trainer, batches
+from sparseallreduce.linear.weights import Descent, Weights
 
 __all__ = [
     "MODELS",
     "SCHEDULES",
     "STRATEGIES",
+    "AsynchronousParameterServer",
+    "BoldDriver",
+    "Checkpoints",
     "Constant",
     "Dataset",
     "DatasetError",
     "DenseStrategy",
+    "Descent",
     "DivergenceError",
+    "EarlyStopping",
     "Epoch",
+    "FittedModel",
     "Hinge",
     "InverseScaling",
+    "InverseTime",
+    "LargeBatch",
     "LinearModel",
+    "LinearRegression",
+    "LinearSVM",
     "Logistic",
+    "LogisticRegression",
+    "ModelFileError",
     "Options",
+    "OverlappedStrategy",
+    "Plateau",
     "SparseStrategy",
     "Squared",
+    "StepDecay",
     "Strategy",
+    "SynchronousParameterServer",
     "Trainer",
     "Weights",
+    "batches",
     "generate",
     "load",
+    "load_model",
+    "read_on_workers",
+    "save_model",
     "two_classes",
 ]

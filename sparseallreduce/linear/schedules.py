@@ -1,11 +1,30 @@
-"""Learning-rate schedules: the rate eta_t of every step of SGD."""
+"""Learning-rate schedules: the rate eta_t of every step of SGD.
+
+MPI-SGD has two strategies of adapting the rate (thesis section 4.2, point 3), which the thesis does not name; it refers to Robbins
+and Monro for what they must satisfy (section 2.1), and builds on the code of Hogwild!, which multiplies the rate by a constant after
+each epoch: :class:`StepDecay`. The schedules here are those two and what has proved itself since; each names its source.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["SCHEDULES", "Constant", "InverseScaling", "Schedule"]
+__all__ = [
+    "SCHEDULES",
+    "BoldDriver",
+    "Constant",
+    "InverseScaling",
+    "InverseTime",
+    "LargeBatch",
+    "Plateau",
+    "Reactive",
+    "Schedule",
+    "StepDecay",
+]
 
 #: The learning rate of step t = 0, 1, ..., counted over all epochs.
 Schedule = Callable[[int], float]
@@ -27,19 +46,214 @@ class Constant:
 
 @dataclass(frozen=True)
 class InverseScaling:
+    """``rate / (1 + step)**power``, what scikit-learn calls "invscaling".
+
+    For a power above 1/2 and up to 1 the rates add up to infinity and their squares do not, as Robbins and Monro ask (thesis section
+    2.1; *A stochastic approximation method*, 1951); with averaged weights a power below 1 is best (Polyak and Juditsky, 1992).
+
+    >>> InverseScaling(0.5, power=0.5)(99)
+    0.05
+    """
+
+    rate: float
+    power: float = 0.25
+
+    def __post_init__(self) -> None:
+        _require(self.power >= 0, f"the power must be at least 0, not {self.power}")
+
+    def __call__(self, step: int) -> float:
+        return float(self.rate / (1.0 + step) ** self.power)
+
+
+@dataclass(frozen=True)
+class InverseTime:
     """``rate / (1 + step / halving)``: half the rate after ``halving`` steps, a third after twice as many, and so on.
 
-    The rates add up to infinity and their squares do not, as Robbins and Monro ask (thesis section 2.1).
+    With an L2 term of factor lambda, ``halving = 1 / (rate * lambda)`` is the schedule of Bottou (*Stochastic gradient descent
+    tricks*, 2012, section 5.2), which comes to 1 / (lambda t), that of Pegasos (Shalev-Shwartz et al., 2007).
 
-    >>> InverseScaling(0.5, halving=100)(300)
+    >>> InverseTime(0.5, halving=100)(300)
     0.125
     """
 
     rate: float
     halving: float = 1000.0  # steps
 
+    def __post_init__(self) -> None:
+        _require(self.halving > 0, f"the number of steps after which the rate has halved must be above 0, not {self.halving}")
+
     def __call__(self, step: int) -> float:
         return self.rate / (1.0 + step / self.halving)
 
 
-SCHEDULES: dict[str, Callable[[float], Schedule]] = {"constant": Constant, "inverse-scaling": InverseScaling}
+@dataclass(frozen=True)
+class StepDecay:
+    """The rate is multiplied by ``factor`` after every so many steps.
+
+    With the steps of an epoch this is what Hogwild! does, by factors from 0.8 to 1 (Niu et al., 2011, section 7), and MPI-SGD after it.
+
+    >>> [round(StepDecay(0.5, factor=0.9, every=10)(step), 4) for step in (9, 10, 25)]
+    [0.5, 0.45, 0.405]
+    """
+
+    rate: float
+    factor: float = 0.9
+    every: int = 1000  # steps
+
+    def __post_init__(self) -> None:
+        _require(0 < self.factor <= 1, f"the factor must be above 0 and at most 1, not {self.factor}")
+        _require(self.every >= 1, f"the rate must decay after at least 1 step, not {self.every}")
+
+    def __call__(self, step: int) -> float:
+        return self.rate * self.factor ** (step // self.every)
+
+
+class Reactive(ABC):
+    """A schedule that is told the training loss after every epoch, the same on all ranks, and so stays the same on all ranks."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The rate of a step."""
+
+    @abstractmethod
+    def react(self, loss: float) -> None:
+        """An epoch has ended with this loss of the training set, penalty included."""
+
+    @abstractmethod
+    def state(self) -> dict[str, float]:
+        """What it remembers, for a checkpoint."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, float]) -> None:
+        """Remember this again."""
+
+
+@dataclass
+class BoldDriver(Reactive):
+    """The rate grows by 5 % after an epoch in which the loss fell, and halves after one in which it rose.
+
+    The heuristic of Battiti (*Accelerated backpropagation learning*, 1989) in the form of Gemulla et al. (*Large-scale matrix
+    factorization with distributed stochastic gradient descent*, 2011, section 5.1).
+
+    >>> schedule = BoldDriver(0.5)
+    >>> for loss in (0.7, 0.6, 0.65):
+    ...     schedule.react(loss)
+    >>> round(schedule(0), 4)
+    0.2625
+    """
+
+    rate: float
+    growth: float = 1.05
+    cut: float = 0.5
+    last: float = math.inf  # loss
+
+    def __post_init__(self) -> None:
+        _require(self.growth >= 1, f"the growth must be at least 1, not {self.growth}")
+        _require(0 < self.cut < 1, f"the cut must be between 0 and 1, not {self.cut}")
+
+    def __call__(self, step: int) -> float:
+        return self.rate
+
+    def react(self, loss: float) -> None:
+        if self.last < math.inf:
+            self.rate *= self.growth if loss < self.last else self.cut
+        self.last = loss
+
+    def state(self) -> dict[str, float]:
+        return {"rate": self.rate, "last": self.last}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.rate, self.last = state["rate"], state["last"]
+
+
+@dataclass
+class Plateau(Reactive):
+    """The rate is multiplied by ``factor`` when the loss has not fallen by ``tolerance`` for ``patience`` epochs in a row.
+
+    What scikit-learn's ``SGDClassifier`` calls "adaptive", with its defaults.
+
+    >>> schedule = Plateau(0.5, patience=2)
+    >>> for loss in (0.7, 0.6, 0.6, 0.61):
+    ...     schedule.react(loss)
+    >>> schedule(0)
+    0.1
+    """
+
+    rate: float
+    factor: float = 0.2
+    patience: int = 5  # epochs
+    tolerance: float = 1e-3
+    best: float = math.inf  # loss
+    waited: int = 0  # epochs
+
+    def __post_init__(self) -> None:
+        _require(0 < self.factor < 1, f"the factor must be between 0 and 1, not {self.factor}")
+        _require(self.patience >= 1, f"the patience must be at least 1 epoch, not {self.patience}")
+
+    def __call__(self, step: int) -> float:
+        return self.rate
+
+    def react(self, loss: float) -> None:
+        self.waited = 0 if loss < self.best - self.tolerance else self.waited + 1
+        self.best = min(self.best, loss)
+        if self.waited >= self.patience:
+            self.rate *= self.factor
+            self.waited = 0
+
+    def state(self) -> dict[str, float]:
+        return {"rate": self.rate, "best": self.best, "waited": self.waited}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.rate, self.best, self.waited = state["rate"], state["best"], int(state["waited"])
+
+
+@dataclass
+class LargeBatch(Reactive):
+    """Another schedule, scaled with the batch: its rates times ``factor``, to which they climb over the first ``steps``.
+
+    When the batch gets k times as large, the rate gets k times as large too, and starts unscaled, because the first steps, in which
+    the weights change fast, would not bear it (Goyal et al., *Accurate, large minibatch SGD*, 2017, sections 2.1 and 2.2, to which
+    the thesis refers in section 2.1).
+
+    >>> schedule = LargeBatch(Constant(0.5), factor=4, steps=10)
+    >>> [schedule(step) for step in (0, 5, 10, 1000)]
+    [0.5, 1.25, 2.0, 2.0]
+    """
+
+    schedule: Schedule
+    factor: float = 1.0
+    steps: int = 0  # of the climb
+
+    def __post_init__(self) -> None:
+        _require(self.factor > 0, f"the factor of the batch must be above 0, not {self.factor}")
+        _require(self.steps >= 0, f"the warm-up must take at least 0 steps, not {self.steps}")
+
+    def __call__(self, step: int) -> float:
+        climbed = min(1.0, step / self.steps) if self.steps else 1.0
+        return self.schedule(step) * (1.0 + (self.factor - 1.0) * climbed)
+
+    def react(self, loss: float) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.react(loss)
+
+    def state(self) -> dict[str, float]:
+        return self.schedule.state() if isinstance(self.schedule, Reactive) else {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.restore(state)
+
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "constant": Constant,
+    "inverse-scaling": InverseScaling,
+    "inverse-time": InverseTime,
+    "step-decay": StepDecay,
+    "bold-driver": BoldDriver,
+    "plateau": Plateau,
+}
+
+
+def _require(held: bool, message: str) -> None:
+    if not held:
+        raise ValueError(message)

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.linear import kernels
-from sparseallreduce.linear.datasets import Dataset, gather
-from sparseallreduce.linear.models import LinearModel, Weights
-from sparseallreduce.linear.schedules import Schedule
+from sparseallreduce.errors import DivergenceError, TrainingStopped
+from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.clock import Clock
+from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.consensus import Consensus
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.early_stopping import EarlyStopping
+from sparseallreduce.linear.metrics import Metrics, class_threshold, evaluate
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.schedules import Reactive, Schedule
 from sparseallreduce.linear.strategies import Strategy
+from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.trace import trace
-from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DivergenceError", "Epoch", "Options", "Trainer", "batches"]
+__all__ = ["PHASES", "Epoch", "Options", "Trainer", "batches"]
 
 Array = NDArray[Any]
 
-
-class DivergenceError(SparseAllreduceError, ArithmeticError):
-    """The loss is no longer a finite number."""
+#: What an epoch's seconds are spent on.
+PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,12 @@ class Options:
 
     epochs: int = 10  # passes over the training set
     batch_size: int = 100  # samples a rank and step, the paper's B: a step averages over B * P samples
-    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
     seed: int = 0  # of the order of samples
+    global_batch: int = 0  # samples a step over all ranks; 0 for batch_size times the ranks that hold samples
+    densities: bool = False  # whether an epoch reports the densities of every step
 
     def __post_init__(self) -> None:
-        for name, lowest in (("epochs", 0), ("batch_size", 1), ("l2", 0), ("seed", 0)):
+        for name, lowest in (("epochs", 0), ("batch_size", 1), ("seed", 0), ("global_batch", 0)):
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
 
@@ -50,14 +54,21 @@ class Epoch:
     """What one pass over the training set came to, over all ranks."""
 
     epoch: int  # from 1
-    loss: float  # mean loss of a training sample, plus the L2 term, after the epoch
+    loss: float  # mean loss of a training sample, plus the penalty, after the epoch
     train_accuracy: float | None  # share of training samples classified rightly; None where labels are no classes
-    test_accuracy: float | None  # likewise of the test set, if there is one
-    seconds: dict[str, float]  # mean over the ranks: compute, communicate, update, evaluate, and their total
+    train_auc: float | None  # area under the ROC curve, likewise
+    test_loss: float | None  # as the loss, but of the test set, if there is one, and without penalty
+    test_accuracy: float | None
+    test_auc: float | None
+    learning_rate: float  # of the last step
+    seconds: dict[str, float]  # mean over the ranks of each of PHASES, and their total; since it was resumed, if it was
     bytes_sent: int  # by all ranks together, in training
     steps: int
     gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
     total_density: float  # share of the N entries in the sum: mean over steps
+    measures: dict[str, Any] = field(default_factory=dict)  # what the strategy alone has to report: see its ``measures``
+    gradient_densities: list[float] | None = None  # of every step, that of rank 0's gradient
+    total_densities: list[float] | None = None  # of every step
 
 
 class Trainer:
@@ -72,26 +83,79 @@ class Trainer:
     strategy : Strategy
         Made of this rank's training samples and the communicator.
     schedule : callable
-        From the number of a step to its learning rate.
+        From the number of a step to its learning rate. A :class:`~sparseallreduce.linear.schedules.Reactive` one is told the loss.
     options : Options
+    stopping : EarlyStopping, optional
+    checkpoints : Checkpoints, optional
+        Where and how often to write down the state of training.
+
+    Attributes
+    ----------
+    step : int
+        Steps taken, over all epochs.
+    history : list of Epoch
+        The epochs that have ended, those before a resumption included.
     """
 
-    def __init__(self, model: LinearModel, strategy: Strategy, schedule: Schedule, options: Options) -> None:
+    def __init__(
+        self,
+        model: LinearModel,
+        strategy: Strategy,
+        schedule: Schedule,
+        options: Options,
+        *,
+        stopping: EarlyStopping | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.model = model
         self.strategy = strategy
         self.schedule = schedule
         self.options = options
+        self.stopping = stopping
+        self.checkpoints = checkpoints
         self.dataset = strategy.dataset
         self.comm = strategy.comm
-        self.weights = Weights(self.dataset.features)
+        self.batch = options.global_batch or options.batch_size * strategy.workers
         self.step = 0
-        if schedule(0) * options.l2 >= 1:
-            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {options.l2:g}: lower one of them")
+        self.history: list[Epoch] = []
+        self._position = 0  # steps taken in the present epoch
+        self._stop: str | None = None
+        l2 = strategy.descent.l2
+        if schedule(0) * l2 >= 1:
+            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {l2:g}: lower one of them")
+        self._identity = {} if checkpoints is None else self._identified()
+
+    @property
+    def weights(self) -> Weights:
+        """What has been learned, the same on every rank."""
+        return self.strategy.weights
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        return -(-self.dataset.total // int(self.options.batch_size * self.comm.size))
+        return -(-self.dataset.total // self.batch)
+
+    def request_stop(self, reason: str) -> None:
+        """Stop soon, on all ranks after the same step; for signal handlers and other callers on any rank."""
+        self._stop = reason
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on where a run was when it wrote the checkpoint; collective, before :meth:`run`.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if data, model or options differ, with the difference named; the number of epochs may.
+        """
+        check_identity(checkpoint.identity, self._identity)
+        progress = checkpoint.progress
+        self.step, self._position = progress["step"], progress["position"]
+        self.history = [Epoch(**record) for record in progress["epochs"]]
+        if isinstance(self.schedule, Reactive):
+            self.schedule.restore(progress["schedule"])
+        if self.stopping is not None:
+            self.stopping.restore(progress["stopping"])
+        self.strategy.restore(checkpoint.state)
 
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
         """Train epoch by epoch; collective over the strategy's communicator.
@@ -99,7 +163,7 @@ class Trainer:
         Parameters
         ----------
         test : Dataset, optional
-            Samples to measure the accuracy on, with the features and the label coding of the training set.
+            Samples to measure the model on, with the features and the label coding of the training set.
         on_step : callable, optional
             Called after every step.
 
@@ -111,70 +175,164 @@ class Trainer:
         Raises
         ------
         DivergenceError
-            On every rank, if the loss is not finite after an epoch.
+            On every rank, if a weight or the loss is no longer finite. The checkpoints that were written before are kept.
+        TrainingStopped
+            On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
-        self._warm_up()
-        threshold = _threshold(self.model, self.dataset, self.comm)
-        for epoch in range(1, self.options.epochs + 1):
-            clock = _Clock()
+        self.strategy.warm_up()
+        threshold = class_threshold(self.model, self.dataset, self.comm)
+        stop = False
+        while not stop and len(self.history) < self.options.epochs:
+            clock = self.strategy.clock = Clock()
             with trace() as traffic:
-                densities = self._train(epoch, clock, on_step)
-            loss, train_accuracy = self._evaluated(self.dataset, threshold)
-            test_accuracy = None if test is None else self._evaluated(test, threshold)[1]
+                self._train(on_step)
+            training = self._evaluated(self.dataset, threshold)
+            testing = None if test is None else self._evaluated(test, threshold)
             clock.lap("evaluate")
-            if not math.isfinite(loss):
-                raise DivergenceError(f"the loss is {loss} after epoch {epoch}: lower the learning rate ({self.schedule(self.step):g} now)")
-            ranks = gather(self.comm, (clock.seconds, traffic.bytes_sent, densities))
-            seconds = {phase: _mean([seconds[phase] for seconds, _, _ in ranks]) for phase in clock.seconds}
-            seconds["total"] = sum(seconds.values())
-            yield Epoch(
-                epoch=epoch,
-                loss=loss,
-                train_accuracy=train_accuracy,
-                test_accuracy=test_accuracy,
-                seconds=seconds,
-                bytes_sent=sum(sent for _, sent, _ in ranks),
-                steps=self.steps,
-                gradient_density=_mean([gradient for _, _, (gradient, _) in ranks]),
-                total_density=densities[1],
-            )
+            epoch = self._report(training, testing, traffic.bytes_sent)
+            if not math.isfinite(epoch.loss):
+                rate = f"{epoch.learning_rate:g} in step {epoch.epoch * self.steps}"
+                raise DivergenceError(f"the loss is {epoch.loss} after epoch {epoch.epoch}: lower the learning rate ({rate})")
+            self._conclude(epoch)
+            stop = self.stopping is not None and self.stopping.after_epoch(getattr(epoch, self.stopping.watch))
+            yield epoch
 
-    def _train(self, epoch: int, clock: _Clock, on_step: Callable[[], object] | None) -> tuple[float, float]:
-        """One pass over the training set; returns the mean densities of gradient and sum."""
-        options, densities = self.options, np.zeros(2)
-        order = batches(self.dataset, options.batch_size * self.comm.size, (options.seed, epoch))
-        for rows, count in order:
-            labels = self.dataset.labels[rows]
-            derivatives = self.model.derivative(self.weights.scores(self.dataset, rows), labels)
-            gradient = self.strategy.gradient(rows, (derivatives / count).astype(np.float32))
-            clock.lap("compute")
-            total = self.strategy.total(gradient)
-            clock.lap("communicate")
-            self.weights.descend(total, self.schedule(self.step), options.l2)
-            clock.lap("update")
-            self.step += 1
-            densities += _density(gradient), _density(total)
+    def _train(self, on_step: Callable[[], object] | None) -> None:
+        """The rest of a pass over the training set."""
+        stopped = None
+        try:
+            if self.strategy.serves:
+                self.strategy.serve()
+            else:
+                stopped = self._take_steps(on_step)
+            self.strategy.drain()
+        except Exception as error:
+            raise self.strategy.give_up(error) from error.__cause__
+        told = gather(self.comm, (stopped, self._stop))
+        for stopped, _ in told:
+            if stopped is not None:
+                raise TrainingStopped(stopped)
+        # A server cannot stop the workers within an epoch: they do in the next.
+        self._stop = next((wish for _, wish in told if wish is not None), None)
+
+    def _take_steps(self, on_step: Callable[[], object] | None) -> str | None:
+        """The steps of a worker; returns why they ended early, if they did, the same on all workers."""
+        consensus = Consensus(self.strategy.workers_comm)
+        order = batches(self.dataset, self.batch, (self.options.seed, len(self.history) + 1))
+        for rows, count in islice(order, self._position, None):
+            self._take_step(rows, count)
             if on_step is not None:
                 on_step()
-        gradient_density, total_density = densities / self.steps
-        return float(gradient_density), float(total_density)
+            if self.strategy.in_step:
+                wishes = consensus.after_step(self._wish())
+                if self._due() or wishes:
+                    self._save()
+                reasons = [reason for reason in wishes if reason]
+                if reasons:
+                    return self._stopped(reasons[0])
+        reasons = gather(self.strategy.workers_comm, self._stop or "")
+        if self._due_at_end() or any(reasons):
+            self._save()
+        return next((self._stopped(reason) for reason in reasons if reason), None)
 
-    def _evaluated(self, dataset: Dataset, threshold: float | None) -> tuple[float, float | None]:
-        """The mean loss of all ranks' samples, L2 term included, and the share of them on the right side of the threshold."""
-        scores = self.weights.scores(dataset, np.arange(dataset.rows))
-        loss = float(self.model.loss(scores, dataset.labels).sum())
-        right = 0 if threshold is None else int(((scores > threshold) == (dataset.labels > threshold)).sum())
-        ranks = gather(self.comm, (loss, right))
-        mean = sum(loss for loss, _ in ranks) / dataset.total + self.options.l2 / 2 * self.weights.squared_norm()
-        return mean, None if threshold is None else sum(right for _, right in ranks) / dataset.total
+    def _take_step(self, rows: Array, count: int) -> None:
+        """One step, to which this rank gives its rows of a batch of ``count`` samples."""
+        derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
+        if self.dataset.weights is not None:
+            derivatives = derivatives * self.dataset.weights[rows]
+        gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
+        self.strategy.update(gradient, self.schedule(self.step))
+        self.step += 1
+        self._position += 1
 
-    def _warm_up(self) -> None:
-        """A step of rate zero, so that compiling the loops and measuring the network count in no epoch."""
-        kernels.warm_up(self.dataset.indices.dtype)
-        rows = np.arange(min(1, self.dataset.rows))
-        self.weights.scores(self.dataset, rows)
-        gradient = self.strategy.gradient(rows, np.ones(len(rows), np.float32))
-        self.weights.descend(self.strategy.total(gradient), 0.0)
+    def _wish(self) -> str | None:
+        """What this rank wants after a step: why to stop; no reason for just a checkpoint; or nothing."""
+        if self._stop is not None:
+            return self._stop
+        return "" if self.checkpoints is not None and self.checkpoints.overdue() else None
+
+    def _due(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due_after(self.step) and self._position < self.steps
+
+    def _due_at_end(self) -> bool:
+        """Whether to write a checkpoint after the last step of an epoch."""
+        if self.checkpoints is None:
+            return False
+        often = self.checkpoints.after_epochs or not self.strategy.in_step
+        return often or self.checkpoints.due_after(self.step) or len(self.history) + 1 == self.options.epochs
+
+    def _save(self) -> None:
+        """Write a checkpoint, if there is a place for it; collective over the workers."""
+        if self.checkpoints is None:
+            return
+        progress = {
+            "step": self.step,
+            "position": self._position,
+            "batch_size": self.options.batch_size,
+            "epochs": [asdict(epoch) for epoch in self.history],
+            "schedule": self.schedule.state() if isinstance(self.schedule, Reactive) else {},
+            "stopping": self.stopping.state() if self.stopping is not None else {},
+        }
+        checkpoint = Checkpoint(self._identity, progress, self.strategy.state())
+        self.checkpoints.save(self.step, checkpoint, self.strategy.workers_comm)
+        self.strategy.clock.lap("checkpoint")
+
+    def _stopped(self, reason: str) -> str:
+        where = f"stopped by {reason} after step {self.step}"
+        if self.checkpoints is None:
+            return f"{where}; without checkpoints it has to start anew"
+        return f"{where}; a checkpoint is in {self.checkpoints.folder}: resume from there"
+
+    def _identified(self) -> dict[str, Any]:
+        """What a run must have in common with another to be its continuation; collective."""
+        return {
+            "data": data_fingerprint(self.dataset, self.comm),
+            "samples": self.dataset.total,
+            "features": self.dataset.features,
+            "model": self.model.name,
+            **self.strategy.identity(),
+            "batch of all ranks": self.batch,
+            "seed": self.options.seed,
+            "schedule": repr(self.schedule),
+            "early stopping": repr(self.stopping),
+        }
+
+    def _evaluated(self, dataset: Dataset, threshold: float | None) -> Metrics:
+        scores = self.weights.final_scores(dataset)
+        return evaluate(self.model, scores, dataset, threshold, self.comm)
+
+    def _report(self, training: Metrics, testing: Metrics | None, bytes_sent: int) -> Epoch:
+        """What the epoch came to, from what every rank has noted of it; collective."""
+        strategy = self.strategy
+        ranks = gather(self.comm, (dict(strategy.clock.seconds), bytes_sent, strategy.given_densities, strategy.summed_densities))
+        strategy.given_densities, strategy.summed_densities = [], []
+        seconds = {phase: _mean([seconds.get(phase, 0.0) for seconds, *_ in ranks]) for phase in PHASES}
+        seconds["total"] = sum(seconds.values())
+        return Epoch(
+            epoch=len(self.history) + 1,
+            loss=training.loss + self.weights.penalty(),
+            train_accuracy=training.accuracy,
+            train_auc=training.auc,
+            test_loss=None if testing is None else testing.loss,
+            test_accuracy=None if testing is None else testing.accuracy,
+            test_auc=None if testing is None else testing.auc,
+            learning_rate=self.schedule((len(self.history) + 1) * self.steps - 1),
+            seconds=seconds,
+            bytes_sent=sum(sent for _, sent, _, _ in ranks),
+            steps=self.steps,
+            gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
+            total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
+            measures=strategy.measures(),
+            gradient_densities=ranks[0][2] if self.options.densities else None,
+            total_densities=ranks[0][3] if self.options.densities else None,
+        )
+
+    def _conclude(self, epoch: Epoch) -> None:
+        """Count an epoch as done, servers included."""
+        self.history.append(epoch)
+        self.step, self._position = len(self.history) * self.steps, 0
+        if isinstance(self.schedule, Reactive):
+            self.schedule.react(epoch.loss)
 
 
 def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tuple[Array, int]]:
@@ -208,30 +366,5 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
         yield rows[bounds[batch] : bounds[batch + 1]], min(size, dataset.total - start)
 
 
-class _Clock:
-    """Seconds by phase: each moment belongs to the phase that ends after it."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
-
-
-def _threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:
-    """The score that parts the classes: zero, or for regression the middle of the two labels if there are no more than two."""
-    if model.classifies:
-        return 0.0
-    labels = sorted(set().union(*gather(comm, np.unique(dataset.labels)[:3].tolist())))
-    return sum(labels) / 2 if len(labels) == 2 else None
-
-
-def _density(stream: SparseStream) -> float:
-    return 1.0 if stream.is_dense else stream.density
-
-
 def _mean(numbers: list[float]) -> float:
-    return sum(numbers) / len(numbers)
+    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -25,6 +25,9 @@ class SerialCommunicator:
         """Always 1."""
         return self.size
 
+    def __reduce__(self) -> str:
+        return "SERIAL"  # copies and pickles of it are it
+
     def __repr__(self) -> str:
         return "sparseallreduce.SERIAL"
 

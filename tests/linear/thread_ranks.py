@@ -1,5 +1,6 @@
 """Ranks as threads: enough of a communicator for what the trainer says besides its sums."""
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,21 @@ from typing import Any
 class ThreadRank:
     """One of several ranks that share a barrier and a board to write on."""
 
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: dict[int, Any]) -> None:
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, board: dict[int, Any], mail: dict[Any, queue.Queue]) -> None:
         self.rank, self.size = rank, size
-        self._barrier, self._board = barrier, board
+        self._barrier, self._board, self._mail = barrier, board, mail
+
+    def Dup(self) -> "ThreadRank":
+        return self
+
+    def Free(self) -> None:
+        pass
+
+    def send(self, value: Any, dest: int) -> None:
+        self._mail[self.rank, dest].put(value)
+
+    def recv(self, source: int) -> Any:
+        return self._mail[source, self.rank].get(timeout=30)
 
     def allgather(self, value: Any) -> list[Any]:
         self._board[self.rank] = value
@@ -24,10 +37,11 @@ class ThreadRank:
 def on_ranks(size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:
     """What `function(comm)` returns on each of `size` ranks; an exception it raises stands in the place of its result."""
     barrier, board = threading.Barrier(size, timeout=30), {}
+    mail = {(source, dest): queue.Queue() for source in range(size) for dest in range(size)}
 
     def call(rank: int) -> Any:
         try:
-            return function(ThreadRank(rank, size, barrier, board))
+            return function(ThreadRank(rank, size, barrier, board, mail))
         except Exception as error:
             return error
 

@@ -1,0 +1,123 @@
+"""`sparseallreduce predict`: what a model file says of samples, by the ranks of mpiexec or alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from tqdm import tqdm
+
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output
+from sparseallreduce.linear.datasets import Dataset, agreed, gather, load
+from sparseallreduce.linear.modelfile import FittedModel, load_model
+from sparseallreduce.runtime.mpi import world
+
+Array = NDArray[Any]
+
+_ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their indices take in SciPy's wider form
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--out", type=OUTPUT_FILE, help="Where to write the predictions; by default to the terminal.")
+@click.option("--probabilities", is_flag=True, help="Add the probability of each class; of logistic models.")
+@click.option("--ignore-unknown", is_flag=True, help="Leave out features beyond those of the model, which are an error otherwise.")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
+def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str) -> None:
+    """Predict the samples of DATA by MODEL, a file that train --model-out or an estimator has written.
+
+    A line is written for every sample, in the order of DATA, with its label as in the training data, or its number from a linear
+    regression. With --probabilities a first line names the labels, and the probability of each follows the predicted one, as in
+    LIBSVM's predict. How well the predictions agree with the labels in DATA is said besides.
+    """
+    comm = world()
+    shown = comm.rank == 0
+    agreed(comm, lambda: check_output(out) if shown else None)
+    fitted = agreed(comm, lambda: load_model(model))
+    if probabilities and not fitted.gives_probabilities:
+        raise click.UsageError(f"--probabilities is for logistic models, and {model} is {fitted.model!r}: leave it out")
+    with tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, desc="reading", unit="B", unit_scale=True) as bar:
+        known = None if ignore_unknown else fitted.n_features
+        samples, _ = load(data, comm=comm, n_features=known, progress=bar.update)
+
+    scores = _scores(fitted, samples)
+    parts = gather_to_rank_0(comm, _lines(fitted, scores, probabilities))
+    verdict = _verdict(fitted, samples, scores, comm)
+
+    def write() -> None:
+        header = f"labels {' '.join(_texts(fitted.classes))}\n" if probabilities else ""
+        if out is None:
+            for part in (header, *parts):
+                click.echo(part, nl=False)
+        else:
+            _write(out, [header, *parts])
+        click.echo(verdict, err=out is None)
+
+    agreed(comm, write if shown else lambda: None)
+
+
+def gather_to_rank_0(comm: Any, value: str) -> list[str]:
+    """What every rank gives, in the order of ranks, on rank 0; nothing on the others."""
+    return [value] if comm.size == 1 else comm.gather(value) or []
+
+
+def _scores(fitted: FittedModel, samples: Dataset) -> Array:
+    """The scores of this rank's samples."""
+    firsts = range(0, max(1, samples.rows), _ROWS)
+    return np.concatenate([fitted.decision_function(_rows(samples, first, first + _ROWS, fitted.n_features)) for first in firsts])
+
+
+def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:
+    """Some rows for SciPy; features that the model does not have are left out."""
+    starts = samples.indptr[first : last + 1]
+    inside = slice(starts[0], starts[-1])
+    columns = samples.indices[inside].astype(np.int64)
+    known = columns < features
+    ends = np.append(0, np.cumsum(known))[starts - starts[0]]
+    return csr_array((samples.values[inside][known], columns[known], ends), shape=(len(ends) - 1, features))
+
+
+def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:
+    if len(fitted.classes) == 0:
+        return "".join(f"{text}\n" for text in _texts(scores))
+    columns = [replace(fitted, classes=np.array(_texts(fitted.classes))).labels_of(scores).tolist()]
+    if probabilities:
+        columns += [[f"{share:.6g}" for share in column] for column in fitted.probabilities_of(scores).T.tolist()]
+    return "".join(" ".join(line) + "\n" for line in zip(*columns))
+
+
+def _texts(numbers: Array) -> list[str]:
+    """Labels or scores as text that reads back as the same: whole numbers without a fraction."""
+    return [str(number).removesuffix(".0") for number in numbers]
+
+
+def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> str:
+    """How well predictions and labels of all ranks agree, in words; collective over ``comm``."""
+    labels, predicted = samples.labels, fitted.labels_of(scores)
+    if len(fitted.classes) == 0:
+        errors = float(np.square(predicted - labels, dtype=np.float64).sum())
+        return f"{samples.total:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total:.6g}"
+    comparable = fitted.classes.dtype.kind in "biuf"
+    known, right = (int(np.isin(labels, fitted.classes).sum()), int((predicted == labels).sum())) if comparable else (0, 0)
+    known, right = (sum(column) for column in zip(*gather(comm, (known, right))))
+    if known < samples.total:
+        return f"{samples.total:,} samples; no accuracy, as not all of their labels are among the model's"
+    return f"{samples.total:,} samples, accuracy {right / samples.total:.4f} ({right:,} right)"
+
+
+def _write(path: Path, parts: list[str]) -> None:
+    """Write a file that appears under its name when it is complete."""
+    part = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

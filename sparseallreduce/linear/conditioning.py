@@ -1,0 +1,99 @@
+"""What makes SGD work on samples as they come: features on one scale, and the largest learning rate that is stable on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.runtime.mpi import allreduce
+from sparseallreduce.streams.kernels.compilation import kernel
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["feature_magnitudes", "feature_scales", "largest_eigenvalue", "scaled"]
+
+Array = NDArray[Any]
+
+_ROWS = 1024  # of a rank that the largest eigenvalue is estimated from
+_ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues raised to twice that is what is left of the error
+
+
+def feature_magnitudes(dataset: Dataset, comm: Any, before: Array | None = None) -> Array:
+    """The largest magnitude of every feature on any rank, and in ``before``; zero if it does not occur. Collective over ``comm``."""
+    largest = np.zeros(dataset.features, dataset.values.dtype) if before is None else before.astype(dataset.values.dtype)
+    _raise_to_magnitudes(dataset.indices, dataset.values, largest)
+    return allreduce(SparseStream.from_dense(largest), comm, op="max").to_dense() if comm.size > 1 else largest
+
+
+def feature_scales(magnitudes: Array) -> Array:
+    """The power of two at or next above every magnitude, by which division is exact; 1 for features that do not occur.
+
+    >>> feature_scales(np.array([1.0, 5.0, 0.0, 0.3]))
+    array([1. , 8. , 1. , 0.5])
+    """
+    fractions, exponents = np.frexp(magnitudes)
+    scales = np.ldexp(magnitudes.dtype.type(1), exponents - (fractions == 0.5))
+    return np.asarray(np.where(magnitudes > 0, scales, magnitudes.dtype.type(1)))
+
+
+def scaled(dataset: Dataset, scales: Array) -> Dataset:
+    """The data set with every feature divided by its scale; itself if all scales are one, as for features of zeros and ones."""
+    if (scales == 1).all():
+        return dataset
+    return replace(dataset, values=dataset.values / scales[dataset.indices])
+
+
+def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
+    """The largest eigenvalue of the mean of ``x x^T``, estimated from some samples of every rank; collective over ``comm``.
+
+    A loss whose second derivative by the score is at most c curves by at most c times that in any direction, and gradient descent
+    is stable up to twice the inverse of it.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    intercept : bool
+        Whether every sample has a further feature of value one.
+    """
+    rows = np.unique(np.linspace(0, dataset.rows - 1, min(dataset.rows, _ROWS)).astype(np.int64))
+    counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
+    return max(gather(comm, _by_power_method(_rows(dataset, rows), counts, intercept) if len(rows) else 0.0))
+
+
+def _rows(dataset: Dataset, rows: Array) -> csr_array:
+    """Some rows, without the columns that none of them has."""
+    lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
+    ends = np.cumsum(lengths)
+    entries = np.arange(ends[-1]) + np.repeat(dataset.indptr[rows] - (ends - lengths), lengths)
+    columns, places = np.unique(dataset.indices[entries], return_inverse=True)
+    return csr_array((dataset.values[entries].astype(np.float64), places, np.append(0, ends)), shape=(len(rows), max(1, len(columns))))
+
+
+def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> float:
+    share, columns = counts / counts.sum(), samples.T
+    # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
+    direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
+    direction[-1] *= intercept
+    length = 0.0
+    for _ in range(_ITERATIONS):
+        norm = float(np.linalg.norm(direction))
+        if norm == 0:
+            return 0.0
+        direction /= norm
+        scores = share * (samples @ direction[:-1] + direction[-1])
+        direction = np.append(columns @ scores, scores.sum() * intercept)
+        length = float(np.linalg.norm(direction))
+    return length
+
+
+@kernel
+def _raise_to_magnitudes(indices: Array, values: Array, largest: Array) -> None:
+    """``largest[index] = max(largest[index], abs(value))`` for every non-zero."""
+    for entry in range(indices.size):
+        index = np.uint64(indices[entry])
+        largest[index] = max(largest[index], abs(values[entry]))

@@ -1,0 +1,79 @@
+"""The samples of one rank, as compressed sparse rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["Dataset"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The samples of one rank as compressed sparse rows, and where they stand among those of all ranks.
+
+    Samples are numbered over all ranks as they stand in the file, whatever the number of ranks. The arrays are read-only views of
+    those given, which may be a memory-mapped file: so compiled loops meet them in one form, wherever they come from.
+    """
+
+    indptr: Array  # int64, samples of this rank + 1: where each sample begins among the non-zeros
+    indices: Array  # the feature of every non-zero, from 0; uint32, as in a stream, or uint64 above 2**32 features
+    values: Array  # float32, or float64 for training in that; one a non-zero
+    labels: Array  # float64, one a sample
+    features: int  # dimension N
+    first: int = 0  # number of this rank's first sample among all
+    total: int = -1  # samples of all ranks; those of this rank if not given
+    source: str = "samples"  # what errors call them
+    weights: Array | None = None  # float64, what each sample counts in loss and gradient, on average over all ranks 1; None if all alike
+
+    def __post_init__(self) -> None:
+        for name in ("indptr", "indices", "values", "labels"):
+            view = np.asarray(getattr(self, name)).view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
+        if self.total < 0:
+            object.__setattr__(self, "total", self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Samples of this rank."""
+        return len(self.labels)
+
+    @property
+    def nnz(self) -> int:
+        """Non-zeros of this rank."""
+        return len(self.values)
+
+    def to_scipy(self) -> csr_array:
+        """This rank's samples as a ``scipy.sparse.csr_array`` of shape (rows, features)."""
+        return csr_array((self.values, self.indices.astype(np.int64), self.indptr), shape=(self.rows, self.features))
+
+    @classmethod
+    def from_scipy(cls, samples: Any, labels: Any, *, first: int = 0, total: int = -1) -> Dataset:
+        """The data set of a ``scipy.sparse`` matrix or array with a row a sample.
+
+        Examples
+        --------
+        >>> from scipy.sparse import csr_array
+        >>> dataset = Dataset.from_scipy(csr_array([[0.0, 2.0], [3.0, 0.0]]), [1, -1])
+        >>> dataset.indices, dataset.features, dataset.total
+        (array([1, 0], dtype=uint32), 2, 2)
+        """
+        rows = samples.tocsr()
+        return cls(
+            rows.indptr.astype(np.int64),
+            rows.indices.astype(index_dtype(rows.shape[1])),
+            rows.data.astype(np.float32),
+            np.asarray(labels, dtype=np.float64),
+            rows.shape[1],
+            first,
+            total,
+        )

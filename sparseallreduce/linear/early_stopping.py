@@ -1,0 +1,59 @@
+"""When more epochs would not make the model better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["WATCHED", "EarlyStopping"]
+
+#: What may be watched: names of figures of an epoch, and whether more of it is better.
+WATCHED = {
+    "loss": False,
+    "train_accuracy": True,
+    "train_auc": True,
+    "test_loss": False,
+    "test_accuracy": True,
+    "test_auc": True,
+}
+
+
+@dataclass
+class EarlyStopping:
+    """Says stop once a figure has not got better by more than ``tolerance`` for ``patience`` epochs in a row.
+
+    Examples
+    --------
+    >>> stopping = EarlyStopping("loss", patience=2, tolerance=0.01)
+    >>> [stopping.after_epoch(loss) for loss in (0.7, 0.6, 0.595, 0.595)]
+    [False, False, False, True]
+    """
+
+    watch: str  # a key of WATCHED
+    patience: int  # epochs
+    tolerance: float = 0.0
+    best: float = math.inf  # the lower, the better
+    waited: int = 0  # epochs
+
+    def __post_init__(self) -> None:
+        if self.watch not in WATCHED:
+            raise ValueError(f"early stopping watches one of {', '.join(WATCHED)}, not {self.watch!r}")
+        if self.patience < 1 or not self.tolerance >= 0:
+            raise ValueError(f"patience must be at least 1 and tolerance at least 0, not {self.patience} and {self.tolerance}")
+
+    def after_epoch(self, figure: float | None) -> bool:
+        """Whether to stop after an epoch with this figure; None is never better than before."""
+        cost = math.inf if figure is None else -figure if WATCHED[self.watch] else figure
+        if cost < self.best - self.tolerance or (self.best == math.inf and cost < math.inf):
+            self.best, self.waited = cost, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def state(self) -> dict[str, float]:
+        """What it remembers, for a checkpoint."""
+        return {"best": self.best, "waited": self.waited}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Remember this again."""
+        self.best, self.waited = state["best"], int(state["waited"])

@@ -1,0 +1,433 @@
+"""What the estimators share: parameters, checks of what the ranks pass, training of one score after the other, files."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from abc import abstractmethod
+from dataclasses import replace
+from numbers import Number
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.conditioning import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.early_stopping import EarlyStopping
+from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.schedules import SCHEDULES, Plateau, Reactive, Schedule
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy
+from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.weights import Descent
+from sparseallreduce.runtime.mpi import world
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["ATTRIBUTES", "PARAMETERS", "PLATEAU", "LinearEstimator", "Samples", "counts_of"]
+
+Array = NDArray[Any]
+
+PLATEAU = "plateau"
+# A parameter server holds no samples, but every rank that calls fit does.
+_REPLICATED = {name: kind for name, kind in STRATEGIES.items() if not issubclass(kind, ParameterServer)}
+_CUT = 0.25  # what a plateau multiplies the learning rate by
+_PLATEAUS = 4  # the last of which ends training
+
+PARAMETERS = """
+    Parameters
+    ----------
+    l2, l1 : float
+        Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1``, beside the mean loss of a sample, on the weights of scaled
+        features.
+    fit_intercept : bool
+        Whether a number, which is not penalised, is added to every score.
+    learning_rate : float or "auto"
+        "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples.
+    schedule : str or callable
+        How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
+        four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate.
+    momentum : float
+        The share of a step's velocity that is left in the next, below 1.
+    average : bool or int
+        Whether ``coef_`` is the mean of the weights after all steps of a call, or after all but the first so many.
+    batch_size : int
+        Samples a rank and step.
+    max_iter : int
+        Passes over the samples at most.
+    tol : float or None
+        The loss has stopped falling when ``n_iter_no_change`` passes have not lowered it by this share of the loss without features.
+        None makes all ``max_iter`` passes at one rate.
+    n_iter_no_change : int
+    scale_features : bool
+        Whether every feature is divided by the power of two at or next above its largest magnitude on any rank; ``coef_`` belongs to
+        the features as they are given.
+    strategy : str
+        How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES`, without those that have
+        servers.
+    algorithm : str
+        Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
+    threads : int
+        Of every rank; how many there are changes no bit.
+    random_state : int, RandomState or None
+        Of the order of samples; that of rank 0 counts.
+    warm_start : bool
+        Whether ``fit`` goes on from the weights that are there.
+    verbose : int
+        Above zero, rank 0 prints a line for every pass.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        The ranks that train together. None is ``MPI.COMM_WORLD``, as everywhere in this library: a process alone trains alone, and
+        under mpiexec all train together; with ``sparseallreduce.SERIAL`` a rank trains by itself. Pickles and files hold no
+        communicator: what is read from them has None.
+"""
+
+ATTRIBUTES = """
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        If X has column names.
+    n_iter_ : int
+        Passes made; with several classes, for the one that took most.
+    history_ : list of list of Epoch
+        For every score that was trained, what each pass came to: loss, seconds by phase, bytes sent by all ranks.
+"""
+
+
+class Samples(NamedTuple):
+    """What a call has been given, checked; without the samples that do not count."""
+
+    rows: csr_array  # of float32 or float64
+    labels: Array
+    counts: Array  # float64, what each sample counts
+
+
+class LinearEstimator(BaseEstimator):
+    """A linear model with scikit-learn's interface; a subclass says what its labels are."""
+
+    _model: ClassVar[type[LinearModel]]
+    _curvature: ClassVar[float]  # the largest second derivative of the loss by the score
+
+    def __init__(
+        self,
+        *,
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        fit_intercept: bool = True,
+        learning_rate: float | str = "auto",
+        schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
+        batch_size: int = 256,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        scale_features: bool = True,
+        strategy: str = "sparse",
+        algorithm: str = "auto",
+        threads: int = 1,
+        random_state: Any = 0,
+        warm_start: bool = False,
+        verbose: int = 0,
+        comm: Any = None,
+    ) -> None:
+        self.l2 = l2
+        self.l1 = l1
+        self.fit_intercept = fit_intercept
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.momentum = momentum
+        self.average = average
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.scale_features = scale_features
+        self.strategy = strategy
+        self.algorithm = algorithm
+        self.threads = threads
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.comm = comm
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on the samples of all ranks; collective.
+
+        Parameters
+        ----------
+        X : array-like or scipy.sparse matrix or array, shape (samples, n_features)
+            This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64.
+        y : array-like, shape (samples,)
+        sample_weight : array-like, shape (samples,), optional
+            What each sample counts: 2 is as good as having it twice.
+
+        Raises
+        ------
+        ValueError
+            On every rank alike, if samples or parameters of any rank are not right, or those of two ranks do not fit together.
+        DivergenceError
+            If the learning rate is too high.
+        """
+        return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and hasattr(self, "coef_"))
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""
+        check_is_fitted(self)
+        save_model(path, self._fitted())
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], **parameters: Any) -> Self:
+        """An estimator of these parameters with the model of a file, to predict with or to train on.
+
+        Raises
+        ------
+        ModelFileError
+            If there is no such file, it is damaged, or holds a model of another kind.
+        """
+        model = load_model(path)
+        if model.model != cls._model.name:
+            raise ModelFileError(f"{path} holds a model of kind {model.model!r}, and {cls.__name__} is of kind {cls._model.name!r}")
+        estimator = cls(**parameters)
+        estimator.n_features_in_ = model.n_features
+        estimator._take(model)
+        return estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __getstate__(self) -> Any:
+        return super().__getstate__() | {"comm": None}
+
+    def __sklearn_clone__(self) -> Any:
+        # scikit-learn copies parameters, which a communicator does not let itself be.
+        twin = BaseEstimator.__sklearn_clone__(copy.copy(self))
+        twin.comm = self.comm
+        return twin
+
+    @abstractmethod
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
+        """The labels for every score that is to be trained, and what each sample counts; collective."""
+
+    @abstractmethod
+    def _take(self, model: FittedModel) -> None:
+        """Keep what has been learned as scikit-learn's attributes."""
+
+    @abstractmethod
+    def _fitted(self) -> FittedModel:
+        """What these attributes hold."""
+
+    @abstractmethod
+    def _labels_checked(self, y: Array) -> Array:
+        """The labels that a call has been given, if they are fit for this estimator."""
+
+    def _communicator(self) -> Any:
+        return world() if self.comm is None else self.comm
+
+    def _scores(self, X: Any, least: int = 1) -> Array:
+        """The scores of at least so many samples of this rank."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False, ensure_min_samples=least)
+        return self._fitted().decision_function(X)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, classes: Any = None) -> Self:
+        """Train, from zero or ``onward`` from the weights that are there; collective."""
+        comm = self._communicator()
+        samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward))
+        self._check_alike(samples, passes, comm)
+        targets, counts = self._targets(samples, comm, onward, classes)
+        dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm), comm, onward)
+        rate = self._initial_rate(dataset, comm)
+        seed = gather(comm, int(check_random_state(self.random_state).randint(2**31)))[0]
+        steps: int = getattr(self, "t_", 0) if onward else 0
+
+        runs = []
+        for number, target in enumerate(targets):
+            own = replace(dataset, labels=target)
+            start = self._start(own, number if onward else None, scales, comm)
+            runs.append(self._run(own, start, rate, steps, passes, seed, comm))
+        weights = np.array([learned[: dataset.features] / scales for learned, _ in runs])
+        intercepts = np.array([learned[dataset.features :].sum(dtype=np.float64) for learned, _ in runs])
+        several = len(runs) > 1
+        self._take(
+            FittedModel(
+                self._model.name,
+                weights if several else weights[0],
+                intercepts if several else intercepts[0],
+                getattr(self, "classes_", np.empty(0)),
+            )
+        )
+        self.history_ = [epochs for _, epochs in runs]
+        self.n_iter_ = max(len(epochs) for epochs in self.history_)
+        self.t_ = steps + max(sum(epoch.steps for epoch in epochs) for epochs in self.history_)
+        return self
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool) -> Samples:
+        """This rank's samples, if they and the parameters are right."""
+        self._check_parameters()
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse="csr",
+            dtype=[np.float64, np.float32],
+            ensure_min_samples=1 if comm.size == 1 else 0,
+            y_numeric=not self._model.classifies,
+            reset=not onward,
+        )
+        labels = self._labels_checked(y)
+        counts = counts_of(sample_weight, len(labels))
+        rows = csr_array(X)
+        if not rows.has_canonical_format:
+            rows = rows.copy()
+            rows.sum_duplicates()
+        if (counts > 0).all():
+            return Samples(rows, labels, counts)
+        return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
+
+    def _check_parameters(self) -> None:
+        at_least = {"l2": 0, "l1": 0, "average": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum!r}")
+        if self.learning_rate != "auto" and not (isinstance(self.learning_rate, int | float) and self.learning_rate > 0):
+            raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
+        if self.strategy not in _REPLICATED:
+            raise ValueError(f"strategy must be one of {', '.join(_REPLICATED)}, not {self.strategy!r}")
+        if not callable(self.schedule) and self.schedule not in (PLATEAU, *SCHEDULES):
+            raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES))}, not {self.schedule!r}")
+
+    def _check_alike(self, samples: Samples, passes: int, comm: Any) -> None:
+        """Refuse on every rank what differs between ranks."""
+        own = self.get_params(deep=False)
+        for name in ("comm", "random_state", "verbose"):
+            del own[name]
+        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, passes))
+        widths = [shape[1] for shape, _, _ in ranks]
+        if len(set(widths)) > 1:
+            raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
+        for name in own:
+            values = list(dict.fromkeys(parameters[name] for _, parameters, _ in ranks))
+            if len(values) > 1 and not callable(own[name]):
+                raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
+        if len({passes for *_, passes in ranks}) > 1:
+            raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
+        if sum(shape[0] for shape, _, _ in ranks) == 0:
+            raise ValueError("there is no sample whose weight is not zero on any rank")
+
+    def _conditioned(self, dataset: Dataset, comm: Any, onward: bool) -> tuple[Dataset, Array]:
+        """The data set with scaled features, and the scales."""
+        if not self.scale_features:
+            return dataset, np.ones(1, dataset.values.dtype)
+        self._magnitudes = feature_magnitudes(dataset, comm, getattr(self, "_magnitudes", None) if onward else None)
+        scales = feature_scales(self._magnitudes)
+        return scaled(dataset, scales), scales
+
+    def _initial_rate(self, dataset: Dataset, comm: Any) -> float:
+        if isinstance(self.learning_rate, int | float):
+            return float(self.learning_rate)
+        eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
+        return 1 / (self._curvature * eigenvalue + self.l2) if eigenvalue > 0 else 1.0
+
+    def _schedule(self, rate: float, steps: int, tolerance: float) -> Schedule:
+        """The rate of every step after so many of earlier calls."""
+        if self.schedule == PLATEAU:
+            return Plateau(rate, _CUT, self.n_iter_no_change, tolerance)
+        schedule: Schedule = (self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate)
+        return schedule if isinstance(schedule, Reactive) else lambda step: schedule(step + steps)
+
+    def _start(self, dataset: Dataset, number: int | None, scales: Array, comm: Any) -> Array:
+        """The weights that a score starts from, intercept last: those of the score so far, or the best without features."""
+        start = np.zeros(dataset.features + self.fit_intercept, dataset.values.dtype)
+        if number is not None:
+            before = self._fitted()
+            start[: dataset.features] = np.atleast_2d(before.weights)[number] * scales
+            start[dataset.features :] = np.atleast_1d(before.intercept)[number] if self.fit_intercept else []
+        elif self.fit_intercept:
+            start[-1] = self._constant(dataset, comm)
+        return start
+
+    def _constant(self, dataset: Dataset, comm: Any) -> float:
+        """The score to start from without features: for a regression the mean label."""
+        if self._model.classifies or not self.fit_intercept:
+            return 0.0
+        return _mean(dataset.labels, dataset, comm)
+
+    def _run(
+        self, dataset: Dataset, start: Array, rate: float, steps: int, passes: int, seed: int, comm: Any
+    ) -> tuple[Array, list[Epoch]]:
+        """Train one score; the weights, intercept last, and what each pass came to."""
+        model, strategy = self._model(), self._strategy(dataset, comm)
+        strategy.assign(start)
+        constant = np.full(dataset.rows, self._constant(dataset, comm))
+        tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
+        stopping = None
+        if self.tol is not None and passes > 1:
+            plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
+            stopping = EarlyStopping("loss", plateaus * self.n_iter_no_change, tolerance)
+        schedule = self._schedule(rate, steps, tolerance)
+        trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed), stopping=stopping)
+        for epoch in trainer.run():
+            if self.verbose and comm.rank == 0:
+                print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
+        if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
+            warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
+        return strategy.weights.to_array(), trainer.history
+
+    def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
+        kind = _REPLICATED[self.strategy]
+        options = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
+        descent = Descent(
+            l2=self.l2,
+            l1=self.l1,
+            intercept=self.fit_intercept,
+            momentum=self.momentum,
+            average_from=None if self.average is False else int(self.average) * (self.average is not True),
+        )
+        return kind(dataset, comm, descent, threads=self.threads, **options)
+
+
+def _mean(values: Array, dataset: Dataset, comm: Any) -> float:
+    """The mean of what every sample of all ranks has, by what the samples count; collective."""
+    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total
+
+
+def counts_of(sample_weight: Any, samples: int) -> Array:
+    """What each sample counts."""
+    if sample_weight is None:
+        return np.ones(samples)
+    if isinstance(sample_weight, Number):
+        sample_weight = np.full(samples, sample_weight)
+    counts = check_array(sample_weight, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="sample_weight")
+    if counts.shape != (samples,):
+        raise ValueError(f"sample_weight has the shape {counts.shape}, and there are {samples} samples")
+    if (counts < 0).any():
+        raise ValueError(f"sample_weight must not be negative, but the lowest is {counts.min():g}")
+    return np.asarray(counts)
+
+
+def _dataset(rows: csr_array, counts: Array, comm: Any) -> Dataset:
+    """The samples of all ranks in the trainer's form, with weights of mean one; collective."""
+    ranks = gather(comm, (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
+    total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
+    return Dataset(
+        indptr=rows.indptr.astype(np.int64, copy=False),
+        indices=rows.indices.astype(index_dtype(rows.shape[1])),
+        values=rows.data.astype(np.result_type(*(kind for *_, kind in ranks)), copy=False),
+        labels=np.empty(len(counts)),
+        features=rows.shape[1],
+        first=sum(share for share, *_ in ranks[: comm.rank]),
+        total=total,
+        weights=counts * (total / overall),
+    )

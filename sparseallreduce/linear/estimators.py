@@ -1,0 +1,295 @@
+"""Linear models with scikit-learn's interface, trained on the samples of one process or of all ranks of a communicator.
+
+Under mpiexec every rank passes samples of its own, as many as it has, and all ranks end with the same model::
+
+    model = LogisticRegression().fit(X_of_this_rank, y_of_this_rank)
+
+``fit``, ``partial_fit`` and ``score`` are collective: all ranks of the communicator call them. ``predict`` and its relatives
+concern the samples of the caller alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.estimator_base import ATTRIBUTES, PARAMETERS, PLATEAU, LinearEstimator, Samples, counts_of
+from sparseallreduce.linear.modelfile import FittedModel
+from sparseallreduce.linear.models import Hinge, Logistic, Squared
+
+__all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
+
+Array = NDArray[Any]
+
+_CLASSIFIER_PARAMETERS = (
+    PARAMETERS
+    + """    class_weight : dict, "balanced" or None
+        What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
+
+    Attributes
+    ----------
+    classes_ : ndarray, shape (classes,)
+        All labels of all ranks, sorted.
+    coef_ : ndarray, shape (1 or classes, n_features)
+        One score for two classes, otherwise one for each class against the rest.
+    intercept_ : ndarray, shape (1 or classes,)
+"""
+    + ATTRIBUTES
+)
+
+
+class _LinearClassifier(ClassifierMixin, LinearEstimator):
+    """Two classes by one score, more by one for each class against the rest."""
+
+    def __init__(
+        self,
+        *,
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        fit_intercept: bool = True,
+        learning_rate: float | str = "auto",
+        schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
+        batch_size: int = 256,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        scale_features: bool = True,
+        class_weight: Any = None,
+        strategy: str = "sparse",
+        algorithm: str = "auto",
+        threads: int = 1,
+        random_state: Any = 0,
+        warm_start: bool = False,
+        verbose: int = 0,
+        comm: Any = None,
+    ) -> None:
+        super().__init__(
+            l2=l2,
+            l1=l1,
+            fit_intercept=fit_intercept,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            momentum=momentum,
+            average=average,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            scale_features=scale_features,
+            strategy=strategy,
+            algorithm=algorithm,
+            threads=threads,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            comm=comm,
+        )
+        self.class_weight = class_weight
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Make one pass over the samples of all ranks, from the weights that are there; collective.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As for :meth:`fit`.
+        classes : array-like, optional
+            All labels that this and later calls may have; needed in the first call.
+        """
+        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), classes=() if classes is None else classes)
+
+    def decision_function(self, X: Any) -> Array:
+        """The scores of this rank's samples: shape (samples,) for two classes, above zero for the second; else (samples, classes)."""
+        return self._scores(X)
+
+    def predict(self, X: Any) -> Array:
+        """The labels of this rank's samples, shape (samples,)."""
+        scores = self._scores(X)
+        return self._fitted().labels_of(scores)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of all ranks' samples that are classified rightly, the same on every rank; collective."""
+        comm = self._communicator()
+
+        def right() -> tuple[float, float]:
+            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
+            counts = counts_of(sample_weight, len(predicted))
+            return float(np.dot(predicted == np.asarray(y), counts)), float(counts.sum())
+
+        shares = gather(comm, agreed(comm, right))
+        return sum(share for share, _ in shares) / sum(weight for _, weight in shares)
+
+    def _labels_checked(self, y: Array) -> Array:
+        if len(y):
+            check_classification_targets(y)
+        return y
+
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
+        found = _union(gather(comm, np.unique(samples.labels)))
+        if classes is None and not onward:
+            self.classes_ = found
+        elif classes is not None:
+            self._expect(_union(gather(comm, np.unique(classes))), onward)
+        strange = np.setdiff1d(found, self.classes_)
+        if len(strange):
+            raise ValueError(f"the label {strange[0]!s} is not among the classes {', '.join(map(str, self.classes_[:5]))}, ...")
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs samples of two classes, but there is only one class, {self.classes_[0]!s}")
+        numbers = np.searchsorted(self.classes_, samples.labels) if len(samples.labels) else np.empty(0, np.intp)
+        counts = samples.counts * self._class_counts(numbers, samples.counts, comm, classes is not None)[numbers]
+        positives = range(len(self.classes_)) if len(self.classes_) > 2 else [1]
+        return [np.where(numbers == positive, 1.0, -1.0) for positive in positives], counts
+
+    def _expect(self, classes: Array, onward: bool) -> None:
+        """Take the classes of a first call, and compare those of a later one."""
+        if not onward:
+            if len(classes) == 0:
+                raise ValueError("classes must be passed on the first call to partial_fit")
+            self.classes_ = classes
+        elif len(classes) and not np.array_equal(classes, self.classes_):
+            raise ValueError(f"classes are {classes!r}, but were {self.classes_!r} in the first call to partial_fit")
+
+    def _class_counts(self, numbers: Array, counts: Array, comm: Any, partial: bool) -> Array:
+        """What a sample of each class counts."""
+        if not isinstance(self.class_weight, str):
+            return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_))
+        if self.class_weight != "balanced" or partial:
+            reason = "needs all samples: compute the weights and give a dict" if partial else "is not known: give a dict or 'balanced'"
+            raise ValueError(f"class_weight={self.class_weight!r} {reason}")
+        shares = np.sum(gather(comm, np.bincount(numbers, counts, len(self.classes_))), axis=0)
+        return np.asarray(shares.sum() / (len(shares) * np.where(shares > 0, shares, np.inf)))
+
+    def _take(self, model: FittedModel) -> None:
+        self.classes_ = model.classes
+        self.coef_ = np.atleast_2d(model.weights)
+        self.intercept_ = np.atleast_1d(model.intercept)
+
+    def _fitted(self) -> FittedModel:
+        check_is_fitted(self)
+        if len(self.classes_) > 2:
+            return FittedModel(self._model.name, self.coef_, self.intercept_, self.classes_)
+        return FittedModel(self._model.name, self.coef_[0], self.intercept_[0], self.classes_)
+
+
+class LogisticRegression(_LinearClassifier):
+    __doc__ = (
+        """Logistic regression by mini-batch SGD (thesis section 2.2.1); gives probabilities.
+"""
+        + _CLASSIFIER_PARAMETERS
+        + """
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> LogisticRegression().fit(X, y).score(X, y) > 0.94
+    True
+    """
+    )
+
+    _model = Logistic
+    _curvature = 0.25
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of every class for this rank's samples, shape (samples, classes)."""
+        scores = self._scores(X)
+        return self._fitted().probabilities_of(scores)
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithm of these probabilities."""
+        with np.errstate(divide="ignore"):  # a probability may be zero
+            return np.log(self.predict_proba(X))
+
+
+class LinearSVM(_LinearClassifier):
+    __doc__ = (
+        """A linear support vector machine, the hinge loss by mini-batch SGD (thesis section 2.2.2).
+"""
+        + _CLASSIFIER_PARAMETERS
+        + """
+    Examples
+    --------
+    >>> LinearSVM().fit([[0.0], [1.0]], ["ham", "spam"]).predict([[0.9]])
+    array(['spam'], dtype='<U4')
+    """
+    )
+
+    _model = Hinge
+    _curvature = 1.0
+
+
+class LinearRegression(RegressorMixin, LinearEstimator):
+    __doc__ = (
+        """Least squares by mini-batch SGD.
+"""
+        + PARAMETERS
+        + """
+    Attributes
+    ----------
+    coef_ : ndarray, shape (n_features,)
+    intercept_ : float
+"""
+        + ATTRIBUTES
+        + """
+    Examples
+    --------
+    >>> LinearRegression(l2=0).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0]).predict([[4.0]]).round(2)
+    array([9.])
+    """
+    )
+
+    _model = Squared
+    _curvature = 1.0
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Make one pass over the samples of all ranks, from the weights that are there; collective. As :meth:`fit` else."""
+        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"))
+
+    def predict(self, X: Any) -> Array:
+        """The predicted numbers of this rank's samples, shape (samples,)."""
+        return self._scores(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
+        comm = self._communicator()
+
+        def residuals() -> tuple[Array, Array, Array]:
+            predicted = self._scores(X, least=comm.size == 1)
+            labels = np.asarray(y, np.float64)
+            return labels, labels - predicted, counts_of(sample_weight, len(predicted))
+
+        labels, errors, counts = agreed(comm, residuals)
+        shares = gather(comm, (float(counts.sum()), float(np.dot(counts, labels)), float(np.dot(counts, errors**2))))
+        weight, moment, unexplained = (sum(column) for column in zip(*shares))
+        variance = sum(gather(comm, float(np.dot(counts, (labels - moment / weight) ** 2))))
+        return 1 - unexplained / variance if variance > 0 else float(unexplained == 0)
+
+    def _labels_checked(self, y: Array) -> Array:
+        return np.asarray(y, np.float64)
+
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
+        return [samples.labels], samples.counts
+
+    def _take(self, model: FittedModel) -> None:
+        self.coef_, self.intercept_ = model.weights, float(model.intercept)
+
+    def _fitted(self) -> FittedModel:
+        return FittedModel(self._model.name, self.coef_, self.intercept_)
+
+
+def _union(parts: list[Array]) -> Array:
+    """All labels of all ranks, sorted; those that have none are of no type."""
+    held = [part for part in parts if len(part)]
+    kinds = {"number" if part.dtype.kind in "biuf" else "string" for part in held}
+    if len(kinds) > 1:
+        raise MismatchError("the labels of some ranks are numbers, those of others strings")
+    return np.unique(np.concatenate(held)) if held else np.empty(0)

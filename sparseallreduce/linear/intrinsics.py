@@ -1,0 +1,52 @@
+"""Instructions of the processor that NumPy's and Python's operations do not express, for compiled loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic as numba_intrinsic
+
+__all__ = ["count_bits", "lowest_bit", "prefetch"]
+
+_INT32 = ir.IntType(32)
+_READ_KEEP_DATA = [_INT32(0), _INT32(3), _INT32(1)]  # to read it, into all levels of cache, as data
+
+
+def _intrinsic(function: Any) -> Any:
+    return numba_intrinsic(function)
+
+
+@_intrinsic
+def prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """Ask the processor to bring the cache line of an array's element; the program goes on at once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
+        builder.call(builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind), [pointer, *_READ_KEEP_DATA])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
+
+
+@_intrinsic
+def count_bits(typing: Any, word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@_intrinsic
+def lowest_bit(typing: Any, word: Any) -> Any:
+    """The place of the lowest bit that is set in a uint64; 64 if none is."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.uint64(types.uint64), generate

@@ -1,0 +1,180 @@
+"""Compiled loops over weights that go on changing where no gradient touches them: by momentum, by L1, into their average.
+
+Of every weight is kept what it was when a gradient last touched it, and at which step. What the steps since then have made of it
+follows from sums over these steps, the same for all weights, which a table holds: a weight is worked out when it is needed, at a cost
+that does not depend on how long ago that was. Only momentum together with L1 takes a loop over steps, until the momentum has faded.
+
+``v`` is a weight divided by the scale of all weights (the L2 term), ``m`` its velocity, ``eta`` the learning rate divided by the scale.
+A step without gradient is ``m *= beta; v -= eta * m; v = soft(v, tau)``, and ``soft`` draws towards zero by ``tau``, at most to zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import kernel
+
+__all__ = ["ROWS", "lazy_descend", "lazy_scores", "lazy_values"]
+
+Array = NDArray[Any]
+
+# Rows of the table; column t is about the state after step t, and column 0 about that before the first.
+_SHRINKAGE = 0  # sum of tau over steps 1 to t
+_SHARE = 1  # what step t counts in the average, times the scale then
+_SHARES = 2  # sum of that over steps 1 to t
+_SHRUNK_SHARES = 3  # sum of share times shrinkage over steps 1 to t
+_ETA = 4  # of step t, times what a velocity alone counts in it
+_DRIFT = 5  # how far velocity 1 after step t has since moved a weight
+_DRIFT_SHARES = 6  # and what that has been in the sum that is averaged
+_POWER = 7  # beta to the power of t
+ROWS = 8
+
+
+@kernel
+def lazy_scores(
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    rows: Array,
+    v: Array,
+    m: Array,
+    last: Array,
+    now: int,
+    table: Array,
+    momentum: bool,
+    l1: bool,
+    fade: int,
+    out: Array,
+) -> None:
+    """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights after step ``now``, divided by the scale."""
+    for i in range(rows.size):
+        total = 0.0
+        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+            index = np.uint64(indices[entry])
+            velocity = np.float64(m[index]) if momentum else 0.0
+            weight, _, _ = _advanced(np.float64(v[index]), velocity, last[index], now, table, momentum, l1, False, fade)
+            total += np.float64(values[entry]) * weight
+        out[i] = total
+
+
+@kernel
+def lazy_values(
+    v: Array,
+    m: Array,
+    last: Array,
+    sums: Array,
+    now: int,
+    table: Array,
+    momentum: bool,
+    l1: bool,
+    averaging: bool,
+    fade: int,
+    first: int,
+    out_v: Array,
+    out_m: Array,
+    out_sums: Array,
+) -> None:
+    """The state of the weights from ``first`` on after step ``now``, as if gradients had touched them; out may be the arrays themselves."""
+    for place in range(out_v.size):
+        index = first + place
+        velocity = np.float64(m[index]) if momentum else 0.0
+        weight, velocity, gained = _advanced(np.float64(v[index]), velocity, last[index], now, table, momentum, l1, averaging, fade)
+        out_v[place] = weight
+        if momentum:
+            out_m[place] = velocity
+        if averaging:
+            out_sums[place] = sums[index] + gained
+
+
+@kernel
+def lazy_descend(
+    indices: Array,
+    gradient: Array,
+    v: Array,
+    m: Array,
+    last: Array,
+    sums: Array,
+    now: int,
+    table: Array,
+    momentum: bool,
+    l1: bool,
+    averaging: bool,
+    fade: int,
+    step: Array,
+    first: int,
+    dense: bool,
+) -> bool:
+    """Step ``now + 1`` for the weights that the gradient touches; returns whether they are finite numbers.
+
+    ``step`` holds eta, tau, beta, the step's share in the average, and beta again if the momentum is Nesterov's, else 0. A dense
+    gradient starts at index ``first``, and ``indices`` are not looked at.
+    """
+    eta, tau, beta, share, ahead = step[0], step[1], step[2], step[3], step[4]
+    finite = True
+    for entry in range(gradient.size):
+        index = np.uint64(first + entry) if dense else np.uint64(indices[entry])
+        slope = np.float64(gradient[entry])
+        velocity = np.float64(m[index]) if momentum else 0.0
+        weight, velocity, gained = _advanced(np.float64(v[index]), velocity, last[index], now, table, momentum, l1, averaging, fade)
+        velocity = beta * velocity + slope
+        weight = _soft(weight - eta * (slope + ahead * velocity if ahead > 0 else velocity), tau)
+        v[index] = weight
+        last[index] = now + 1
+        if momentum:
+            m[index] = velocity
+            finite &= np.isfinite(m[index])
+        if averaging:
+            sums[index] += gained + share * weight
+        finite &= np.isfinite(v[index])
+    return finite
+
+
+@kernel
+def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: bool, l1: bool, averaging: bool, fade: int) -> Any:
+    """Weight and velocity after steps ``last + 1`` to ``now`` without gradient, and what they add to the sum that is averaged."""
+    gained = 0.0
+    if momentum and not l1:
+        if averaging:
+            gained = v * (table[_SHARES, now] - table[_SHARES, last]) - m * table[_DRIFT_SHARES, last]
+        return v - m * table[_DRIFT, last], m * table[_POWER, now - last], gained
+    if momentum and m != 0.0:
+        begin = last
+        end = min(now, last + fade)
+        while last < end:
+            last += 1
+            velocity = m * table[_POWER, last - begin]
+            v = _soft(v - table[_ETA, last] * velocity, table[_SHRINKAGE, last] - table[_SHRINKAGE, last - 1])
+            gained += table[_SHARE, last] * v
+        m *= table[_POWER, now - begin]
+    if averaging and v != 0.0:
+        gained += _shrinking_sum(v, last, now, table)
+    return _soft(v, table[_SHRINKAGE, now] - table[_SHRINKAGE, last]), m, gained
+
+
+@kernel
+def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
+    """The sum of shares times the weight over steps ``last + 1`` to ``now``, in which it shrinks until it is zero."""
+    start = table[_SHRINKAGE, last]
+    low, high = last, now  # the last step at which it is not yet zero lies in [low, high]
+    while low < high:
+        middle = (low + high + 1) // 2
+        if table[_SHRINKAGE, middle] - start < abs(v):
+            low = middle
+        else:
+            high = middle - 1
+    shares = table[_SHARES, low] - table[_SHARES, last]
+    size: float = (abs(v) + start) * shares - (table[_SHRUNK_SHARES, low] - table[_SHRUNK_SHARES, last])
+    return size if v > 0 else -size
+
+
+@kernel
+def _soft(v: float, tau: float) -> float:
+    """``v`` drawn towards zero by ``tau``, at most to zero."""
+    if v > tau:
+        return v - tau
+    if v < -tau:
+        return v + tau
+    return 0.0 if tau > 0 else v

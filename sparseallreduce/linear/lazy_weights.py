@@ -1,0 +1,197 @@
+"""Weights that change at every step, touched or not: with L1, momentum or averaging; still without a pass over all of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.linear import lazy_kernels
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.team import Team
+from sparseallreduce.linear.weights import Descent, Weights
+
+__all__ = ["LazyWeights"]
+
+Array = NDArray[Any]
+
+_STEPS = 4096  # that the table holds; then comes a pass over all weights
+_FADED = 1e-12  # of a velocity may be neglected
+
+
+class LazyWeights(Weights):
+    """As :class:`Weights`, for the rest of what a :class:`Descent` can ask for.
+
+    A step is, for every weight: ``w *= 1 - rate * l2``; ``w -= rate * d``, where d is the gradient, or with momentum beta the velocity
+    ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by ``rate * l1``.
+    The last is the truncated gradient of Langford et al. (2009) with a truncation at each step, or FOBOS (Duchi and Singer, 2009):
+    unlike a subgradient it gives weights of exactly zero. The average is over the weights after all steps from ``average_from`` on.
+
+    Weights that the gradient does not touch are left as they are, and worked out from the step when they were touched last (for L1
+    the cumulative penalty of Tsuruoka et al., 2009). Reading never writes, since each rank reads others: so replicas keep the same bits.
+    """
+
+    def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, team: Team | None = None) -> None:
+        super().__init__(size, descent, dtype, team)
+        features = len(self.direction)
+        nothing = np.zeros(1, dtype)
+        self._velocity = np.zeros(features, dtype) if descent.momentum else nothing
+        self._sums = np.zeros(features) if descent.averages else np.zeros(1)
+        self._last = np.zeros(features, np.uint16)
+        self._now = 0  # steps in the table
+        self._table = np.zeros((lazy_kernels.ROWS, _STEPS + 1))
+        if descent.momentum:
+            self._table[7] = descent.momentum ** np.arange(_STEPS + 1)
+        self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
+        self._averaged = 0  # steps
+        self._intercept_velocity = self._intercept_sum = 0.0
+
+    @property
+    def _settings(self) -> tuple[bool, bool, bool, int]:
+        return self.descent.momentum > 0, self.descent.l1 > 0, self.descent.averages, self._fade
+
+    def to_array(self) -> Array:
+        array = np.empty(self.size, self.direction.dtype)
+        features = len(self.direction)
+        direction, _, sums = self._present()
+        if self._averaged:
+            np.divide(sums, self._averaged, out=array[:features], casting="same_kind")
+            array[features:] = self._intercept_sum / self._averaged
+        else:
+            np.multiply(direction, self.scale, out=array[:features])
+            array[features:] = self.intercept
+        return array
+
+    def assign(self, array: Array) -> None:
+        super().assign(array)
+        for state in (self._velocity, self._sums, self._last):
+            state.fill(0)
+        self._now = self._averaged = 0
+        self._intercept_velocity = self._intercept_sum = 0.0
+
+    def penalty(self) -> float:
+        weights = self.to_array()[: len(self.direction)]
+        return self.descent.l2 / 2 * float(np.dot(weights, weights)) + self.descent.l1 * float(np.abs(weights).sum(dtype=np.float64))
+
+    def at(self, indices: Array) -> Array:
+        features = len(self.direction)
+        inside = indices[: np.searchsorted(indices, features)].astype(np.int64)
+        found = np.full(len(indices), self.intercept, self.direction.dtype)
+        velocity = self._velocity[inside] if self.descent.momentum else self._velocity
+        direction, _, _ = self._evaluated(self.direction[inside], velocity, self._last[inside], self._sums, False)
+        found[: len(inside)] = direction * self.scale
+        return found
+
+    def scores(self, dataset: Dataset, rows: Array) -> Array:
+        scores = np.empty(len(rows))
+        cuts = self._team.cuts(len(rows))
+        momentum, l1, _, fade = self._settings
+        state = self.direction, self._velocity, self._last, self._now, self._table, momentum, l1, fade
+
+        def fill(part: int) -> None:
+            mine = slice(cuts[part], cuts[part + 1])
+            lazy_kernels.lazy_scores(dataset.indptr, dataset.indices, dataset.values, rows[mine], *state, scores[mine])
+
+        self._team.each(fill)
+        scores *= self.scale
+        scores += self.intercept
+        return scores
+
+    def final_scores(self, dataset: Dataset) -> Array:
+        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.direction.dtype, self._team)
+        plain.assign(self.to_array())
+        return plain.final_scores(dataset)
+
+    def state(self) -> dict[str, Any]:
+        columns = self._table[:7, : self._now + 1]
+        return super().state() | {
+            "velocity": self._velocity if self.descent.momentum else 0.0,
+            "sums": self._sums if self.descent.averages else 0.0,
+            "last": self._last,
+            "now": self._now,
+            "averaged": self._averaged,
+            "intercept_velocity": self._intercept_velocity,
+            "intercept_sum": self._intercept_sum,
+            "table": tuple(map(tuple, columns.tolist())),  # numbers of the whole model, not an array with an entry for each weight
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._velocity[:], self._sums[:], self._last[:] = state["velocity"], state["sums"], state["last"]
+        self._now, self._averaged = int(state["now"]), int(state["averaged"])
+        self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
+        self._table[:7, : self._now + 1] = state["table"]
+
+    def _shrink(self, factor: float) -> None:
+        if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
+            self._settle()
+        self.scale *= factor
+
+    def _settle(self) -> None:
+        """Work out all weights, and begin a new table."""
+        self.direction, self._velocity, self._sums = self._present()
+        self.direction *= self.scale
+        self.scale = 1.0
+        self._last.fill(0)
+        self._now = 0
+        self._table[:7].fill(0)
+
+    def _present(self) -> tuple[Array, Array, Array]:
+        """What direction, velocity and sums have come to."""
+        return self._evaluated(self.direction, self._velocity, self._last, self._sums, self.descent.averages)
+
+    def _evaluated(self, direction: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
+        """What some entries' direction, velocity and sums have come to, as arrays of their own."""
+        out = np.empty_like(direction), np.empty_like(velocity), np.empty_like(sums)
+        cuts = self._team.cuts(len(direction))
+        momentum, l1, _, fade = self._settings
+
+        def evaluate(part: int) -> None:
+            low, high = cuts[part], cuts[part + 1]
+            given = direction, velocity, last, sums, self._now, self._table, momentum, l1, averaging, fade, low
+            lazy_kernels.lazy_values(*given, *(array[low:high] for array in out))
+
+        self._team.each(evaluate)
+        return out
+
+    def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
+        descent = self.descent
+        averages = descent.average_from is not None and self.steps > descent.average_from
+        beta = descent.momentum
+        eta, tau, share = rate / self.scale, rate * descent.l1 / self.scale, self.scale * averages
+        step = np.array([eta, tau, beta, share, beta if descent.nesterov else 0.0])
+        cuts = self._team.cuts(len(values))
+        momentum, l1, averaging, fade = self._settings
+        state = self.direction, self._velocity, self._last, self._sums, self._now, self._table, momentum, l1, averaging, fade, step
+
+        def subtract(part: int) -> bool:
+            low, high = cuts[part], cuts[part + 1]
+            mine = np.empty(0, np.uint32) if indices is None else indices[low:high]
+            return bool(lazy_kernels.lazy_descend(mine, values[low:high], *state, low, indices is None))
+
+        finite = all(self._team.each(subtract))
+        self._append(eta * (beta if descent.nesterov else 1.0), tau, share)
+        self._averaged += averages
+        return finite
+
+    def _subtract_intercept(self, slope: float, rate: float) -> None:
+        beta = self.descent.momentum
+        self._intercept_velocity = beta * self._intercept_velocity + slope
+        self.intercept -= rate * (slope + beta * self._intercept_velocity if self.descent.nesterov else self._intercept_velocity)
+        self._intercept_sum += self.intercept * (self.descent.average_from is not None and self.steps > self.descent.average_from)
+
+    def _append(self, eta: float, tau: float, share: float) -> None:
+        """Write a step into the table."""
+        shrinkage, shares_of, shares, shrunk_shares, etas, drift, drift_shares, powers = self._table
+        before = self._now
+        self._now = now = before + 1
+        shrinkage[now] = shrinkage[before] + tau
+        shares_of[now] = share
+        shares[now] = shares[before] + share
+        shrunk_shares[now] = shrunk_shares[before] + share * shrinkage[now]
+        etas[now] = eta
+        if self.descent.momentum:
+            drift[:now] += eta * powers[now:0:-1]
+            drift_shares[:now] += share * drift[:now]

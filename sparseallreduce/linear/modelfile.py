@@ -1,0 +1,243 @@
+"""The model file: a NumPy ``.npz`` with all that prediction needs. It is read without MPI and without pickle.
+
+===============  =========================  ==================================================================================
+array            dtype, shape               what it holds
+===============  =========================  ==================================================================================
+format           string                     "sparseallreduce linear model 1"; the number is that of this layout
+library          string                     version of sparseallreduce that wrote the file
+model            string                     "logistic", "svm", "linear", or the name of a model of one's own
+n_features       int64                      N
+weights          float32/64, (N,) or (K,N)  of the one score, or with more than two classes of the score of each
+intercept        float64, () or (K,)        what is added to each score
+classes          number or string, (K,)     the labels, sorted; of two, those that a score up to zero and above it stands for;
+                                            none if the score is the prediction
+===============  =========================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.linear.models import Logistic
+from sparseallreduce.version import __version__
+
+__all__ = ["FittedModel", "ModelFileError", "load_model", "save_model"]
+
+Array = NDArray[Any]
+
+_FORMAT = "sparseallreduce linear model 1"
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+class ModelFileError(SparseAllreduceError, ValueError):
+    """A file is no model file, is damaged, or does not fit what it is used for."""
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """What training ends with, and what it says of samples.
+
+    Examples
+    --------
+    >>> model = FittedModel("logistic", np.float32([1, -1]), 0.5, np.array(["ham", "spam"]))
+    >>> model.predict(np.array([[2.0, 1.0], [0.0, 3.0]]))
+    array(['spam', 'ham'], dtype='<U4')
+    >>> model.predict_proba(np.array([[0.0, 0.5]]))
+    array([[0.5, 0.5]])
+    """
+
+    model: str  # name of the LinearModel
+    weights: Array  # float32 or float64, (n_features,), or (classes, n_features) if there are more than two classes
+    intercept: Array | float = 0.0  # one number, or one a class
+    classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; none if the score is the prediction
+    library: str = __version__  # that trained it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "intercept", np.asarray(self.intercept, np.float64))
+        object.__setattr__(self, "classes", np.asarray(self.classes))
+
+    @property
+    def n_features(self) -> int:
+        """Dimension N."""
+        return int(self.weights.shape[-1])
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether scores are the log-odds of classes."""
+        return self.model == Logistic.name and len(self.classes) >= 2
+
+    def decision_function(self, samples: Any) -> Array:
+        """The scores ``w.x + intercept``.
+
+        Parameters
+        ----------
+        samples : ndarray or scipy.sparse matrix or array, shape (samples, n_features)
+
+        Returns
+        -------
+        ndarray
+            Of the weights' dtype; shape (samples,), or (samples, classes) if there are more than two classes.
+
+        Raises
+        ------
+        ModelFileError
+            If the samples have another number of features.
+        """
+        if samples.shape[1] != self.n_features:
+            raise ModelFileError(f"the model has {self.n_features} features, the samples have {samples.shape[1]}")
+        scores = np.asarray(samples @ self.weights.T)
+        scores += self.intercept
+        return scores.astype(self.weights.dtype, copy=False)
+
+    def predict(self, samples: Any) -> Array:
+        """The label of every sample, or its score if the model has no classes; shape (samples,)."""
+        return self.labels_of(self.decision_function(samples))
+
+    def predict_proba(self, samples: Any) -> Array:
+        """The probability of every class, float64 of shape (samples, classes).
+
+        Raises
+        ------
+        ModelFileError
+            If the model is not logistic, whose scores alone are log-odds.
+        """
+        return self.probabilities_of(self.decision_function(samples))
+
+    def labels_of(self, scores: Array) -> Array:
+        """The predictions that scores stand for."""
+        if len(self.classes) == 0:
+            return scores
+        chosen = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(np.intp)
+        labels: Array = self.classes[chosen]
+        return labels
+
+    def probabilities_of(self, scores: Array) -> Array:
+        """The probabilities that scores stand for; of more than two classes, each against the rest, scaled to a sum of one."""
+        if not self.gives_probabilities:
+            raise ModelFileError(f"only a logistic classifier gives probabilities, and this model is {self.model!r}")
+        positive = Logistic().prediction(scores.astype(np.float64))
+        if positive.ndim == 1:
+            return np.column_stack([1 - positive, positive])
+        sums = positive.sum(axis=1, keepdims=True)
+        # All classes may be out of the question by so much that every probability is rounded to zero.
+        shares: Array = np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
+        return shares
+
+
+def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
+    """Write a model file; it appears under its name when it is complete.
+
+    Raises
+    ------
+    ModelFileError
+        If the shapes do not fit together, weights are not finite, or labels neither numbers nor strings.
+    OSError
+    """
+    fault = _fault(model)
+    if fault:
+        raise ModelFileError(f"{path} is not written, as this is no linear model: {fault}")
+    classes = _plain_labels(model.classes)
+    path = Path(path)
+    part = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        with part.open("wb") as file:  # given a name, savez would append a suffix of its own
+            np.savez(
+                file,
+                format=_FORMAT,
+                library=model.library,
+                model=model.model,
+                n_features=model.n_features,
+                weights=model.weights,
+                intercept=model.intercept,
+                classes=classes,
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_model(path: str | os.PathLike[str]) -> FittedModel:
+    """Read a model file.
+
+    Raises
+    ------
+    ModelFileError
+        If there is none, or it is damaged, foreign, or of a layout that this version does not know.
+    """
+    arrays = _arrays(path)
+    layout = str(arrays.get("format", ""))
+    if layout != _FORMAT:
+        known = layout.rpartition(" ")[0] == _FORMAT.rpartition(" ")[0]
+        reason = f"its format is {layout!r}, this version reads {_FORMAT!r}: update sparseallreduce" if known else "it is something else"
+        raise ModelFileError(f"{path} is not a model file that can be read: {reason}")
+    try:
+        model = FittedModel(
+            str(arrays["model"]), arrays["weights"], arrays["intercept"], arrays["classes"], library=str(arrays["library"])
+        )
+        fault = _fault(model, int(arrays["n_features"]))
+    except KeyError as error:
+        raise ModelFileError(f"{path} is a damaged model file: it lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"{path} is a damaged model file: {error}") from None
+    if fault:
+        raise ModelFileError(f"{path} is a damaged model file: {fault}")
+    return model
+
+
+def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """All arrays of an ``.npz``, after the checksums of all of them have been found right."""
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ModelFileError(f"{path} is not a model file that can be read: it is no .npz, or cut off")
+            with zipfile.ZipFile(file) as archive:
+                altered = archive.testzip()
+            if altered is not None:
+                raise ModelFileError(f"{path} is a damaged model file: the checksum of {altered} is wrong; train or copy it again")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except ModelFileError:
+        raise
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no model file {path}") from None
+    except _UNREADABLE as error:
+        raise ModelFileError(f"{path} is not a model file that can be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _plain_labels(classes: Array) -> Array:
+    """Labels as an array that is written without pickle."""
+    if classes.dtype.kind == "O" and all(isinstance(label, str) for label in classes):
+        classes = classes.astype(np.str_)
+    if classes.dtype.kind not in "biufUS":
+        raise ModelFileError(f"labels have to be numbers or strings to be written to a file, not {classes.dtype}")
+    return classes
+
+
+def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
+    """What is wrong with the shapes and values of a model, None if nothing is."""
+    weights, intercept, classes = model.weights, np.asarray(model.intercept), model.classes
+    if weights.dtype not in (np.float32, np.float64) or weights.ndim not in (1, 2):
+        return f"weights are {weights.dtype} of {weights.ndim} dimensions, not float32 or float64 of one or two"
+    if n_features not in (None, model.n_features):
+        return f"there are weights of {model.n_features} features, not {n_features}"
+    if classes.ndim != 1:
+        return f"classes have {classes.ndim} dimensions, not one"
+    if weights.ndim == 2 and len(weights) != len(classes):
+        return f"there are weights of {len(weights)} scores and {len(classes)} classes"
+    if weights.ndim == 1 and len(classes) not in (0, 1, 2):
+        return f"there is one score for {len(classes)} classes"
+    if intercept.shape != weights.shape[:-1]:
+        return f"the intercept has the shape {intercept.shape}, not {weights.shape[:-1]}"
+    if not (np.isfinite(weights).all() and np.isfinite(intercept).all()):
+        return "some weights are not finite numbers"
+    return None

@@ -1,0 +1,155 @@
+"""What an aggregation strategy is: how the gradients of all ranks change one model (thesis section 4.2.2)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear import kernels
+from sparseallreduce.linear.clock import Clock
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.team import Team
+from sparseallreduce.linear.weights import Descent
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Strategy"]
+
+Array = NDArray[Any]
+
+
+class Strategy(ABC):
+    """The steps of training that depend on how gradients are brought together.
+
+    A step is ``scores``, ``gradient`` and ``update``, in this order, on every rank that holds samples. Between steps the trainer
+    may ask for the ``state``; after the last step of an epoch, or the one before a stop, it calls ``drain``: then ``weights`` are
+    those that all steps so far led to, on every rank to the bit.
+
+    A subclass with a replica of the weights on every rank, which this class keeps, writes ``gradient`` and ``update``; one that
+    keeps the weights elsewhere also writes the other methods.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's training samples.
+    comm : communicator
+        All ranks of the run.
+    descent : Descent, optional
+        How a step changes the weights.
+    threads : int, optional
+        Threads of this rank, which share the work on a batch; how many there are changes no bit.
+
+    Attributes
+    ----------
+    size : int
+        Entries of the weights, the intercept included.
+    team : Team
+        The threads.
+    weights : Weights
+        The model as far as this rank knows it; after ``drain`` the same on every rank.
+    clock : Clock
+        To be told where the time goes: ``compute`` (scores and gradients), ``select`` (choosing entries to send), ``communicate``
+        (sending, receiving and adding up), ``wait`` (for others) and ``update`` (of the weights). A new one for every epoch.
+    given_densities, summed_densities : list of float
+        For each step, the share of entries in the gradient that this rank gave, and in the sum that changed the weights. The
+        trainer empties them after every epoch.
+    """
+
+    name: str
+    #: Whether all workers take their steps together, so that they can agree on things between two steps.
+    in_step = True
+    #: Whether this rank holds no samples, and serves those that do.
+    serves = False
+
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
+        self.dataset = dataset
+        self.comm = comm
+        self.descent = descent or Descent()
+        self.team = Team(threads)
+        self.size = dataset.features + self.descent.intercept
+        self.weights = self.descent.weights(self.size, dataset.values.dtype, self.team)
+        self.clock = Clock()
+        self.given_densities: list[float] = []
+        self.summed_densities: list[float] = []
+
+    @property
+    def workers_comm(self) -> Any:
+        """A communicator of the ranks that hold samples; the one of all ranks where there are no servers."""
+        return self.comm
+
+    @property
+    def workers(self) -> int:
+        """Ranks that hold samples: a global batch has ``batch_size * workers`` samples."""
+        return int(self.workers_comm.size)
+
+    def warm_up(self) -> None:
+        """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
+        kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        self.weights.warm_up(self.dataset)
+        rows = np.arange(min(1, self.dataset.rows))
+        self.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+
+    def scores(self, rows: Array) -> Array:
+        """``w.x`` plus the intercept of this rank's rows, float64."""
+        return self.weights.scores(self.dataset, rows)
+
+    @abstractmethod
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        """The sum of ``coefficients[i]`` (of the values' dtype) times this rank's row ``rows[i]``; valid until ``update`` returns."""
+
+    @abstractmethod
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        """Have the gradients of all ranks change the weights by the learning rate, now or soon.
+
+        Raises
+        ------
+        DivergenceError
+            If a weight is no longer finite; on all ranks alike.
+        """
+
+    def drain(self) -> None:  # noqa: B027 - most strategies have nothing in flight between steps
+        """Wait until all updates are applied, and make ``weights`` the same on every rank. Collective, servers included."""
+
+    def serve(self) -> None:
+        """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too."""
+        raise NotImplementedError(f"the strategy {self.name} has no servers")
+
+    def assign(self, array: Array) -> None:
+        """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step."""
+        self.weights.assign(array)
+
+    def state(self) -> dict[str, Any]:
+        """All that later steps depend on, as numbers and arrays by name, the same on every worker.
+
+        Collective over the workers, between two steps, which servers answer in ``serve``. It changes nothing: later steps do to the
+        bit what they would have done without it, so what is in flight is part of the state.
+        """
+        return self.weights.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a ``state``, perhaps one that another number of ranks has taken. Collective, before the first step."""
+        self.weights.restore(state)
+
+    def identity(self) -> dict[str, Any]:
+        """What of this strategy must be the same for a run to go on from a checkpoint, by names that users know."""
+        return {"strategy": self.name, **asdict(self.descent)}
+
+    def measures(self) -> dict[str, Any]:
+        """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""
+        return {}
+
+    def give_up(self, error: Exception) -> Exception:
+        """Called where a step has raised: tell the ranks that would wait for this one; returns the error to raise here."""
+        return error
+
+    def _note(self, gradient: SparseStream, total: SparseStream) -> None:
+        """Write down the densities of a step."""
+        self.given_densities.append(_density(gradient))
+        self.summed_densities.append(_density(total))
+
+
+def _density(stream: SparseStream) -> float:
+    return 1.0 if stream.is_dense else stream.density

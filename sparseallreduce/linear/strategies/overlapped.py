@@ -1,0 +1,113 @@
+"""The sparse allreduce without waiting: the gradients of a batch travel while those of the next are computed (thesis section 4.1.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.strategies.sparse import SparseStrategy
+from sparseallreduce.runtime.mpi import Request, iallreduce
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["OverlappedStrategy"]
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+_INTERVAL = 1e-4  # seconds between two looks at the messages under way
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A sum that is on its way."""
+
+    request: Request
+    given: SparseStream
+    rate: float
+
+
+class OverlappedStrategy(SparseStrategy):
+    """As the sparse strategy, but the sum of a step's gradients changes the weights one step later.
+
+    So gradients are one step stale: those of step t are computed with weights that have seen the steps up to t - 2, also on one rank.
+    In return a step takes as long as the longer of computing and communicating, not as both. Computing is done in a thread, without
+    the interpreter's lock, while this one moves the messages on: MPI is only ever called from the thread that runs the training.
+    """
+
+    name = "overlapped"
+    stale_steps = 1
+    buffers = 2  # the gradient that is being computed, and the one under way
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_flight: _InFlight | None = None
+        self._computing = ThreadPoolExecutor(1, thread_name_prefix="sparseallreduce-compute")
+
+    def scores(self, rows: Array) -> Array:
+        return self._meanwhile(lambda: super(OverlappedStrategy, self).scores(rows))
+
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        return self._meanwhile(lambda: super(OverlappedStrategy, self).gradient(rows, coefficients))
+
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        started = _InFlight(iallreduce(gradient, self.comm, algorithm=self.algorithm), gradient, rate)
+        self.clock.lap("communicate")
+        self.drain()
+        self._in_flight = started
+
+    def drain(self) -> None:
+        if self._in_flight is None:
+            return
+        total = self._in_flight.request.wait()
+        self.clock.lap("wait")
+        self.weights.descend(total, self._in_flight.rate)
+        self._note(self._in_flight.given, total)
+        self._in_flight = None
+        self.clock.lap("update")
+
+    def state(self) -> dict[str, Any]:
+        state = super().state() | {"in_flight": self._in_flight is not None}
+        if self._in_flight is not None:
+            total = self._in_flight.request.wait()
+            state["in_flight_rate"] = self._in_flight.rate
+            state["in_flight_values"] = total._stored
+            state["in_flight_indices"] = np.empty(0, np.uint32) if total.is_dense else total.indices
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._in_flight = None
+        if state["in_flight"]:
+            indices, values = state["in_flight_indices"], state["in_flight_values"]
+            dense = len(values) == self.size
+            total = SparseStream._dense_form(values, self.size) if dense else SparseStream._sparse_form(indices, values, self.size)
+            self._in_flight = _InFlight(Request(None, total), total, float(state["in_flight_rate"]))
+
+    def measures(self) -> dict[str, Any]:
+        """``stale_steps``: how many steps later than with other strategies a gradient changes the weights."""
+        return {"stale_steps": self.stale_steps}
+
+    def _meanwhile(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns, which a thread does while this one moves on what is in flight."""
+        if self._in_flight is None or self.comm.size == 1:
+            return compute()
+        task = self._computing.submit(compute)
+        try:
+            while not _done_within(task, _INTERVAL) and not self._in_flight.request.test()[0]:
+                pass
+        finally:
+            result = task.result()
+        return result
+
+
+def _done_within(task: Future[T], seconds: float) -> bool:
+    try:
+        task.exception(seconds)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,356 @@
+"""Parameter servers: the model lies on ranks of its own, which the others ask for what a batch touches and give gradients to
+(thesis section 4.2.2)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.linear import kernels
+from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.gradient import SparseGradient
+from sparseallreduce.linear.strategies.base import Strategy
+from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
+from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalLink, RemoteLink, answer_workers
+from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
+from sparseallreduce.linear.strategies.parameter_server_state import gathered_state, state_of_range
+from sparseallreduce.linear.touched import TouchedIndices
+from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.streams.partition import split
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+if TYPE_CHECKING:
+    from sparseallreduce.linear.strategies.parameter_server_mailbox import Mailbox
+
+__all__ = ["AsynchronousParameterServer", "ParameterServer", "SynchronousParameterServer", "read_on_workers"]
+
+Array = NDArray[Any]
+Sets = tuple[Dataset, Dataset | None]
+
+
+class ParameterServer(Strategy):
+    """What the two kinds have in common.
+
+    The last ``servers`` ranks hold no samples; each keeps the weights of a range of indices, cut so that all are asked for equally
+    often. The others are workers: for each batch they pull the weights of the indices that occur in it, and push its gradient, cut
+    at the same bounds. A rank alone is worker and server in one.
+
+    Parameters
+    ----------
+    dataset, comm, descent, threads
+        As for :class:`~sparseallreduce.linear.strategies.base.Strategy`. A server's data set has no samples: see
+        :func:`read_on_workers`.
+    servers : int, optional
+        Ranks that are servers, at least 1 and fewer than there are ranks.
+
+    Raises
+    ------
+    AlgorithmError
+        If so many servers leave no worker.
+    """
+
+    server_class: type[Server]
+
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
+        super().__init__(dataset, comm, descent, threads=threads)
+        self.servers = servers
+        workers = workers_of(comm, servers)
+        self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
+        self._workers_comm = workers if self._mailbox is None or workers is None else self._mailbox.watchful(workers)
+        self._bounds = balanced_bounds(dataset, comm, servers)
+        self._bounds[-1] = self.size  # the intercept comes after the features
+        self._server: Server | None = None
+        dtype = dataset.values.dtype
+        if comm.size == 1:
+            self._server = self.server_class(self.weights, 1)
+        elif self.serves:
+            lo, hi = self._range
+            intercept = self.descent.intercept and hi == self.size
+            self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype), self.workers)
+        if not self.serves:
+            self._link = self._linked()
+            self._touched = TouchedIndices(dataset, self.size)
+            self._batch_gradient = SparseGradient(dataset, self.size, self.team)
+            # Right where the last batch touches them.
+            self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype, self.team)
+        self._speed = _Speed()
+
+    @property
+    def workers_comm(self) -> Any:
+        return self._workers_comm
+
+    @property
+    def workers(self) -> int:
+        return 1 if self.comm.size == 1 else int(self.comm.size) - self.servers
+
+    @property
+    def serves(self) -> bool:  # type: ignore[override]
+        return int(self.comm.rank) >= self.workers
+
+    def warm_up(self) -> None:
+        kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        self.weights.warm_up(self.dataset)
+        if not self.serves:
+            rows = np.arange(min(1, self.dataset.rows))
+            self._touched(rows)
+            self._batch_gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+        if self._server is not None:
+            self._server.warm_up()
+
+    def scores(self, rows: Array) -> Array:
+        self._speed.count(len(rows))
+        indices = self._touched(rows)
+        parts = np.split(indices, np.searchsorted(indices, np.array(self._bounds[1:-1], indices.dtype)))
+        asked = [_from(part, lo, hi) for part, (lo, hi) in zip(parts, pairwise(self._bounds), strict=True)]
+        self.clock.lap("compute")
+        weights = np.concatenate(self._link.pull(asked))
+        self.clock.lap("communicate")
+        features = np.searchsorted(indices, self.dataset.features)
+        self._known.direction[indices[:features]] = weights[:features]
+        self._known.intercept = float(weights[features]) if features < len(weights) else 0.0
+        return self._known.scores(self.dataset, rows)
+
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        gradient = self._batch_gradient(rows, coefficients)
+        self.clock.lap("compute")
+        return gradient
+
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        self.given_densities.append(gradient.stored / self.size)
+        self._link.push([_moved(part) for part in split(gradient, self._bounds)], rate)
+        self._speed.lap()
+        self.clock.lap("communicate")
+
+    def serve(self) -> None:
+        assert self._mailbox is not None and self._server is not None
+        answer_workers(self._mailbox, self._server, self.clock, self._told)
+
+    def drain(self) -> None:
+        if self._server is not None:
+            self.summed_densities += [entries * self.servers / self.size for entries in self._server.entries]
+            self._server.entries.clear()
+        if not self.serves:
+            self._link.drain()
+        if self.comm.size > 1:
+            self._become(self._told())
+        self.clock.lap("wait")
+
+    def assign(self, array: Array) -> None:
+        self.weights.assign(array)
+        if self.serves and self._server is not None:
+            lo, hi = self._range
+            self._server.weights.assign(array[lo:hi])
+
+    def state(self) -> dict[str, Any]:
+        if not self.serves:
+            self._link.pause()
+        return self._told()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._become(state)
+        if self.serves and self._server is not None:
+            self._server.weights.restore(state_of_range(state, *self._range))
+
+    def measures(self) -> dict[str, Any]:
+        """``workers``: of each, its samples a second until it had done its share, and how stale its gradients were.
+
+        The staleness of a gradient is the number of updates that a server has made since it gave the weights which the gradient
+        was computed with. Each server counts for itself.
+        """
+        own = self._speed, [] if self._server is None else self._server.staleness
+        self._speed = _Speed()
+        if self._server is not None:
+            self._server.staleness = [Counter() for _ in range(self.workers)]
+        told = [own] if self._mailbox is None else self._mailbox.gather(own)
+        records = []
+        for worker in range(self.workers):
+            staleness = sum((counted[worker] for _, counted in told if counted), Counter[int]())
+            records.append({"rank": worker, **told[worker][0].record(), "staleness": _distribution(staleness)})
+        return {"servers": self.servers, "workers": records}
+
+    def give_up(self, error: Exception) -> Exception:
+        return error if self._mailbox is None else self._mailbox.give_up(error)
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        """The indices that this rank, which serves, keeps."""
+        number = self.comm.rank - self.workers
+        return self._bounds[number], self._bounds[number + 1]
+
+    def _linked(self) -> Link:
+        if self._mailbox is None:
+            assert self._server is not None
+            return LocalLink(self._server)
+        return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype)
+
+    def _told(self) -> dict[str, Any]:
+        """The state of the whole model, which servers tell each other and the workers."""
+        part = None if self._server is None else self._part(self._server.weights)
+        if self._mailbox is None:
+            assert part is not None
+            return part
+        return gathered_state(self._mailbox, part)
+
+    def _part(self, weights: Weights) -> dict[str, Any]:
+        """What a server tells of its weights."""
+        return weights.state()
+
+    def _become(self, state: dict[str, Any]) -> None:
+        """Take the state of the whole model for this rank's replica."""
+        self.weights.restore(state)
+
+
+class SynchronousParameterServer(ParameterServer):
+    """All workers compute with the same weights, and the servers apply the sum of their gradients when all are there.
+
+    The model goes through the same steps as with an allreduce, up to rounding, and through the same to the bit in every run.
+    """
+
+    name = "ps-sync"
+    server_class = SynchronousServer
+
+
+class AsynchronousParameterServer(ParameterServer):
+    """No worker waits for another: servers apply each gradient as it comes, so that it may be stale by then.
+
+    Each worker goes through its own share of every global batch at its own speed, and waits at the end of an epoch only. A gradient
+    counts as what it is, the mean over a share of a global batch: a learning rate that suits a step of all workers is divided by
+    their number, so that an epoch moves the weights as far as one of the synchronous kind, L2 included.
+
+    No two runs are the same. A checkpoint holds the weights alone, and resuming goes on from them, but not to the same bits.
+
+    Raises
+    ------
+    AlgorithmError
+        If the descent has momentum, which delays have too (Mitliagkas et al., 2016) and would add to, or averages.
+    """
+
+    name = "ps-async"
+    in_step = False
+    server_class = AsynchronousServer
+
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
+        if descent is not None and (descent.momentum or descent.averages):
+            wanted = "momentum" if descent.momentum else "averaging"
+            raise AlgorithmError(f"the strategy {self.name} does without {wanted}, for which steps have to be counted: take ps-sync")
+        super().__init__(dataset, comm, descent, threads=threads, servers=servers)
+
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))
+
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        super().update(gradient, rate / self.workers)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.assign(state["weights"])
+
+    def _part(self, weights: Weights) -> dict[str, Any]:
+        return {"weights": weights.to_array()}  # servers have met gradients in different orders: their scales differ
+
+    def _become(self, state: dict[str, Any]) -> None:
+        self.weights.assign(state["weights"])
+
+
+def workers_of(comm: Any, servers: int) -> Any:
+    """The communicator of the ranks that hold samples, None on servers. Collective.
+
+    Raises
+    ------
+    AlgorithmError
+        If there are none.
+    """
+    if servers < 1:
+        raise AlgorithmError(f"a parameter server strategy needs at least one server, not {servers}")
+    if servers >= max(comm.size, 2):
+        raise AlgorithmError(
+            f"{servers} of {comm.size} rank{'s' * (comm.size > 1)} as parameter server{'s' * (servers > 1)} leave none to compute: "
+            "start more ranks, or take fewer servers"
+        )
+    return comm if comm.size == 1 else _mailbox(comm).first_ranks(comm.size - servers)
+
+
+def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Sets:
+    """The data sets that ``read`` returns, which is called on the workers with their communicator; on servers, the same without samples.
+
+    Collective over ``comm``; an error that ``read`` raises is raised on all ranks.
+    """
+    group = workers_of(comm, servers)
+    if comm.size == 1:
+        return read(group)
+    sets = agreed(comm, lambda: None if group is None else read(group))
+    outlines: Sets = comm.bcast(sets and (_without_samples(sets[0]), sets[1] and _without_samples(sets[1])))
+    return sets or outlines
+
+
+def _without_samples(dataset: Dataset) -> Dataset:
+    empty = {name: getattr(dataset, name)[:0].copy() for name in ("indices", "values", "labels")}
+    if dataset.weights is not None:
+        empty["weights"] = dataset.weights[:0].copy()
+    return replace(dataset, indptr=np.zeros(1, np.int64), first=dataset.total, total=dataset.total, **empty)
+
+
+def _mailbox(comm: Any) -> Mailbox:
+    # Imported here, because a rank alone needs no mpi4py.
+    from sparseallreduce.linear.strategies.parameter_server_mailbox import mailbox
+
+    return mailbox(comm)
+
+
+def _from(indices: Array, lo: int, hi: int) -> Array:
+    """Indices of the range ``[lo, hi)`` as positions in it."""
+    return (indices - indices.dtype.type(lo)).astype(index_dtype(hi - lo), copy=False) if len(indices) else indices
+
+
+def _moved(part: SparseStream) -> SparseStream:
+    """A stream on ``[lo, hi)`` as a vector of its own."""
+    extent = part.hi - part.lo
+    if part.is_dense:
+        return SparseStream._dense_form(part._stored, extent)
+    indices, values = part._entries()
+    return SparseStream._sparse_form(_from(indices, part.lo, part.hi), values, extent)
+
+
+class _Speed:
+    """How fast a worker goes through its samples."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.seconds = 0.0
+        self._start: float | None = None
+
+    def count(self, samples: int) -> None:
+        """So many more are begun."""
+        if self._start is None:
+            self._start = time.perf_counter()
+        self.samples += samples
+
+    def lap(self) -> None:
+        """These are done."""
+        if self._start is not None:
+            self.seconds = time.perf_counter() - self._start
+
+    def record(self) -> dict[str, float]:
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        return {"samples": self.samples, "seconds": self.seconds, "samples_per_second": rate}
+
+
+def _distribution(counts: Counter[int]) -> dict[str, Any]:
+    """Mean, median, 90th and 99th percentile, greatest, and all that occurred with how often."""
+    values = np.array(sorted(counts), np.int64)
+    if not len(values):
+        return {"mean": 0.0, "median": 0, "p90": 0, "p99": 0, "max": 0, "histogram": {}}
+    often = np.array([counts[value] for value in values.tolist()])
+    reached = np.cumsum(often) / often.sum()
+    median, p90, p99 = (int(values[np.searchsorted(reached, share - 1e-12)]) for share in (0.5, 0.9, 0.99))
+    mean = float((values * often).sum() / often.sum())
+    histogram = {str(value): counts[value] for value in values.tolist()}
+    return {"mean": mean, "median": median, "p90": p90, "p99": p99, "max": int(values[-1]), "histogram": histogram}

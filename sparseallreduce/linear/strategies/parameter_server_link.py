@@ -1,0 +1,135 @@
+"""How a worker reaches the parameter servers, and what a server rank does: the messages that pull and push are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.clock import Clock
+from sparseallreduce.linear.strategies.parameter_server_core import Answers, Server
+from sparseallreduce.streams import wire
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+if TYPE_CHECKING:
+    from sparseallreduce.linear.strategies.parameter_server_mailbox import Mailbox
+
+__all__ = ["LocalLink", "RemoteLink", "answer_workers"]
+
+Array = NDArray[Any]
+
+# Kinds of messages: indices asked for; their weights; a rate and then a stream in wire form; the end of an epoch; that all ranks are
+# to be told the state of the servers.
+_PULL, _WEIGHTS, _PUSH, _DRAIN, _PAUSE = 1, 2, 3, 4, 5
+_RATE = np.dtype("<f8")
+
+
+class Link(Protocol):
+    """A worker's way to all servers; lists have an element a server, in their order."""
+
+    def pull(self, indices: Sequence[Array]) -> list[Array]:
+        """The weights at the sorted indices of each part, waited for."""
+
+    def push(self, gradients: Sequence[SparseStream], rate: float) -> None:
+        """Give each server the gradient of its part, to be applied when it sees fit."""
+
+    def drain(self) -> None:
+        """Say that no gradient follows in this epoch."""
+
+    def pause(self) -> None:
+        """Say that no gradient follows until the servers have told all ranks their state."""
+
+
+class LocalLink:
+    """To the one server that is in this process."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def pull(self, indices: Sequence[Array]) -> list[Array]:
+        return [weights for _, weights in self._server.pull(0, indices[0])]
+
+    def push(self, gradients: Sequence[SparseStream], rate: float) -> None:
+        self._server.push(0, gradients[0], rate)
+
+    def drain(self) -> None:
+        """The server is never behind."""
+
+    def pause(self) -> None:
+        """The server is never behind."""
+
+
+class RemoteLink:
+    """To servers on other ranks.
+
+    Parameters
+    ----------
+    mailbox : Mailbox
+    servers : range
+        Their ranks.
+    dtype : dtype
+        Of the weights.
+    """
+
+    def __init__(self, mailbox: Mailbox, servers: range, dtype: np.dtype[Any]) -> None:
+        self._mailbox = mailbox
+        self._servers = servers
+        self._dtype = dtype
+
+    def pull(self, indices: Sequence[Array]) -> list[Array]:
+        for server, part in zip(self._servers, indices, strict=True):
+            self._mailbox.send(server, _PULL, part)
+        weights: dict[int, Array] = {}
+        while len(weights) < len(self._servers):
+            message = self._mailbox.receive()
+            weights[message.source] = message.payload.view(self._dtype)
+        return [weights[server] for server in self._servers]
+
+    def push(self, gradients: Sequence[SparseStream], rate: float) -> None:
+        for server, gradient in zip(self._servers, gradients, strict=True):
+            envelope, parts = wire.enclose([gradient])
+            self._mailbox.send(server, _PUSH, np.array([rate], _RATE), envelope, *parts)
+        # A large message leaves only while this rank calls MPI, and what it computes next may take long: the gradient would age.
+        self._mailbox.flush()
+
+    def drain(self) -> None:
+        self._say(_DRAIN)
+
+    def pause(self) -> None:
+        self._say(_PAUSE)
+
+    def _say(self, kind: int) -> None:
+        for server in self._servers:
+            self._mailbox.send(server, kind)
+        self._mailbox.flush()
+
+
+def answer_workers(mailbox: Mailbox, server: Server, clock: Clock, tell_state: Callable[[], object]) -> None:
+    """Do what the workers ask of a server, until all of them drain. Worker w is rank w.
+
+    When all of them pause, ``tell_state`` is called, here as on all other ranks.
+    """
+    dtype = index_dtype(server.weights.size)
+    ended: Counter[int] = Counter()
+    while ended[_DRAIN] < server.workers:
+        message = mailbox.receive()
+        clock.lap("wait")
+        answers: Answers = []
+        if message.kind == _PULL:
+            answers = server.pull(message.source, message.payload.view(dtype))
+        elif message.kind == _PUSH:
+            (rate,), (gradient,) = message.payload[: _RATE.itemsize].view(_RATE), wire.decode(message.payload[_RATE.itemsize :])
+            answers = server.push(message.source, gradient, float(rate))
+        else:
+            ended[message.kind] += 1
+        clock.lap("update")
+        for worker, weights in answers:
+            mailbox.send(worker, _WEIGHTS, weights)
+        if ended[_PAUSE] == server.workers:
+            del ended[_PAUSE]
+            tell_state()
+        clock.lap("communicate")
+    mailbox.flush()

@@ -1,0 +1,254 @@
+"""Messages between workers and parameter servers over MPI: of several kinds, from anybody, and an end that all ranks share.
+
+Messages travel on a duplicate of the user's communicator. A rank that waits polls, as in :mod:`sparseallreduce.runtime.engine`, and
+leaves the core to others: a server that burned it would take it from the workers that it waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.streams import memory
+
+__all__ = ["Mailbox", "Message", "mailbox"]
+
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+
+_GIVEN_UP = 0  # the kind of message by which a rank calls all others to agree on an error; other kinds are the callers'
+_RECORD_BYTES = 1024  # of what a rank has to say then
+_PATIENCE = 10.0  # seconds until a rank that called, and was not heard, fails alone
+_SPINS = 64  # polls before a rank that waits offers its core to others
+_NAPS = (20e-6, 200e-6)  # seconds, first and longest, that it then sleeps where ranks outnumber cores
+
+
+class Message(NamedTuple):
+    """What has come from a rank."""
+
+    source: int
+    kind: int
+    payload: Bytes
+
+
+@dataclass
+class _Arrival:
+    message: Message
+    request: MPI.Request
+
+
+class Mailbox:
+    """One rank's end. Messages of one sender are read in the order in which it sent them.
+
+    Every call that waits raises the error that all ranks share if any rank has given up.
+    """
+
+    def __init__(self, messages: MPI.Intracomm, verdicts: MPI.Intracomm) -> None:
+        self.rank, self.ranks = messages.rank, messages.size
+        self.sound = True  # whether no rank has given up
+        self._comm = messages
+        self._verdicts = verdicts
+        self._crowded = _ranks_here(messages) > (os.cpu_count() or 1)
+        self._arriving: deque[_Arrival] = deque()
+        self._leaving: list[tuple[MPI.Request, Bytes]] = []
+        self._groups: dict[int, MPI.Comm] = {}
+
+    def first_ranks(self, count: int) -> MPI.Comm | None:
+        """A communicator of the first ``count`` ranks, None on the others. Collective when first asked for."""
+        if count not in self._groups:
+            self._groups[count] = self._comm.Split(0 if self.rank < count else MPI.UNDEFINED)
+        return self._groups[count] or None
+
+    def watchful(self, comm: MPI.Comm) -> WatchfulCommunicator:
+        """The same ranks as of one of ``first_ranks``, who hear while they wait for each other if a rank has given up."""
+        return WatchfulCommunicator(self, comm)
+
+    def send(self, dest: int, kind: int, *parts: Array) -> None:
+        """Send the bytes of some arrays as one message, without waiting; ``kind`` is a number from 1."""
+        message = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts] or [np.empty(0, np.uint8)])
+        for counts in traces:
+            counts.bytes_sent += len(message)
+            counts.messages += 1
+        self._leaving.append((self._comm.Isend([message, MPI.BYTE], dest, kind), message))
+
+    def receive(self) -> Message:
+        """The next message, waited for."""
+        nap = _Nap(self._crowded)
+        while (message := self._next()) is None:
+            nap.rest()
+        return message
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left: a large message does so only while this rank calls MPI."""
+        nap = _Nap(self._crowded)
+        while not self._has_left():
+            self._take_in()
+            nap.rest()
+
+    def gather(self, said: Any, comm: MPI.Comm | None = None) -> list[Any]:
+        """What every rank says, in the order of ranks: all of them, or those of ``comm``. Collective."""
+        comm = comm or self._comm
+        record, lengths = np.frombuffer(pickle.dumps(said), np.uint8), np.empty(comm.size, np.int64)
+        self._wait(comm.Iallgather(np.array([len(record)], np.int64), lengths))
+        records = np.split(self.join(record, lengths, comm), np.cumsum(lengths)[:-1])
+        return [pickle.loads(each.tobytes()) for each in records]
+
+    def join(self, array: Array, lengths: Array, comm: MPI.Comm | None = None) -> Array:
+        """The arrays of all ranks, or of those of ``comm``, one after another; their lengths are given. Collective."""
+        comm = comm or self._comm
+        joined = np.empty(int(lengths.sum()), array.dtype)
+        datatype = MPI.Datatype.fromcode(array.dtype.char)
+        places = np.cumsum(lengths) - lengths
+        self._wait(comm.Iallgatherv([array, datatype], [joined, lengths.tolist(), places.tolist(), datatype]))
+        for counts in traces:
+            counts.bytes_sent += array.nbytes * (comm.size - 1)
+        return joined
+
+    def give_up(self, error: Exception) -> Exception:
+        """End what the ranks do together, because of an error on this one; returns the error that all of them raise."""
+        if getattr(error, "on_all_ranks", False) or not self.sound:
+            return error
+        for dest in range(self.ranks):
+            if dest != self.rank:
+                self.send(dest, _GIVEN_UP)
+        common = self._verdict({"error": type(error).__name__[:100], "text": str(error)[:400]})
+        if common is None:
+            return error
+        common.__cause__ = error
+        return common
+
+    def _next(self) -> Message | None:
+        """The next message that is here whole, if there is one."""
+        self._has_left()
+        self._take_in()
+        incomplete = set()
+        for position, arrival in enumerate(self._arriving):
+            source = arrival.message.source
+            if source in incomplete:
+                continue
+            if arrival.request.Test():
+                del self._arriving[position]
+                return arrival.message
+            incomplete.add(source)
+        return None
+
+    def _take_in(self) -> None:
+        """Begin to receive what has come; raise if it is that a rank has given up."""
+        status = MPI.Status()
+        while (matched := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            payload = memory.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message = Message(status.Get_source(), status.Get_tag(), payload)
+            self._arriving.append(_Arrival(message, matched.Irecv([payload, MPI.BYTE])))
+            if message.kind == _GIVEN_UP:
+                raise self._verdict({}) or SparseAllreduceError(f"rank {message.source} gave up, and not all ranks could hear of it")
+
+    def _has_left(self) -> bool:
+        self._leaving = [(request, message) for request, message in self._leaving if not request.Test()]
+        return not self._leaving
+
+    def _wait(self, request: MPI.Request) -> None:
+        nap = _Nap(self._crowded)
+        while not request.Test():
+            self._take_in()
+            nap.rest()
+
+    def _verdict(self, said: dict[str, str]) -> SparseAllreduceError | None:
+        """The error that all ranks make of what each of them says, or None if some do not come to say it."""
+        self.sound = False
+        _farewells.append(self)
+        record = np.frombuffer(json.dumps(said).encode().ljust(_RECORD_BYTES), np.uint8)[:_RECORD_BYTES]
+        records = np.empty((self.ranks, _RECORD_BYTES), np.uint8)
+        request = self._verdicts.Iallgather(record, records)
+        nap, end = _Nap(self._crowded), time.monotonic() + _PATIENCE
+        while not request.Test():
+            if time.monotonic() > end:
+                _farewells.append((request, record, records))
+                return None
+            nap.rest()
+        return common_error([json.loads(row.tobytes()) for row in records])
+
+    def free(self) -> None:
+        """Give the communicators back to MPI; collective."""
+        for group in self._groups.values():
+            if group:
+                group.Free()
+        self._comm.Free()
+        self._verdicts.Free()
+
+
+class WatchfulCommunicator:
+    """What ranks need of a communicator to agree with each other."""
+
+    def __init__(self, mailbox: Mailbox, comm: MPI.Comm) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._mailbox = mailbox
+        self._comm = comm
+
+    def allgather(self, value: Any) -> list[Any]:
+        """What every rank gives, in the order of ranks."""
+        return self._mailbox.gather(value, self._comm)
+
+
+class _Nap:
+    """What a rank does between two looks into its mailbox."""
+
+    def __init__(self, crowded: bool) -> None:
+        self._crowded = crowded
+        self._rounds = 0
+        self._seconds = _NAPS[0]
+
+    def rest(self) -> None:
+        """Leave the core to others after some rounds, for longer the longer nothing has come."""
+        engine.progress()
+        self._rounds += 1
+        if self._rounds < _SPINS and not self._crowded:
+            return
+        if self._rounds < _SPINS or not self._crowded:
+            os.sched_yield()
+        else:
+            time.sleep(self._seconds)
+            self._seconds = min(2 * self._seconds, _NAPS[1])
+
+
+# Mailboxes in which messages may be under way for ever keep the memory that these are read from and written to.
+_farewells: list[Any] = []
+_keyval: int | None = None
+
+
+def mailbox(comm: MPI.Intracomm) -> Mailbox:
+    """This rank's mailbox of a communicator, made when it is first asked for and kept as an attribute of it. Collective."""
+    global _keyval
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, kept: kept.free())
+    kept: Any = comm.Get_attr(_keyval)
+    if kept is None or not kept.sound:
+        duplicates = []
+        for _ in range(2):
+            duplicate, request = comm.Idup()
+            engine.wait(request)
+            duplicates.append(duplicate)
+        kept = Mailbox(*duplicates)
+        comm.Set_attr(_keyval, kept)
+    found: Mailbox = kept
+    return found
+
+
+def _ranks_here(comm: MPI.Intracomm) -> int:
+    """Ranks of a communicator on this host."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = int(host.size)
+    host.Free()
+    return ranks

@@ -1,0 +1,60 @@
+"""The sparse allreduce: only the entries that a batch touches are sent (thesis section 3.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.gradient import SparseGradient
+from sparseallreduce.linear.strategies.base import Strategy
+from sparseallreduce.linear.weights import Descent
+from sparseallreduce.runtime.mpi import allreduce
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["SparseStrategy"]
+
+Array = NDArray[Any]
+
+
+class SparseStrategy(Strategy):
+    """The entries that a batch touches, as a sorted sparse stream, summed by a sparse allreduce.
+
+    Parameters
+    ----------
+    dataset, comm, descent, threads
+        As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
+    algorithm : str, optional
+        Any name of :func:`sparseallreduce.algorithms`.
+    """
+
+    name = "sparse"
+    buffers = 1  # gradients in use at once
+
+    def __init__(
+        self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
+    ) -> None:
+        super().__init__(dataset, comm, descent, threads=threads)
+        self.algorithm = algorithm
+        self._batch_gradient = SparseGradient(dataset, self.size, self.team, buffers=self.buffers)
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        allreduce(SparseStream([], np.empty(0, self.dataset.values.dtype), self.size), self.comm, algorithm=self.algorithm)
+
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        gradient = self._batch_gradient(rows, coefficients)
+        self.clock.lap("compute")
+        return gradient
+
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        total = allreduce(gradient, self.comm, algorithm=self.algorithm)
+        self.clock.lap("communicate")
+        self.weights.descend(total, rate)
+        self._note(gradient, total)
+        self.clock.lap("update")
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"algorithm": self.algorithm}

@@ -1,0 +1,209 @@
+"""svmlight text, plain or compressed: every rank parses its own contiguous block of lines, in bounded memory.
+
+Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` behind a label, as scikit-learn does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear import text_kernels as kernels
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.columns import Block, Column
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.text_pieces import PathLike, Progress, excerpt, line_at, line_number, quoted, shared_pieces
+from sparseallreduce.streams.kernels.compilation import compiled_entry
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["read_svmlight", "svmlight_blocks"]
+
+Array = NDArray[Any]
+
+_HIGHEST = 2**32  # features, where their number is not given
+
+
+class _Fault(Exception):
+    """What is wrong, and at which character of a piece."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        self.reason, self.place = reason, place
+
+
+def read_svmlight(path: PathLike, comm: Any, *, n_features: int | None = None, progress: Progress = None) -> Dataset:
+    """This rank's samples of a text file; collective over ``comm``.
+
+    Parameters
+    ----------
+    path, comm, n_features, progress
+        As for :func:`svmlight_blocks`. Without ``n_features`` the data set has as many as the highest index on any rank.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, with the file, the line and what is wrong with it.
+    """
+    mine = agreed(comm, lambda: _collected(svmlight_blocks(path, comm, n_features=n_features, progress=progress), str(path)))
+    shares = gather(comm, (mine.rows, mine.features))
+    total = sum(rows for rows, _ in shares)
+    if total == 0:
+        raise DatasetError(f"{path}: no samples in it")
+    features = n_features or max(features for _, features in shares)
+    return replace(mine, features=features, first=sum(rows for rows, _ in shares[: comm.rank]), total=total)
+
+
+def svmlight_blocks(
+    path: PathLike,
+    comm: Any,
+    *,
+    n_features: int | None = None,
+    zero_based: bool = False,
+    dtype: DTypeLike = np.float32,
+    progress: Progress = None,
+) -> Generator[Block]:
+    """This rank's samples of a text file, block by block; collective over ``comm`` until it ends or is closed.
+
+    Parameters
+    ----------
+    path : path
+        Compressed by gzip, bzip2 or xz if its first bytes say so.
+    comm : communicator
+        Of the ranks that share the samples.
+    n_features : int, optional
+        What indices must not exceed; 2**32 by default.
+    zero_based : bool
+        Whether indices in the text count from 0.
+    dtype : dtype
+        Of the values, float32 or float64.
+    progress : callable, optional
+        Called with the bytes of the file that this rank has worked off since the last call.
+
+    Raises
+    ------
+    DatasetError
+        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+    """
+    parser = _Parser(n_features, zero_based, np.dtype(dtype))
+    with closing(shared_pieces(path, comm, progress)) as pieces:
+        for piece in pieces:
+            try:
+                yield parser.parse(piece.text)
+            except _Fault as fault:
+                line = line_number(path, piece, fault.place)
+                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(piece.text, fault.place)}") from None
+
+
+class _Parser:
+    """Parses piece after piece into the same arrays."""
+
+    def __init__(self, features: int | None, zero_based: bool, dtype: np.dtype[Any]) -> None:
+        self._given = features is not None
+        self._features = features or _HIGHEST
+        self._base = 0 if zero_based else 1
+        self._index, self._value = index_dtype(self._features), dtype
+        self._entry = _compiled(self._index, dtype)
+        self._reserve(0)
+
+    def _reserve(self, characters: int) -> None:
+        """Room for whatever so many characters of text can hold."""
+        nonzeros = characters // kernels.SHORTEST_NONZERO + 1
+        self._indptr = np.zeros(characters // 2 + 2, np.int64)
+        self._indices = np.empty(nonzeros, self._index)
+        self._values = np.empty(nonzeros, self._value)
+        self._labels = np.empty(characters // 2 + 1)
+        self._hard = np.empty((characters // 2 + 1, 3), np.int64)
+
+    def parse(self, text: bytes) -> Block:
+        if len(text) // 2 >= len(self._labels):
+            self._reserve(len(text))
+        characters = np.frombuffer(text, np.uint8)
+        samples, hards, fault, place = self._entry(
+            characters, self._base, self._features, self._indptr, self._indices, self._values, self._labels, self._hard
+        )
+        self._convert(text, self._hard[:hards])
+        if fault:
+            raise _Fault(self._reason(fault, text, place), place)
+        nonzeros = int(self._indptr[samples])
+        return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], self._labels[:samples])
+
+    def _convert(self, text: bytes, hard: Array) -> None:
+        """The numbers that take more than one operation of float64, which are also the only ones that can be too large."""
+        if not len(hard):
+            return
+        numbers = np.fromiter((float(text[start:end]) for _, start, end in hard.tolist()), np.float64, len(hard))
+        places = hard[:, 0]
+        labels = places < 0
+        self._labels[-1 - places[labels]] = numbers[labels]
+        with np.errstate(over="ignore"):
+            self._values[places[~labels]] = numbers[~labels]
+            finite = np.isfinite(np.where(labels, numbers, numbers.astype(self._value)))
+        if not finite.all():
+            _, start, end = hard[finite.argmin()].tolist()
+            what, dtype = ("label", "float64") if labels[finite.argmin()] else ("value", self._value.name)
+            raise _Fault(f"the {what} {text[start:end].decode()} is too large for {dtype}", start)
+
+    def _reason(self, fault: int, text: bytes, place: int) -> str:
+        """What is wrong with the part of a line at this place, in words."""
+        if b"\0" in line_at(text, place):
+            return "NUL bytes; the file is damaged, or no text"
+        part = text[place:].split(None, 1)[0].split(b"#", 1)[0]
+        index, _, value = part.partition(b":")
+        match fault:
+            case kernels.BAD_LABEL:
+                return f"the label {quoted(part)} is not {_expected(part)}"
+            case kernels.NO_COLON:
+                return f"{quoted(part)} is not of the form index:value"
+            case kernels.BAD_INDEX:
+                return f"the index {quoted(index)} is not a whole number"
+            case kernels.BELOW:
+                return "index 0, but indices count from 1; if they count from 0 in this file, convert it with --zero-based"
+            case kernels.UNSORTED:
+                return f"index {index.decode()} comes after a higher one, but indices must increase within a line"
+            case kernels.REPEATED:
+                return f"index {index.decode()} comes twice"
+            case kernels.ABOVE if self._given:
+                return f"index {index.decode()} is above the highest of {self._features} features"
+            case kernels.ABOVE:
+                return f"index {index.decode()} is above {_HIGHEST}, the highest that is read unless the number of features is given"
+            case _:
+                return f"the value {quoted(value)} of index {index.decode()} is not {_expected(value)}"
+
+
+@cache
+def _compiled(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int, int]]:
+    """The parser for these dtypes of indices and values."""
+    text = types.Array(types.uint8, 1, "C", readonly=True)
+    outputs = numba.from_dtype(index)[::1], numba.from_dtype(value)[::1], types.float64[::1], types.int64[:, ::1]
+    return compiled_entry(kernels.parse_svmlight, (text, types.int64, types.uint64, types.int64[::1], *outputs))
+
+
+def _expected(word: bytes) -> str:
+    return "finite" if word.lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity") else "a number"
+
+
+def _collected(blocks: Generator[Block], source: str) -> Dataset:
+    """The samples of all blocks in memory, with as many features as the highest index."""
+    labels, lengths, values, indices = Column(np.float64), Column(np.int64), Column(np.float32), None
+    highest = -1
+    with closing(blocks):
+        for block in blocks:
+            indices = indices or Column(block.indices.dtype)
+            labels.append(block.labels)
+            lengths.append(np.diff(block.indptr))
+            values.append(block.values)
+            indices.append(block.indices)
+            highest = max(highest, int(block.indices.max(initial=0)) if len(block.indices) else -1)
+    rows = lengths.array()
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(rows, out=indptr[1:])
+    found = indices.array() if indices else np.empty(0, np.uint32)
+    return Dataset(indptr, found, values.array(), labels.array(), highest + 1, source=source)

@@ -1,0 +1,262 @@
+"""The loops over characters of svmlight text, compiled by numba: parsing and formatting.
+
+The grammar of a line, whose parts are separated by blanks (space, tab, carriage return, vertical tab, form feed)::
+
+    line    = [label ["qid:" text] {index ":" number}] ["#" text] newline
+    label   = number
+    number  = ["+" | "-"] (digits ["." [digits]] | "." digits) [("e" | "E") ["+" | "-"] digits]
+    index   = digits, increasing within a line
+
+A number of at most 53 bits and a power of ten up to 22 is converted exactly with one multiplication or division of float64 (Clinger,
+"How to read floating point numbers accurately", 1990). Others, which are rare, are left to the caller by their place in the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import kernel
+
+__all__ = [
+    "ABOVE",
+    "BAD_INDEX",
+    "BAD_LABEL",
+    "BAD_VALUE",
+    "BELOW",
+    "NONZERO_CHARACTERS",
+    "NO_COLON",
+    "REPEATED",
+    "SHORTEST_NONZERO",
+    "UNSORTED",
+    "format_svmlight",
+    "parse_svmlight",
+]
+
+Array = NDArray[Any]
+
+#: The most characters that a non-zero takes in the text that we write: a space, ten digits, a colon, and "0." with six digits.
+NONZERO_CHARACTERS = 20
+#: The fewest that it takes in any text: a blank, a digit, a colon, a digit.
+SHORTEST_NONZERO = 4
+
+# What is wrong with a line.
+BAD_LABEL, NO_COLON, BAD_INDEX, BELOW, UNSORTED, REPEATED, ABOVE, BAD_VALUE = range(1, 9)
+
+_EXACT, _HARD, _BAD = 0, 1, 2  # what became of a number
+_POWERS = 10.0 ** np.arange(23)
+_EXACT_MANTISSA = np.uint64(2**53)
+_FULL = np.uint64(10**18)  # from here on there is no room for another digit
+_TOP = np.uint64(2**64 - 1)  # stands for an index of too many digits
+_ZERO = np.uint64(0)
+_TEN = np.uint64(10)
+_HASH, _COLON, _NEWLINE, _PLUS, _MINUS, _POINT = 35, 58, 10, 43, 45, 46
+
+
+@kernel
+def parse_svmlight(
+    text: Array, base: int, features: int, indptr: Array, indices: Array, values: Array, labels: Array, hard: Array
+) -> tuple[int, int, int, int]:
+    """Parse whole lines.
+
+    Parameters
+    ----------
+    text : uint8
+    base : int
+        The lowest index, 0 or 1.
+    features : uint64
+        Indices must be below ``features + base``.
+    indptr, indices, values, labels
+        Outputs, with room for all samples and non-zeros of the text. ``indptr[0]`` is zero; indices count from 0.
+    hard : int64, shape (any, 3)
+        Numbers left to the caller: the position in ``values``, or -1 - the position in ``labels``; where it begins and ends in the text.
+
+    Returns
+    -------
+    samples, hard numbers, fault, place
+        The fault is 0, or what is wrong with the part of a line that begins at this place.
+    """
+    at = samples = entries = hards = 0
+    size = text.size
+    while True:
+        while at < size and (_blank(text[at]) or text[at] == _NEWLINE):
+            at += 1
+        if at == size:
+            return samples, hards, 0, at
+        if text[at] != _HASH:
+            start = at
+            value, at, what = _number(text, at)
+            if what == _BAD:
+                return samples, hards, BAD_LABEL, start
+            labels[samples] = value
+            if what == _HARD:
+                hard[hards] = -1 - samples, start, at
+                hards += 1
+            at = _past_query(text, at)
+            previous = np.int64(-1)
+            while True:
+                while at < size and _blank(text[at]):
+                    at += 1
+                if at == size or text[at] == _NEWLINE or text[at] == _HASH:
+                    break
+                start = at
+                index = _ZERO
+                while at < size and 48 <= text[at] <= 57:
+                    index = index * _TEN + np.uint64(text[at] - 48) if index < _FULL else _TOP
+                    at += 1
+                if at == size or text[at] != _COLON:
+                    return samples, hards, BAD_INDEX if _has_colon(text, start) else NO_COLON, start
+                if at == start:
+                    return samples, hards, BAD_INDEX, start
+                if index < np.uint64(base):
+                    return samples, hards, BELOW, start
+                index -= np.uint64(base)
+                if index >= np.uint64(features):
+                    return samples, hards, ABOVE, start
+                if np.int64(index) <= previous:
+                    return samples, hards, REPEATED if np.int64(index) == previous else UNSORTED, start
+                previous = np.int64(index)
+                indices[entries] = index
+                at += 1
+                number = at
+                value, at, what = _number(text, at)
+                if what == _BAD:
+                    return samples, hards, BAD_VALUE, start
+                values[entries] = value
+                if what == _HARD:
+                    hard[hards] = entries, number, at
+                    hards += 1
+                entries += 1
+            samples += 1
+            indptr[samples] = entries
+        while at < size and text[at] != _NEWLINE:  # a comment
+            at += 1
+
+
+@kernel
+def _number(text: Array, at: int) -> tuple[float, int, int]:
+    """The number that begins here, where it ends, and whether it is exact, hard, or no number that ends with its word."""
+    size = text.size
+    negative = False
+    if at < size and (text[at] == _MINUS or text[at] == _PLUS):
+        negative = text[at] == _MINUS
+        at += 1
+    mantissa = _ZERO
+    exponent = digits = 0
+    cut = point = False
+    while at < size:
+        character = text[at]
+        if 48 <= character <= 57:
+            digits += 1
+            if mantissa < _FULL:
+                mantissa = mantissa * _TEN + np.uint64(character - 48)
+                exponent -= point
+            else:
+                cut = True
+                exponent += not point
+        elif character == _POINT and not point:
+            point = True
+        else:
+            break
+        at += 1
+    if digits == 0:
+        return 0.0, at, _BAD
+    if at < size and (text[at] == 101 or text[at] == 69):  # e, E
+        at += 1
+        falling = False
+        if at < size and (text[at] == _MINUS or text[at] == _PLUS):
+            falling = text[at] == _MINUS
+            at += 1
+        power = digits = 0
+        while at < size and 48 <= text[at] <= 57:
+            if power < 100_000:
+                power = power * 10 + text[at] - 48
+            digits += 1
+            at += 1
+        if digits == 0:
+            return 0.0, at, _BAD
+        exponent += -power if falling else power
+    if at < size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
+        return 0.0, at, _BAD
+    if cut or mantissa > _EXACT_MANTISSA or exponent < -22 or exponent > 22:
+        return 0.0, at, _HARD
+    value = np.float64(mantissa)
+    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
+    return -value if negative else value, at, _EXACT
+
+
+@kernel
+def _blank(character: int) -> bool:
+    return character == 32 or (9 <= character <= 13 and character != _NEWLINE)
+
+
+@kernel
+def _past_query(text: Array, at: int) -> int:
+    """Behind the query identifier that may follow a label, which is skipped as scikit-learn does."""
+    begin = at
+    while begin < text.size and _blank(text[begin]):
+        begin += 1
+    if text.size - begin < 4 or text[begin] != 113 or text[begin + 1] != 105 or text[begin + 2] != 100 or text[begin + 3] != _COLON:
+        return at
+    while begin < text.size and not (_blank(text[begin]) or text[begin] == _NEWLINE or text[begin] == _HASH):
+        begin += 1
+    return begin
+
+
+@kernel
+def _has_colon(text: Array, at: int) -> bool:
+    """Whether there is a colon in the word that begins here."""
+    while at < text.size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
+        if text[at] == _COLON:
+            return True
+        at += 1
+    return False
+
+
+@kernel
+def format_svmlight(positive: Array, ends: Array, indices: Array, micros: Array, text: Array) -> int:
+    """Write a line for every sample to ``text``: label, then ``index:value`` with indices from 1. Returns the characters written.
+
+    Sample i has the non-zeros ``ends[i - 1]`` to ``ends[i]``, whose values are given in whole millionths from 1 to 1,000,000.
+    """
+    at = 0
+    begin = 0
+    for sample in range(positive.size):
+        text[at] = 43 if positive[sample] else 45  # plus or minus
+        text[at + 1] = 49  # one
+        at += 2
+        for entry in range(begin, ends[sample]):
+            text[at] = 32  # space
+            index = np.uint64(indices[entry]) + np.uint64(1)
+            power = np.uint64(10)
+            digits = 1
+            while index >= power:
+                power *= np.uint64(10)
+                digits += 1
+            at += digits
+            for place in range(digits):
+                text[at - place] = 48 + index % np.uint64(10)
+                index //= np.uint64(10)
+            text[at + 1] = 58  # colon
+            at += 2
+            micro = np.uint32(micros[entry])
+            if micro >= np.uint32(1_000_000):
+                text[at] = 49
+                at += 1
+                continue
+            text[at] = 48
+            text[at + 1] = 46  # point
+            digits = 6
+            while micro % np.uint32(10) == 0:
+                micro //= np.uint32(10)
+                digits -= 1
+            for place in range(digits):
+                text[at + 1 + digits - place] = 48 + micro % np.uint32(10)
+                micro //= np.uint32(10)
+            at += 2 + digits
+        begin = ends[sample]
+        text[at] = 10  # newline
+        at += 1
+    return at

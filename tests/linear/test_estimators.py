@@ -1,0 +1,275 @@
+"""The estimators on one process: scikit-learn's own checks, accuracies that users expect, and what they add to them."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine, make_classification, make_regression
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression as ScikitLogisticRegression
+from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
+from sklearn.utils.estimator_checks import check_class_weight_balanced_linear_classifier, parametrize_with_checks
+
+import sparseallreduce as sar
+from sparseallreduce.linear import LinearRegression, LinearSVM, LogisticRegression, ModelFileError, load_model
+
+CLASSIFIERS = [LogisticRegression, LinearSVM]
+ESTIMATORS = [*CLASSIFIERS, LinearRegression]
+
+
+@parametrize_with_checks([estimator() for estimator in ESTIMATORS])
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", CLASSIFIERS)
+def test_balanced_class_weights_are_those_of_scikit_learn(estimator):
+    check_class_weight_balanced_linear_classifier(estimator.__name__, estimator())  # which it runs on classes of its own only
+
+
+@pytest.mark.parametrize(
+    "estimator,load,least",
+    [
+        (LogisticRegression, load_iris, 0.93),
+        (LogisticRegression, load_wine, 0.96),
+        (LogisticRegression, load_breast_cancer, 0.96),
+        (LogisticRegression, load_digits, 0.96),
+        (LinearSVM, load_wine, 0.95),
+        (LinearSVM, load_breast_cancer, 0.95),
+        (LinearSVM, load_digits, 0.95),
+        (LinearRegression, load_diabetes, 0.5),
+    ],
+)
+def test_defaults_are_right_for_unscaled_data(estimator, load, least):
+    X, y = load(return_X_y=True)
+    assert estimator().fit(X, y).score(X, y) > least
+
+
+def problem(classes=2, samples=200, seed=0):
+    X, y = make_classification(samples, 12, n_informative=8, n_classes=classes, class_sep=2.0, random_state=seed)
+    return X, np.array(["ant", "bee", "wasp"])[y]
+
+
+def test_weights_are_those_of_the_same_problem_solved_by_scikit_learn():
+    X, y = problem()
+    X = MaxAbsScaler().fit_transform(X)  # so that both penalise the same weights
+    ours = LogisticRegression(l2=1e-2, tol=1e-9, max_iter=5000, scale_features=False).fit(X, y)
+    theirs = ScikitLogisticRegression(C=1 / (1e-2 * len(y)), tol=1e-8).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-3)
+
+    X, y = make_regression(150, 5, noise=1.0, random_state=0)
+    ours = LinearRegression(l2=1e-2, tol=1e-10, max_iter=5000, scale_features=False).fit(X, y)
+    theirs = Ridge(alpha=1e-2 * len(y)).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "form",
+    [
+        scipy.sparse.csr_array,
+        scipy.sparse.csr_matrix,
+        scipy.sparse.csc_array,
+        scipy.sparse.csc_matrix,
+        scipy.sparse.coo_array,
+        scipy.sparse.coo_matrix,
+    ],
+)
+def test_sparse_samples_are_as_good_as_dense_ones(estimator, dtype, form):
+    X, y = problem()
+    X = np.where(X > 0.5, X, 0).astype(dtype)
+    y = X @ np.arange(12) if estimator is LinearRegression else y
+    dense = estimator(max_iter=30, tol=None).fit(X, y)
+    sparse = estimator(max_iter=30, tol=None).fit(form(X), y)
+    assert sparse.coef_.dtype == dtype
+    np.testing.assert_allclose(dense.coef_, sparse.coef_, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(sparse.predict(form(X)), sparse.predict(form(X)))
+
+
+def test_indices_of_64_bits_and_repeated_entries_are_accepted():
+    X, y = problem()
+    X = np.where(X > 0.5, X, 0)
+    plain = scipy.sparse.csr_array(X)
+    wide = scipy.sparse.csr_array((plain.data, plain.indices.astype(np.int64), plain.indptr.astype(np.int64)), plain.shape)
+    halves = scipy.sparse.coo_array((np.tile(plain.data / 2, 2), np.tile(plain.nonzero(), 2)), plain.shape)
+    repeated = scipy.sparse.csr_array(
+        (np.repeat(plain.data / 2, 2), np.repeat(plain.indices, 2), plain.indptr * 2), plain.shape
+    )
+    expected = LogisticRegression(max_iter=20, tol=None).fit(plain, y).coef_
+    for samples in (wide, halves, repeated):
+        before = samples.data.copy()
+        np.testing.assert_allclose(LogisticRegression(max_iter=20, tol=None).fit(samples, y).coef_, expected, rtol=1e-12)
+        np.testing.assert_array_equal(samples.data, before)
+
+
+@pytest.mark.parametrize("estimator", CLASSIFIERS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_labels_may_be_strings_and_many(estimator, classes):
+    X, y = problem(classes)
+    model = estimator().fit(X, y)
+    assert model.classes_.tolist() == ["ant", "bee", "wasp"][:classes]
+    assert model.coef_.shape == ((1 if classes == 2 else classes), 12)
+    assert model.score(X, y) > 0.8
+    assert set(model.predict(X)) == set(y)
+
+
+def test_probabilities_belong_to_the_classes():
+    X, y = problem(3)
+    model = LogisticRegression().fit(X, y)
+    shares = model.predict_proba(X)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    np.testing.assert_array_equal(model.classes_[shares.argmax(axis=1)], model.predict(X))
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), shares)
+    assert not hasattr(LinearSVM(), "predict_proba")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_partial_fits_learn_from_batches_that_come_one_by_one(estimator):
+    X, y = problem(samples=1000)
+    X[:300] /= 4  # the scales of features are not known from the first batches
+    y = X @ np.arange(12.0) if estimator is LinearRegression else y
+    extra = {} if estimator is LinearRegression else {"classes": np.unique(y)}
+    model = estimator(batch_size=20)
+    for _ in range(10):
+        for batch in np.split(np.arange(1000), 5):
+            model.partial_fit(X[batch], y[batch], **extra)
+    assert model.score(X, y) > estimator().fit(X, y).score(X, y) - 0.03
+    assert model.t_ == 10 * 5 * 10
+
+
+def test_classes_are_known_from_the_first_partial_fit_on():
+    X, y = problem()
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        LogisticRegression().partial_fit(X, y)
+    model = LogisticRegression().partial_fit(X[:1], y[:1], classes=["bee", "ant"])
+    assert model.classes_.tolist() == ["ant", "bee"]
+    with pytest.raises(ValueError, match="the label wasp is not among the classes"):
+        model.partial_fit(X[:1], ["wasp"])
+    with pytest.raises(ValueError, match="in the first call"):
+        model.partial_fit(X[:1], y[:1], classes=["ant", "wasp"])
+    with pytest.raises(ValueError, match="needs all samples"):
+        LogisticRegression(class_weight="balanced").partial_fit(X, y, classes=["ant", "bee"])
+
+
+def test_a_warm_start_goes_on():
+    X, y = problem()
+    cold = LogisticRegression(max_iter=20, tol=None).fit(X, y)
+    warm = LogisticRegression(max_iter=20, tol=None, warm_start=True).fit(X, y)
+    np.testing.assert_array_equal(cold.coef_, warm.coef_)
+    warm.fit(X, y)
+    assert warm.history_[0][-1].loss < cold.history_[0][-1].loss
+    with pytest.raises(ValueError, match="not among the classes"):
+        warm.fit(*problem(3))
+
+
+def test_weights_of_samples_and_classes_count_like_repetitions():
+    X, y = problem()
+    counts = np.random.default_rng(0).integers(0, 3, len(y))
+    twice_bees = np.where(y == "bee", 2, 1)
+    repeated = LogisticRegression(tol=None, max_iter=20).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+    weighted = LogisticRegression(tol=None, max_iter=20).fit(X, y, counts)
+    np.testing.assert_allclose(repeated.coef_, weighted.coef_, rtol=1e-9)
+    by_class = LogisticRegression(tol=None, max_iter=20, class_weight={"bee": 2}).fit(X, y)
+    by_sample = LogisticRegression(tol=None, max_iter=20).fit(X, y, twice_bees)
+    np.testing.assert_allclose(by_class.coef_, by_sample.coef_, rtol=1e-12)
+    assert weighted.score(X, y, counts) == pytest.approx(np.average(weighted.predict(X) == y, weights=counts))
+
+
+def test_the_score_of_a_regression_is_that_of_scikit_learn():
+    X, y = make_regression(60, 4, noise=5.0, random_state=1)
+    counts = np.random.default_rng(0).random(60)
+    model = LinearRegression().fit(X, y)
+    assert model.score(X, y, counts) == pytest.approx(r2_score(y, model.predict(X), sample_weight=counts))
+
+
+def test_the_same_call_gives_the_same_bits():
+    X, y = problem()
+    first, again, other = (LogisticRegression(batch_size=10, max_iter=5, tol=None, random_state=seed).fit(X, y) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.coef_, again.coef_)
+    assert not np.array_equal(first.coef_, other.coef_)
+
+
+def test_dense_and_sparse_strategy_agree():
+    X, y = problem()
+    by = {name: LogisticRegression(strategy=name, max_iter=10, tol=None).fit(X, y).coef_ for name in ("dense", "sparse", "overlapped")}
+    assert np.abs(by["overlapped"] - by["sparse"]).max() < 0.1 * np.abs(by["sparse"]).max()  # one step stale
+    np.testing.assert_allclose(by["dense"], by["sparse"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_pickles_copies_and_files_predict_the_same(estimator, tmp_path):
+    X, y = problem(3)
+    y = X[:, 0] if estimator is LinearRegression else y
+    model = estimator(comm=sar.SERIAL).fit(X, y)
+    model.to_file(tmp_path / "model.npz")
+    twins = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model), estimator.from_file(tmp_path / "model.npz", l2=0.5)]
+    for twin in [*twins, load_model(tmp_path / "model.npz")]:
+        np.testing.assert_array_equal(twin.predict(X), model.predict(X))
+    assert twins[2].l2 == 0.5
+    twins[2].partial_fit(X, y)
+    assert clone(model).comm is sar.SERIAL
+    assert twins[0].comm is None
+
+
+def test_a_file_of_another_kind_of_model_is_refused(tmp_path):
+    X, y = problem()
+    LinearSVM().fit(X, y).to_file(tmp_path / "model.npz")
+    with pytest.raises(ModelFileError, match=r"kind 'svm', and LogisticRegression is of kind 'logistic'"):
+        LogisticRegression.from_file(tmp_path / "model.npz")
+    with pytest.raises(NotFittedError):
+        LinearSVM().to_file(tmp_path / "other.npz")
+
+
+def test_it_is_tuned_as_any_estimator():
+    X, y = problem()
+    model = make_pipeline(MaxAbsScaler(), LogisticRegression(max_iter=20, tol=None))
+    search = GridSearchCV(model, {"logisticregression__l2": [1e-4, 10.0]})
+    assert search.fit(X, y).best_params_ == {"logisticregression__l2": 1e-4}
+
+
+@pytest.mark.parametrize(
+    "parameters,what",
+    [
+        ({"l2": -1}, "l2 must be at least 0"),
+        ({"l1": float("nan")}, "l1 must be at least 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"max_iter": 0}, "max_iter must be at least 1"),
+        ({"learning_rate": 0}, "learning_rate must be 'auto' or a number above 0"),
+        ({"learning_rate": "fast"}, "learning_rate must be 'auto' or a number above 0"),
+        ({"strategy": "gossip"}, "strategy must be one of dense, sparse, overlapped, not .gossip."),
+        ({"schedule": "never"}, "schedule must be a function or one of plateau, constant"),
+        ({"class_weight": "fair"}, "'fair' is not known"),
+        ({"algorithm": "gossip"}, "gossip"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(parameters, what):
+    X, y = problem()
+    with pytest.raises(ValueError, match=what):
+        LogisticRegression(**parameters).fit(X, y)
+
+
+def test_negative_weights_of_samples_are_refused():
+    X, y = problem()
+    with pytest.raises(ValueError, match="must not be negative, but the lowest is -2"):
+        LogisticRegression().fit(X, y, np.full(len(y), -2))
+
+
+def test_too_few_passes_are_told():
+    X, y = problem()
+    with pytest.warns(ConvergenceWarning, match="max_iter = 2"):
+        LogisticRegression(max_iter=2).fit(X, y)
+
+
+def test_a_line_is_printed_for_every_pass_on_demand(capsys):
+    X, y = problem()
+    LogisticRegression(max_iter=3, tol=None, verbose=1).fit(X, y)
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["pass 1", "pass 2", "pass 3"]

@@ -1,0 +1,149 @@
+"""Model files: what goes in comes out, without pickle, and nothing else is taken for one."""
+
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+
+BINARY = FittedModel("logistic", np.float32([0.5, -2, 0]), 0.25, np.array([-1.0, 1.0]))
+MULTI = FittedModel("svm", np.eye(3, 4), np.array([0.0, 0.5, 0.0]), np.array(["ant", "bee", "wasp"]))
+REGRESSION = FittedModel("linear", np.float32([1, 2]), -1.0)
+SAMPLES = np.array([[1.0, 0, 2, 0], [0, 1, 0, 0], [0, 0, 3, 1]])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.npz"
+
+
+@pytest.mark.parametrize("model", [BINARY, MULTI, REGRESSION], ids=["binary", "multi", "regression"])
+def test_a_model_comes_back_as_it_was(model, path):
+    save_model(path, model)
+    again = load_model(path)
+    assert (again.model, again.library, again.n_features) == (model.model, model.library, model.n_features)
+    for name in ("weights", "intercept", "classes"):
+        before, after = getattr(model, name), getattr(again, name)
+        assert before.dtype == after.dtype
+        np.testing.assert_array_equal(before, after)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model.npz"]
+
+
+def test_numpy_alone_reads_the_documented_arrays(path):
+    save_model(path, BINARY)
+    with np.load(path, allow_pickle=False) as file:
+        assert (str(file["model"]), int(file["n_features"]), file["classes"].tolist()) == ("logistic", 3, [-1, 1])
+        assert file["weights"].shape == (3,)
+        assert file["intercept"].shape == ()
+
+
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_array, scipy.sparse.csr_matrix, scipy.sparse.csc_array])
+def test_scores_and_labels_are_those_of_the_inner_products(form):
+    scores = MULTI.decision_function(form(SAMPLES))
+    np.testing.assert_allclose(scores, SAMPLES @ MULTI.weights.T + MULTI.intercept)
+    assert MULTI.predict(form(SAMPLES)).tolist() == ["wasp", "bee", "wasp"]
+    assert BINARY.predict(form(SAMPLES[:, :3])).tolist() == [1, -1, 1]
+    np.testing.assert_allclose(REGRESSION.predict(form(SAMPLES[:, :2])), [0, 1, -1])
+
+
+def test_probabilities_are_of_every_class_and_add_up_to_one():
+    margins = np.array([-3.0, 0.0, 800.0])
+    np.testing.assert_allclose(BINARY.probabilities_of(margins)[:, 1], 1 / (1 + np.exp(-margins)))
+    logistic = FittedModel("logistic", MULTI.weights, MULTI.intercept, MULTI.classes)
+    shares = logistic.predict_proba(np.vstack([SAMPLES, 1e5 * SAMPLES, -1e5 * np.ones((1, 4))]))
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    for model in (MULTI, REGRESSION):
+        with pytest.raises(ModelFileError, match="only a logistic classifier"):
+            model.predict_proba(np.zeros((1, model.n_features)))
+
+
+def test_samples_of_another_width_are_refused():
+    with pytest.raises(ModelFileError, match="the model has 3 features, the samples have 4"):
+        BINARY.decision_function(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "what,arguments",
+    [
+        ("one score for 3 classes", (np.zeros(4), 0.0, [1, 2, 3])),
+        ("2 scores and 3 classes", (np.zeros((2, 4)), np.zeros(2), [1, 2, 3])),
+        ("intercept has the shape", (np.zeros((3, 4)), 0.0, [1, 2, 3])),
+        ("int64", (np.zeros(4, int), 0.0, [])),
+        ("not finite", (np.array([np.nan]), 0.0, [])),
+        ("not finite", (np.zeros(1), np.inf, [])),
+        ("classes have 2 dimensions", (np.zeros(1), 0.0, [[1, 2]])),
+    ],
+)
+def test_what_is_no_linear_model_is_not_written(what, arguments, path):
+    with pytest.raises(ModelFileError, match=what):
+        save_model(path, FittedModel("linear", *arguments))
+    assert not path.exists()
+
+
+def test_object_labels_are_written_if_they_are_strings(path):
+    save_model(path, FittedModel("svm", np.zeros(2), 0.0, np.array(["a", "bb"], object)))
+    assert load_model(path).classes.tolist() == ["a", "bb"]
+    with pytest.raises(ModelFileError, match="numbers or strings"):
+        save_model(path, FittedModel("svm", np.zeros(2), 0.0, np.array([None, 1], object)))
+    assert load_model(path).classes.tolist() == ["a", "bb"], "a failed write has touched the file"
+
+
+FOREIGN = {
+    "absent": None,
+    "empty": b"",
+    "text": b"1 1:1 2:3\n",
+    "npy": lambda path: np.save(path.open("wb"), np.zeros(3)),
+    "another npz": lambda path: np.savez(path.open("wb"), weights=np.zeros(3)),
+    "pickled": lambda path: np.savez(path.open("wb"), format=np.array([{}], object)),
+    "later layout": lambda path: np.savez(path.open("wb"), format="sparseallreduce linear model 9"),
+    "incomplete": lambda path: np.savez(path.open("wb"), format="sparseallreduce linear model 1", model="svm", weights=np.zeros(3)),
+    "another zip": lambda path: zipfile.ZipFile(path, "w").writestr("letter.txt", "dear"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_foreign_files_are_refused_by_name(what, path):
+    content = FOREIGN[what]
+    if callable(content):
+        content(path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=str(path)):
+        load_model(path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "model.npz"
+    save_model(path, MULTI)
+    return path
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_the_damage_is_outside_what_it_holds(written, data):
+    content = bytearray(written.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    damaged = written.with_name("damaged.npz")
+    damaged.write_bytes(content)
+    try:
+        model = load_model(damaged)
+    except ModelFileError:
+        return
+    np.testing.assert_array_equal(model.weights, MULTI.weights)
+    np.testing.assert_array_equal(model.classes, MULTI.classes)
+
+
+def test_a_model_file_is_read_without_mpi(path):
+    save_model(path, BINARY)
+    code = f"import sys, sparseallreduce.linear as it; it.load_model({str(path)!r}); print('mpi4py.MPI' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

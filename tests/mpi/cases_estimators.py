@@ -1,0 +1,189 @@
+"""Estimators under MPI: each rank's own samples, one model on all of them, and errors that all ranks share."""
+
+import numpy as np
+import scipy.sparse
+from cases_train import shared_folder
+from mpi_cases import each, limit, skip
+from sklearn.model_selection import GridSearchCV
+
+import sparseallreduce as sar
+from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear import LinearRegression, LinearSVM, LogisticRegression
+
+ESTIMATORS = [LogisticRegression, LinearSVM, LinearRegression]
+SAMPLES = 120
+
+
+def problem(estimator, classes=3):
+    """The samples of all ranks, the same on each."""
+    rng = np.random.default_rng(5)
+    X = scipy.sparse.random_array((SAMPLES, 40), density=0.2, rng=rng, data_sampler=rng.standard_normal).tocsr()
+    scores = X @ rng.standard_normal((40, classes))
+    return X, (scores[:, 0] if estimator is LinearRegression else np.array(["ant", "bee", "wasp"])[scores.argmax(axis=1)])
+
+
+def share(comm, total=SAMPLES):
+    """This rank's rows: blocks of different sizes."""
+    bounds = [total * rank**2 // comm.size**2 for rank in range(comm.size + 1)]
+    return slice(bounds[comm.rank], bounds[comm.rank + 1])
+
+
+def same(comm, *values):
+    """Whether all ranks hold the same, to the bit."""
+    bits = [value.tobytes() if isinstance(value, np.ndarray) and value.dtype.kind == "f" else repr(value) for value in values]
+    return all(other == bits for other in comm.allgather(bits))
+
+
+def told(comm, action, error=ValueError):
+    """The message of the error that the action raises, which has to be the same on all ranks."""
+    try:
+        action()
+        message = None
+    except error as raised:
+        message = str(raised)
+    assert message is not None, "no error on this rank"
+    assert same(comm, message)
+    assert comm.allreduce(1) == comm.size
+    return message
+
+
+@limit(120)
+@each(estimator=ESTIMATORS, strategy=["sparse", "dense"])
+def case_all_ranks_end_with_the_model_of_one_process(comm, estimator, strategy):
+    X, y = problem(estimator)
+    own = share(comm)
+    settings = {"strategy": strategy, "max_iter": 15, "tol": None, "learning_rate": 0.3}
+    ours = estimator(comm=comm, batch_size=3, **settings).fit(X[own], y[own])
+    alone = estimator(comm=sar.SERIAL, batch_size=3 * comm.size, **settings).fit(X, y)
+    assert same(comm, ours.coef_, ours.intercept_, ours.n_iter_, getattr(ours, "classes_", None))
+    np.testing.assert_allclose(ours.coef_, alone.coef_, rtol=1e-6, atol=1e-9)
+    if estimator is not LinearRegression:
+        assert (ours.predict(X) == alone.predict(X)).mean() > 0.99
+    np.testing.assert_allclose(ours.score(X[own], y[own]), alone.score(X, y), atol=0.01)
+
+
+@limit(120)
+@each(estimator=ESTIMATORS)
+def case_the_learning_rate_and_the_end_are_agreed(comm, estimator):
+    X, y = problem(estimator)
+    own = share(comm)
+    model = estimator(comm=comm, max_iter=400, tol=1e-3).fit(X[own], y[own])
+    assert same(comm, model.coef_, [[epoch.loss for epoch in epochs] for epochs in model.history_])
+    assert model.score(X[own], y[own]) > 0.8
+
+
+@each(estimator=[LogisticRegression, LinearSVM])
+def case_a_rank_may_see_some_classes_or_nothing(comm, estimator):
+    X, y = problem(estimator)
+    order = np.argsort(y)
+    mine = np.array_split(order, max(1, comm.size - 1))[comm.rank] if comm.rank < max(1, comm.size - 1) else order[:0]
+    model = estimator(comm=comm, max_iter=5, tol=None).fit(X[mine], y[mine])
+    assert model.classes_.tolist() == ["ant", "bee", "wasp"]
+    assert same(comm, model.coef_)
+    model.partial_fit(X[mine], y[mine])
+    assert same(comm, model.coef_)
+    assert 0 <= model.score(X[mine], y[mine]) <= 1
+
+
+def case_classes_of_a_first_partial_fit_are_those_of_all_ranks(comm):
+    X, y = problem(LogisticRegression)
+    names = ["ant", "bee", "wasp"]
+    model = LogisticRegression(comm=comm)
+    model.partial_fit(X[share(comm)], y[share(comm)], classes=names if comm.rank == comm.size - 1 else names[:1])
+    assert model.classes_.tolist() == names
+    assert same(comm, model.coef_)
+
+
+def case_features_of_a_scale_that_one_rank_alone_sees(comm):
+    X, y = problem(LinearSVM)
+    X = X.toarray()
+    X[-1] *= 1000  # of the last rank
+    own = share(comm)
+    model = LinearSVM(comm=comm, max_iter=5, tol=None).fit(X[own], y[own])
+    assert same(comm, model.coef_, model._magnitudes)
+
+
+BAD = {
+    "features": lambda X, y: (X[:, :-1], y),
+    "lengths": lambda X, y: (X, y[:-1]),
+    "nan": lambda X, y: (np.full(X.shape, np.nan), y),
+    "numbers": lambda X, y: (X, np.arange(len(y)) % 2),
+    "dimensions": lambda X, y: (X.toarray()[0], y),
+}
+
+
+@each(what=BAD)
+def case_bad_samples_of_one_rank_are_the_same_error_on_all(comm, what):
+    if comm.size < 2:
+        skip("needs two ranks")
+    X, y = problem(LogisticRegression)
+    mine = (X[share(comm)], y[share(comm)])
+    if comm.rank == comm.size - 1:
+        mine = BAD[what](*mine)
+    model = LogisticRegression(comm=comm, max_iter=3, tol=None)
+    told(comm, lambda: model.fit(*mine))
+    model.fit(X[share(comm)], y[share(comm)])
+    told(comm, lambda: model.partial_fit(*mine))
+    if what in ("lengths", "nan", "dimensions"):
+        told(comm, lambda: model.score(*mine))
+
+
+def case_parameters_that_differ_are_the_same_error_on_all(comm):
+    if comm.size < 2:
+        skip("needs two ranks")
+    X, y = problem(LogisticRegression)
+    own = share(comm)
+    message = told(comm, lambda: LogisticRegression(comm=comm, max_iter=3 + comm.rank).fit(X[own], y[own]), MismatchError)
+    assert "max_iter is 3 and 4" in message
+    told(comm, lambda: LogisticRegression(comm=comm, l2=-1.0 if comm.rank else 0.1).fit(X[own], y[own]))
+
+    def mixed():
+        model = LogisticRegression(comm=comm, max_iter=3)
+        return model.partial_fit(X[own], y[own], np.unique(y)) if comm.rank else model.fit(X[own], y[own])
+
+    assert "call the same" in told(comm, mixed, MismatchError)
+
+
+def case_no_samples_anywhere_is_an_error(comm):
+    X, y = problem(LogisticRegression)
+    told(comm, lambda: LogisticRegression(comm=comm).fit(X[:0], y[:0]))
+    told(comm, lambda: LogisticRegression(comm=comm).fit(X[share(comm)], y[share(comm)], np.zeros(len(y[share(comm)]))))
+
+
+def case_a_pickle_goes_to_a_rank_that_has_no_model(comm):
+    X, y = problem(LinearRegression)
+    part = comm.Split(0, comm.rank)
+    try:
+        model = LinearRegression(comm=part, max_iter=5, tol=None).fit(X[share(comm)], y[share(comm)])
+        other = comm.bcast(model if comm.rank == 0 else None)
+    finally:
+        part.Free()
+    np.testing.assert_array_equal(other.predict(X), model.predict(X))
+    assert other.comm is None
+
+
+def case_a_file_of_rank_0_is_read_by_all(comm):
+    X, y = problem(LogisticRegression)
+    model = LogisticRegression(comm=comm, max_iter=5, tol=None).fit(X[share(comm)], y[share(comm)])
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            model.to_file(folder / "model.npz")
+        comm.Barrier()
+        again = LogisticRegression.from_file(folder / "model.npz", comm=comm, max_iter=5, tol=None)
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+@limit(120)
+def case_a_grid_search_chooses_the_same_on_all_ranks(comm):
+    X, y = problem(LogisticRegression)
+    own = slice(comm.rank * SAMPLES // comm.size, (comm.rank + 1) * SAMPLES // comm.size)
+    search = GridSearchCV(LogisticRegression(comm=comm, max_iter=10, tol=None), {"l2": [1e-4, 1e-2, 10.0]}, cv=2)
+    search.fit(X[own], y[own])
+    assert same(comm, search.best_params_, search.best_score_, search.best_estimator_.coef_)
+    assert search.best_params_["l2"] < 10
+
+
+def case_a_rank_trains_alone_with_serial(comm):
+    X, y = problem(LogisticRegression)
+    if comm.rank == 0:
+        LogisticRegression(comm=sar.SERIAL, max_iter=3, tol=None).fit(X, y)
