@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {
+_COLOURS = {  # phases from the bottom to the top of a bar
     "read": "tab:brown",
     "compute": "tab:gray",
     "select": "tab:purple",
     "communicate": "tab:red",
     "wait": "tab:orange",
     "update": "tab:blue",
+    "checkpoint": "tab:pink",
     "evaluate": "tab:green",
 }
-_OTHERS = ("tab:olive", "tab:cyan", "tab:pink")  # of phases that are not named here
+_OTHERS = ("tab:olive", "tab:cyan", "black")  # of phases that are not named here
 _MOST_POINTS = 2000  # of a curve
 
 Run = dict[str, Any]
@@ -148,24 +149,22 @@ def _draw_densities(axes: Axes, runs: Mapping[str, Run]) -> None:
     """The density of gradient and sum at every iteration where it has been recorded, else of every epoch."""
     for name, run in runs.items():
         colour = None
-        for quantity, style in (("gradient", "-"), ("total", "--")):
-            steps, values = _densities(run["epochs"], quantity)
-            label = f"{name}: {'a gradient' if quantity == 'gradient' else 'the sum'}"
-            colour = axes.plot(steps, values, style, color=colour, label=label)[0].get_color()
+        steps, given, summed = _densities(run["epochs"])
+        for values, what, style in ((given, "a gradient", "-"), (summed, "the sum", "--")):
+            colour = axes.plot(steps, values, style, color=colour, label=f"{name}: {what}")[0].get_color()
     axes.set(xlabel="iteration", ylabel="share of non-zero entries", yscale="log", title="density")
     axes.grid(alpha=0.3)
     axes.legend()
 
 
-def _densities(epochs: Sequence[Run], quantity: str) -> tuple[Any, Any]:
-    """Iterations, and the density at each."""
+def _densities(epochs: Sequence[Run]) -> tuple[Any, Any, Any]:
+    """Iterations, and at each the density of a rank's gradient and of the sum."""
+    if all(epoch.get("densities") for epoch in epochs):
+        pairs = np.concatenate([epoch["densities"] for epoch in epochs])
+        every = -(-len(pairs) // _MOST_POINTS)
+        return np.arange(1, len(pairs) + 1)[::every], pairs[::every, 0], pairs[::every, 1]
     ends = np.cumsum([epoch["steps"] for epoch in epochs])
-    each = f"{quantity}_densities"
-    if all(each in epoch for epoch in epochs):
-        values = np.concatenate([epoch[each] for epoch in epochs])
-        every = -(-len(values) // _MOST_POINTS)
-        return np.arange(1, len(values) + 1)[::every], values[::every]
-    return ends, [epoch[f"{quantity}_density"] for epoch in epochs]
+    return ends, [epoch["gradient_density"] for epoch in epochs], [epoch["total_density"] for epoch in epochs]
 
 
 def _draw_benchmarks(figure: Figure, runs: Mapping[str, Run]) -> None:

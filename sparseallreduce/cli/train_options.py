@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ __all__ = ["ClassWeights", "check", "checkpoints", "descent", "schedule", "stopp
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
 
 
-class ClassWeights(click.ParamType):  # type: ignore[type-arg] - generic in later versions of click only
+class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
     """`balanced`, or pairs like `-1=0.5,1=2`."""
 
     name = "weights"
@@ -66,6 +67,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and not MODELS[chosen["model"]].classifies,
         "the product of --learning-rate and --l2 must be below 1: lower one of them": chosen["learning_rate"] * chosen["l2"] >= 1,
     }
+    for name in ("learning_rate", "l2", "l1", "decay", "tolerance", "checkpoint_minutes"):
+        wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:
             raise click.UsageError(message)

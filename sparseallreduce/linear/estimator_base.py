@@ -54,8 +54,11 @@ PARAMETERS = """
         "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples.
     schedule : str or callable
         How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
-        four times; or a name
-        of :data:`sparseallreduce.linear.SCHEDULES`; or a function of the initial rate that returns one of the number of a step.
+        four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate.
+    momentum : float
+        The share of a step's velocity that is left in the next, below 1.
+    average : bool or int
+        Whether ``coef_`` is the mean of the weights after all steps of a call, or after all but the first so many.
     batch_size : int
         Samples a rank and step.
     max_iter : int
@@ -119,6 +122,8 @@ class LinearEstimator(BaseEstimator):
         fit_intercept: bool = True,
         learning_rate: float | str = "auto",
         schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
         batch_size: int = 256,
         max_iter: int = 1000,
         tol: float | None = 1e-4,
@@ -137,6 +142,8 @@ class LinearEstimator(BaseEstimator):
         self.fit_intercept = fit_intercept
         self.learning_rate = learning_rate
         self.schedule = schedule
+        self.momentum = momentum
+        self.average = average
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.tol = tol
@@ -287,10 +294,12 @@ class LinearEstimator(BaseEstimator):
         return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
 
     def _check_parameters(self) -> None:
-        at_least = {"l2": 0, "l1": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
+        at_least = {"l2": 0, "l1": 0, "average": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum!r}")
         if self.learning_rate != "auto" and not (isinstance(self.learning_rate, int | float) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
         if self.strategy not in _REPLICATED:
@@ -378,7 +387,14 @@ class LinearEstimator(BaseEstimator):
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]
         options = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
-        return kind(dataset, comm, Descent(l2=self.l2, intercept=self.fit_intercept), threads=self.threads, **options)
+        descent = Descent(
+            l2=self.l2,
+            l1=self.l1,
+            intercept=self.fit_intercept,
+            momentum=self.momentum,
+            average_from=None if self.average is False else int(self.average) * (self.average is not True),
+        )
+        return kind(dataset, comm, descent, threads=self.threads, **options)
 
 
 def _mean(values: Array, dataset: Dataset, comm: Any) -> float:

@@ -67,10 +67,12 @@ def test_training_runs_are_drawn_by_epoch_by_time_and_by_phase(reports, drawn, t
 def test_densities_are_drawn_by_iteration_where_they_are_recorded(reports, drawn, tmp_path):
     report = json.loads((reports / "sparse.json").read_text())
     for epoch in report["epochs"]:
-        epoch["gradient_densities"] = epoch["total_densities"] = [0.1] * epoch["steps"]
+        epoch["densities"] = [(0.1, 0.2)] * epoch["steps"]
     (tmp_path / "fine.json").write_text(json.dumps(report))
     command("plot", tmp_path / "fine.json", tmp_path / "out.svg")
-    assert len(drawn[0].axes[3].lines[0].get_xdata()) == 3 * report["epochs"][0]["steps"]
+    given, summed = drawn[0].axes[3].lines
+    assert len(given.get_xdata()) == 3 * report["epochs"][0]["steps"]
+    assert (set(given.get_ydata()), set(summed.get_ydata())) == ({0.1}, {0.2})
 
 
 def test_benchmarks_are_drawn_algorithm_by_algorithm(reports, drawn, tmp_path):
