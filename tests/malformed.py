@@ -7,12 +7,17 @@ import bz2
 import gzip
 import lzma
 import tempfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import sparseallreduce as sar
 from sparseallreduce.linear import DatasetError, load, two_classes
+from sparseallreduce.linear.binary_format import HEADER_BYTES, Header, Section
 
 FEATURES = 10
 GOOD = b"1 1:1 5:0.25\n-1 2:1\n" * 20
@@ -96,7 +101,100 @@ TEXT = [
     Malformed("three classes", b"0 1:1\n1 1:1\n2 1:1\n", ": a classifier needs two classes, but the labels are 0, 1, 2"),
 ]
 
-CASES = TEXT
+
+def binary(**changes: Any) -> bytes:
+    """A good binary file of four samples and seven non-zeros, in the smallest blocks, whose checksums hold whatever is changed.
+
+    Parameters
+    ----------
+    **changes
+        Other contents of a section (``indptr``, ``indices``, ``values``, ``labels``), or another value of a field of the header.
+    """
+    columns = {
+        "indptr": np.array([0, 2, 2, 5, 7]),
+        "indices": np.array([0, 4, 1, 2, 9, 3, 5]),
+        "values": np.array([1, 0.25, -1, 2, 3, 0.5, 1]),
+        "labels": np.array([1, -1, 1, -1]),
+    }
+    widths = {"index_width": 4, "value_width": 4, "label_width": 1}
+    widths |= {name: changes.pop(name) for name in widths if name in changes}
+    header = Header.planned(4, FEATURES, 7, tuple(widths.values()))
+    given = {name: changes.pop(name) for name in columns if name in changes}
+    content = bytearray(header.file_bytes)
+    crcs = []
+    for name, items in (columns | given).items():
+        section = header.sections[name]
+        raw = np.array(items).astype(header.dtype(name)).tobytes()[: section.length]
+        content[section.offset : section.offset + len(raw)] = raw
+        crcs += [zlib.crc32(raw)] * bool(raw)
+    table = np.array(crcs, "<u4").tobytes()
+    content[header.checksums.offset :] = table
+    content[:HEADER_BYTES] = replace(header, checksums_crc=zlib.crc32(table), **changes).to_bytes()
+    return bytes(content)
+
+
+def _with(offset: int, *numbers: int, seal: bool = False) -> bytes:
+    """The good file with other bytes somewhere, and, sealed, a header that matches its checksum again."""
+    content = bytearray(binary())
+    content[offset : offset + len(numbers)] = bytes(numbers)
+    if seal:
+        content[188:192] = zlib.crc32(content[:188]).to_bytes(4, "little")
+    return bytes(content)
+
+
+def _moved(name: str, offset: int, length: int) -> dict[str, Any]:
+    """The header's sections with one of them at another place."""
+    sections = Header.planned(4, FEATURES, 7, (4, 4, 1)).sections
+    return {"sections": sections | {name: Section(offset, length)}}
+
+
+def _file(kind: str, content: bytes, says: str) -> Malformed:
+    return Malformed(f"binary: {kind}", content, says, "bad.csr")
+
+
+BINARY = [
+    _file("other magic number", b"\x89PNG\r\n\x1a\n" + binary()[8:], ", line 1: the label"),
+    _file("transferred as text", binary().replace(b"\r\n", b"\n"), ", offset 4: the line ends"),
+    _file("newer version", _with(8, 2), ", offset 8: the file is of version 2"),
+    _file("big-endian", _with(12, 1, 2, 3, 4), ", offset 12: the file is in big-endian byte order"),
+    _file("byte order mark altered", _with(12, 7), ", offset 12: the byte order mark is altered"),
+    _file("header altered", _with(16, 5), ", offset 188: the header does not match its checksum"),
+    _file("cut in the magic number", binary()[:6], ", offset 6: the file ends within its header"),
+    _file("cut in the header", binary()[:100], ", offset 100: the file ends within its header"),
+    _file("cut in a section", binary()[:260], ", offset 40: the file should have 464 bytes, but has 260"),
+    _file("too long", binary() + b"\0", ", offset 40: the file should have 464 bytes, but has 465"),
+    _file("no samples", _with(16, 0, seal=True), ", offset 16: no samples in it"),
+    _file("no features", binary(features=0), ", offset 24: 0 features do not go with indices of 4 bytes"),
+    _file("too many features", binary(features=2**33), ", offset 24: 8589934592 features do not go"),
+    _file("samples of another number", binary(samples=5), ", offset 64: the section indptr has 40 bytes"),
+    _file("non-zeros of another number", binary(nonzeros=8), ", offset 80: the section indices has 28 bytes"),
+    _file("unknown index width", _with(48, 3, seal=True), ", offset 48: the index width is 3"),
+    _file("unknown value width", _with(49, 2, seal=True), ", offset 49: the value width is 2"),
+    _file("unknown label width", _with(50, 4, seal=True), ", offset 50: the label width is 4"),
+    _file("blocks of no bytes", binary(block=0), ", offset 52: blocks of 0 bytes"),
+    _file("section not aligned", binary(**_moved("indices", 257, 28)), ", offset 72: the section indices cannot"),
+    _file("sections overlap", binary(**_moved("values", 256, 28)), ", offset 88: the section values cannot"),
+    _file("section beyond the end", binary(**_moved("labels", 640, 4)), ", offset 104: the section labels cannot"),
+    _file("checksums altered", _with(460, 9), ", offset 448: the checksums do not match their own"),
+    _file("indptr altered", _with(200, 3), ", offset 192: the 40 bytes of indptr from here do not match"),
+    _file("indices altered", _with(260, 3), ", offset 256: the 28 bytes of indices from here do not match"),
+    _file("values altered", _with(322, 1), ", offset 320: the 28 bytes of values from here do not match"),
+    _file("labels altered", _with(384, 2), ", offset 384: the 4 bytes of labels from here do not match"),
+    _file("indptr begins late", binary(indptr=[1, 2, 2, 5, 7]), ", offset 192: the first sample begins at non-zero 1"),
+    _file("indptr decreases", binary(indptr=[0, 5, 2, 5, 7]), ", offset 208: sample 1 ends before it begins"),
+    _file("indptr ends early", binary(indptr=[0, 2, 2, 5, 6]), ", offset 224: the samples end at non-zero 6 of 7"),
+    _file("indptr ends late", binary(indptr=[0, 2, 2, 5, 8]), ", offset 224: the samples end at non-zero 8 of 7"),
+    _file("index beyond N", binary(indices=[0, 4, 1, 2, 10, 3, 5]), ", offset 272: index 10 of sample 2"),
+    _file("row unsorted", binary(indices=[0, 4, 1, 9, 2, 3, 5]), ", offset 272: index 2 of sample 2"),
+    _file("index twice", binary(indices=[0, 4, 1, 2, 2, 3, 5]), ", offset 272: index 2 of sample 2"),
+    _file("value is NaN", binary(values=[1, 1, 1, np.nan, 1, 1, 1]), ", offset 332: the value of index 2 of sample 2"),
+    _file("value beyond float32", binary(value_width=8, values=[1, 1, 1, 1e39, 1, 1, 1]), ", offset 344: the value of index 2"),
+    _file("label is NaN", binary(label_width=8, labels=[1, -1, np.nan, 1]), ", offset 400: the label is not finite"),
+    _file("more features than asked for", binary(features=11), ": 11 features in it, more than the 10"),
+    _file("three classes", binary(labels=[0, 1, 2, 1]), ": a classifier needs two classes"),
+]
+
+CASES = TEXT + BINARY
 
 
 def read(path: Path, comm=sar.SERIAL) -> None:

@@ -16,8 +16,10 @@ __all__ = ["main"]
 # What each subcommand does, by its name, which is also that of its module in this package and of the command in that.
 _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
-    "train": "Train a linear model on svmlight data.",
+    "train": "Train a linear model.",
     "predict": "Predict the samples of a file by a trained model.",
+    "convert": "Turn svmlight text into the binary format.",
+    "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
     "plot": "Draw the reports of train and bench.",

@@ -1,15 +1,19 @@
-"""`sparseallreduce generate`: a synthetic data set in svmlight text."""
+"""`sparseallreduce generate`: a synthetic data set."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
-from sparseallreduce.linear.generate import KINDS
+from sparseallreduce.cli.signals import stop_as_interrupted
+from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.generate import BINARY_SUFFIX, KINDS
 from sparseallreduce.linear.generate import generate as write_samples
+from sparseallreduce.runtime.mpi import world
 
 
 @click.command()
@@ -20,11 +24,18 @@ from sparseallreduce.linear.generate import generate as write_samples
 @click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros of a sample as a share of the features.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same arguments give the same bytes.")
 def generate(kind: str, out: Path, samples: int | None, features: int | None, density: float | None, seed: int) -> None:
-    """Write samples of a KIND to OUT, compressed if it ends in .gz, .bz2 or .xz.
+    """Write samples of a KIND to OUT: binary if it ends in .csr, else svmlight text, compressed if it ends in .gz, .bz2 or .xz.
 
     uniform draws all features alike. url-like and webspam-like have the sizes, the non-zeros a sample and the power-law frequencies
-    of the two data sets that the sparse allreduce thesis trains on. Labels come from a sparse linear model with noise.
+    of the two data sets that the sparse allreduce thesis trains on. Labels come from a sparse linear model with noise. Under
+    mpiexec the ranks share the work on a binary file; the bytes are the same.
     """
-    check_output(out)
-    with tqdm(desc=out.name, unit="sample", total=samples or KINDS[kind].samples, disable=None, dynamic_ncols=True) as bar:
-        write_samples(kind, out, samples=samples, features=features, density=density, seed=seed, progress=bar.update)
+    stop_as_interrupted()
+    comm = world()
+    agreed(comm, lambda: check_output(out))
+    total = samples or KINDS[kind].samples
+    with tqdm(desc=out.name, unit="sample", total=total, disable=True if comm.rank else None, dynamic_ncols=True) as bar:
+        # What rank 0 has done stands for all that share the work.
+        sharing = comm.size if out.suffix == BINARY_SUFFIX else 1
+        arguments: dict[str, Any] = {"samples": samples, "features": features, "density": density, "seed": seed}
+        write_samples(kind, out, **arguments, comm=comm, progress=lambda count: bar.update(count * sharing))

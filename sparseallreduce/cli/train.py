@@ -1,11 +1,17 @@
-"""`sparseallreduce train`: a linear model on svmlight data, by the ranks of mpiexec or alone."""
+"""`sparseallreduce train`: a linear model on many samples of many features, by the ranks of mpiexec or alone."""
 
 from __future__ import annotations
 
+import resource
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -13,136 +19,252 @@ import numpy as np
 from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
+from sparseallreduce.cli import train_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.linear.class_weights import weighted_by_class
 from sparseallreduce.linear.datasets import Dataset, agreed, gather, load, two_classes
+from sparseallreduce.linear.early_stopping import WATCHED
 from sparseallreduce.linear.modelfile import FittedModel, save_model
-from sparseallreduce.linear.models import MODELS
+from sparseallreduce.linear.models import MODELS, LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES
-from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy, read_on_workers
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
-from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import world
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+_COUNT = click.IntRange(min=1)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--test", type=click.Path(path_type=Path), help="Samples to measure the accuracy on after each epoch.")
+@click.option("--test", type=click.Path(path_type=Path), help="Samples to measure the model on after each epoch.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
+@click.option("--intercept", is_flag=True, help="Add a number to every score; it is not regularised.")
+@click.option("--class-weight", type=train_options.ClassWeights(), help="What samples count: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=100, show_default=True, help="Samples a rank and step.")
-@click.option("--learning-rate", type=_POSITIVE, default=0.5, show_default=True, help="Of the mean gradient of all ranks' samples.")
+@click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples a rank and step.")
+@click.option("--learning-rate", type=_ABOVE_ZERO, default=0.5, show_default=True, help="Of the mean gradient of all ranks' samples.")
 @click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="Of the learning rate.")
+@click.option(
+    "--decay",
+    type=_ABOVE_ZERO,
+    help="Of inverse-scaling the power; of inverse-time the epochs until the rate has halved, by default 1 / (rate * l2) steps; "
+    "of step-decay and plateau the factor; of bold-driver the factor when the loss rises.",
+)
+@click.option("--decay-epochs", type=_COUNT, help="Epochs between two step-decays [1]; epochs that plateau waits [5].")
+@click.option("--scale-with-batch", type=_COUNT, metavar="SAMPLES", help="Samples a step, of all ranks, that --learning-rate is meant for.")
+@click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to that scale.")
 @click.option("--l2", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L2 / 2 * |w|^2.")
+@click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
+@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True, help="Share kept of the velocity.")
+@click.option("--nesterov", is_flag=True, help="Momentum that looks a step ahead.")
+@click.option("--average", type=_COUNT, metavar="EPOCH", help="Take the mean of the weights after all steps from this epoch on.")
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="sparse", show_default=True, help="How gradients are summed.")
-@click.option("--algorithm", type=click.Choice(algorithms()), default="auto", show_default=True, help="Of the sparse strategy.")
-@click.option("--servers", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that are parameter servers.")
-@click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default the highest index in the data.")
+@click.option("--algorithm", type=click.Choice(algorithms()), default="auto", show_default=True, help="Of sparse and overlapped.")
+@click.option("--servers", type=_COUNT, default=1, show_default=True, help="Ranks that are parameter servers.")
+@click.option("--threads", type=_COUNT, default=1, show_default=True, help="Of each rank; how many changes no result.")
+@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="End when this figure gets no better.")
+@click.option("--patience", type=_COUNT, help="Epochs that early stopping waits [5].")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="How much is no better to early stopping [0].")
+@click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Where to write checkpoints, by default after each epoch.")
+@click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write one after so many steps.")
+@click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write one after so many minutes.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint, if there is one.")
+@click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of samples.")
+@click.option("--densities", is_flag=True, help="Record in --json the density of gradient and sum at every step.")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
 @click.option("--model-out", type=OUTPUT_FILE, help="Where to write the weights (.npz).")
 def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
-    """Train a linear model on DATA: svmlight text, plain or .gz, .bz2, .xz.
+    """Train a linear model on DATA: the binary format, or svmlight text, plain or .gz, .bz2, .xz.
 
-    Under mpiexec the ranks share the samples of DATA; a step averages the gradients of --batch-size samples of every rank.
+    Under mpiexec the ranks share the samples of DATA; a step averages the gradients of --batch-size samples of every rank. On SIGINT
+    or SIGTERM, at any rank, all ranks write a checkpoint, if there is a --checkpoint, and end with status 1.
     """
-    strategy_class = STRATEGIES[chosen["strategy"]]
-    if chosen["algorithm"] != "auto" and not issubclass(strategy_class, SparseStrategy):
-        raise click.UsageError("--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them")
-    if chosen["servers"] != 1 and not issubclass(strategy_class, ParameterServer):
-        raise click.UsageError("--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them")
-    if chosen["learning_rate"] * chosen["l2"] >= 1:
-        raise click.UsageError("the product of --learning-rate and --l2 must be below 1: lower one of them")
+    train_options.check(chosen, test is not None)
     comm = world()
-    shown = comm.rank == 0
-    say: Callable[[str], None] = tqdm.write if shown else lambda line: None
-    agreed(comm, lambda: check_output(json_path, model_out) if shown else None)
+    say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
+    agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
     model = MODELS[chosen["model"]]()
-
-    start = time.perf_counter()
-    with _bar(shown, desc="reading", unit="B", unit_scale=True) as bar:
-
-        def read(workers: Any) -> tuple[Dataset, Dataset | None]:
-            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update)
-
-        serving = issubclass(strategy_class, ParameterServer)
-        training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
-    classes: tuple[float, float] | None = None
-    if model.classifies:
-        training, classes = two_classes(training, comm)
-        testing = None if testing is None else two_classes(testing, comm, classes)[0]
-    nonzeros = sum(gather(comm, training.nnz))
-    read_seconds = time.perf_counter() - start
-    say(
-        f"{data}: {training.total:,} samples, {training.features:,} features, {nonzeros / training.total:.1f} non-zeros a sample; "
-        f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {read_seconds:.1f} s"
-    )
-
-    options = Options(chosen["epochs"], chosen["batch_size"], chosen["seed"])
-    trainer = Trainer(model, _strategy(chosen, training, comm), SCHEDULES[chosen["schedule"]](chosen["learning_rate"]), options)
-    epochs: list[Epoch] = []
-    with _bar(shown, desc="training", unit="step", total=trainer.steps * options.epochs) as bar:
-        for epoch in trainer.run(testing, bar.update):
-            if not epochs:
-                say(_HEADER)
-            epochs.append(epoch)
-            say(_line(epoch))
+    samples = _read(data, test, model, chosen, comm)
+    say(samples.described(data, comm))
+    trainer = _trainer(model, samples.training, chosen, comm, say)
+    _run(trainer, samples.testing, comm, say)
 
     results = {
-        "samples": training.total,
-        "test_samples": None if testing is None else testing.total,
-        "features": training.features,
-        "nonzeros": nonzeros,
-        "seconds": {"read": read_seconds, "train": sum(epoch.seconds["total"] for epoch in epochs)},
+        "samples": samples.training.total,
+        "test_samples": None if samples.testing is None else samples.testing.total,
+        "features": samples.training.features,
+        "nonzeros": samples.nonzeros,
+        "nonzeros_per_second": _speed(trainer, samples.nonzeros),
+        "peak_memory": gather(comm, _peak_memory()),
+        "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for epoch in trainer.history)},
     }
     machine = environment(comm)
 
     def write() -> None:
         if model_out is not None:
-            weights = trainer.weights
-            fitted = FittedModel(model.name, weights.to_array()[: training.features], weights.intercept, np.array(classes or ()))
-            save_model(model_out, fitted)
+            save_model(model_out, _fitted(trainer, samples.classes))
         if json_path is not None:
-            records = [_record(epoch, testing is not None) for epoch in epochs]
+            records = [_record(epoch, samples.testing is not None, chosen["densities"]) for epoch in trainer.history]
             write_report(json_path, "train", click.get_current_context().params, machine, results, epochs=records)
 
-    agreed(comm, write if shown else lambda: None)
+    agreed(comm, write if comm.rank == 0 else lambda: None)
 
 
-def _strategy(chosen: dict[str, Any], training: Dataset, comm: Any) -> Strategy:
-    kind, descent = STRATEGIES[chosen["strategy"]], Descent(chosen["l2"])
-    if issubclass(kind, SparseStrategy):
-        return kind(training, comm, descent, algorithm=chosen["algorithm"])
-    if issubclass(kind, ParameterServer):
-        return kind(training, comm, descent, servers=chosen["servers"])
-    return kind(training, comm, descent)
+@dataclass(frozen=True)
+class _Samples:
+    """What has been read."""
+
+    training: Dataset
+    testing: Dataset | None
+    classes: tuple[float, float] | None
+    nonzeros: int  # of the training set, on all ranks
+    seconds: float
+
+    def described(self, path: Path, comm: Any) -> str:
+        training = self.training
+        return (
+            f"{path}: {training.total:,} samples, {training.features:,} features, {self.nonzeros / training.total:.1f} non-zeros a sample; "
+            f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
+        )
 
 
-def _bar(shown: bool, **options: Any) -> Any:
-    return tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, **options)
+def _read(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> _Samples:
+    """This rank's samples, labels and weights ready for the model; collective."""
+    start = time.perf_counter()
+    with _bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
+
+        def read(workers: Any) -> tuple[Dataset, Dataset | None]:
+            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update)
+
+        serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
+        training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
+    classes = None
+    if model.classifies:
+        training, classes = two_classes(training, comm)
+        testing = None if testing is None else two_classes(testing, comm, classes)[0]
+        training = _class_weighted(training, chosen["class_weight"], classes, comm)
+    return _Samples(training, testing, classes, sum(gather(comm, training.nnz)), time.perf_counter() - start)
+
+
+def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, float], comm: Any) -> Dataset:
+    if weights is None:
+        return training
+    if isinstance(weights, str):
+        return weighted_by_class(training, weights, comm)
+    strange = next((label for label in weights if label not in classes), None)
+    if strange is not None:
+        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {classes[0]:g} and {classes[1]:g}")
+    return weighted_by_class(training, {1.0 if label == classes[1] else -1.0: weight for label, weight in weights.items()}, comm)
+
+
+def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Trainer:
+    """The trainer, at its beginning or where a checkpoint has it go on; collective."""
+    checkpoints = train_options.checkpoints(chosen)
+    found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
+    for remark in remarks:
+        say(remark)
+    kind = STRATEGIES[chosen["strategy"]]
+    workers = comm.size - chosen["servers"] if issubclass(kind, ParameterServer) and comm.size > 1 else comm.size
+    batch = chosen["batch_size"] * workers
+    if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
+        batch = found.identity["batch of all ranks"]
+        say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
+    steps = -(-training.total // batch)
+    strategy = kind(training, comm, train_options.descent(chosen, steps), **train_options.strategy_options(chosen))
+    trainer = Trainer(
+        model,
+        strategy,
+        train_options.schedule(chosen, steps, batch),
+        Options(chosen["epochs"], chosen["batch_size"], chosen["seed"], batch, chosen["densities"]),
+        stopping=train_options.stopping(chosen),
+        checkpoints=checkpoints,
+    )
+    if found is not None:
+        trainer.resume(found)
+        say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")
+    return trainer
+
+
+def _run(trainer: Trainer, testing: Dataset | None, comm: Any, say: Callable[[str], None]) -> None:
+    """Train, and print a line an epoch."""
+    shown = 0
+    total = trainer.steps * trainer.options.epochs
+    with _bar(comm, desc="training", unit="step", total=total, initial=trainer.step) as bar, _stopping_on_signals(trainer):
+        for epoch in trainer.run(testing, bar.update):
+            if shown == 0:
+                say(_HEADER)
+            shown += 1
+            say(_line(epoch))
+
+
+@contextmanager
+def _stopping_on_signals(trainer: Trainer) -> Iterator[None]:
+    """Let SIGINT and SIGTERM stop the training after a step; the second such signal ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        trainer.request_stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _bar(comm: Any, **options: Any) -> Any:
+    return tqdm(disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True, **options)
+
+
+def _fitted(trainer: Trainer, classes: tuple[float, float] | None) -> FittedModel:
+    weights = trainer.weights.to_array()
+    features = trainer.dataset.features
+    intercept = float(weights[features]) if trainer.strategy.descent.intercept else 0.0
+    return FittedModel(trainer.model.name, weights[:features], intercept, np.array(classes or (), np.float64))
+
+
+def _speed(trainer: Trainer, nonzeros: int) -> float | None:
+    """Non-zeros a second and rank through gradient and update, median over the epochs."""
+    seconds = [epoch.seconds["compute"] + epoch.seconds["update"] for epoch in trainer.history]
+    return nonzeros / trainer.strategy.workers / float(np.median(seconds)) if seconds else None
+
+
+def _peak_memory() -> int:
+    """Bytes of memory that this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 _HEADER = (
-    f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'test acc':>9}   {'compute':>8} {'communicate':>11} {'update':>8} "
-    f"{'evaluate':>8} {'total s':>8}   {'sent MB':>9} {'gradient':>9} {'sum':>9}"
+    f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7}   {'compute':>8} {'communicate':>11} {'wait':>8} "
+    f"{'update':>8} {'evaluate':>8} {'total s':>8}   {'sent MB':>9} {'gradient':>9} {'sum':>9}"
 )
 
 
 def _line(epoch: Epoch) -> str:
-    train_accuracy, test_accuracy = (
-        "-" if share is None else f"{share:.4f}" for share in (epoch.train_accuracy, epoch.test_accuracy)
-    )
+    figures = epoch.train_accuracy, epoch.train_auc, epoch.test_accuracy, epoch.test_auc
+    train_accuracy, train_auc, test_accuracy, test_auc = ("-" if share is None else f"{share:.4f}" for share in figures)
     seconds = epoch.seconds
     return (
-        f"{epoch.epoch:5} {epoch.loss:10.6g} {train_accuracy:>9} {test_accuracy:>9}   {seconds['compute']:8.3f} "
-        f"{seconds['communicate']:11.3f} {seconds['update']:8.3f} {seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
+        f"{epoch.epoch:5} {epoch.loss:10.6g} {train_accuracy:>9} {train_auc:>7} {test_accuracy:>9} {test_auc:>7}   "
+        f"{seconds['compute']:8.3f} {seconds['communicate']:11.3f} {seconds['wait']:8.3f} {seconds['update']:8.3f} "
+        f"{seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
         f"{epoch.bytes_sent / 1e6:9.2f} {epoch.gradient_density:9.3%} {epoch.total_density:9.3%}"
     )
 
 
-def _record(epoch: Epoch, tested: bool) -> dict[str, Any]:
+def _record(epoch: Epoch, tested: bool, densities: bool) -> dict[str, Any]:
     record = asdict(epoch)
     if not tested:
-        del record["test_accuracy"]
-    return record
+        del record["test_loss"], record["test_accuracy"], record["test_auc"]
+    if not densities:
+        del record["gradient_densities"], record["total_densities"]
+    measures: dict[str, Any] = record.pop("measures")
+    return record | measures

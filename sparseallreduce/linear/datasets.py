@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.binary import is_binary, read_binary
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.svmlight import read_svmlight
-from sparseallreduce.linear.text_pieces import open_text
+from sparseallreduce.linear.text_pieces import PathLike, Progress, open_text
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Dataset", "DatasetError", "agreed", "gather", "load", "open_text", "two_classes"]
 
 
 def load(
-    train: str | os.PathLike[str],
-    test: str | os.PathLike[str] | None = None,
+    train: PathLike,
+    test: PathLike | None = None,
     *,
     comm: Any,
     n_features: int | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress = None,
 ) -> tuple[Dataset, Dataset | None]:
     """Read a training set, and a test set if given, into one feature space; collective over ``comm``.
-
-    The text of a file is cut into as many parts of equal length as there are ranks, and a rank gets the lines that begin in its
-    part. Compressed text cannot be entered in the middle: every rank decompresses up to the end of its part, and parses that part.
 
     Parameters
     ----------
     train, test : path
-        svmlight text with indices from 1; ``.gz``, ``.bz2`` and ``.xz`` are decompressed.
+        Files of the binary format, or of svmlight text with indices from 1, plain or compressed by gzip, bzip2 or xz; their first
+        bytes tell which.
     comm : communicator
         Of the ranks that share the samples.
     n_features : int, optional
-        Dimension N, below 2**31; by default the highest index that occurs in either file, on any rank.
+        Dimension N; by default that of the binary file, or the highest index in the text, whichever of both files has more.
     progress : callable, optional
-        Called with the bytes of text that this rank has parsed since the last call.
+        Called with the bytes of text that this rank has worked off since the last call.
 
     Raises
     ------
     DatasetError
         On every rank alike, with the file, the line and what is wrong with it.
     """
-    training = read_svmlight(train, comm, n_features=n_features, progress=progress)
-    testing = None if test is None else read_svmlight(test, comm, n_features=n_features, progress=progress)
+    training = _read(train, comm, n_features, progress)
+    testing = None if test is None else _read(test, comm, n_features, progress)
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
 
@@ -75,6 +72,15 @@ def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None
     if strange:
         raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's, {classes[0]:g} and {classes[1]:g}")
     return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
+
+
+def _read(path: PathLike, comm: Any, n_features: int | None, progress: Progress) -> Dataset:
+    if not agreed(comm, lambda: is_binary(path)):
+        return read_svmlight(path, comm, n_features=n_features, progress=progress)
+    dataset = read_binary(path, comm)
+    if n_features is not None and dataset.features > n_features:
+        raise DatasetError(f"{path}: {dataset.features} features in it, more than the {n_features} that are asked for")
+    return dataset
 
 
 def _widened(dataset: Dataset, features: int) -> Dataset:

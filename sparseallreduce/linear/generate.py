@@ -1,8 +1,8 @@
-"""Synthetic classification data in svmlight text: uniform, or like the URL and Webspam sets of thesis table 5.1.
+"""Synthetic classification data, as svmlight text or binary: uniform, or like the URL and Webspam sets of thesis table 5.1.
 
 A sample is made in three steps: draw features with repetition from the kind's distribution, drop the repetitions, give the features
 their values. Its label is the sign of a sparse linear model of these values plus noise. Samples come in chunks of bounded
-size, each from its own seed, so that a file depends on nothing but its arguments.
+size, each from its own seed, so that a file depends on nothing but its arguments, and ranks can share the chunks of a binary file.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.binary_writer import BinaryWriter, written
+from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.columns import Block
 from sparseallreduce.linear.text_kernels import NONZERO_CHARACTERS, format_svmlight
-from sparseallreduce.linear.text_pieces import open_text
+from sparseallreduce.linear.text_pieces import PathLike, open_text
+from sparseallreduce.runtime.serial import SERIAL
 
-__all__ = ["KINDS", "Kind", "generate", "svmlight_chunks"]
+__all__ = ["BINARY_SUFFIX", "KINDS", "Kind", "generate"]
 
 Array = NDArray[Any]
+
+BINARY_SUFFIX = ".csr"  # of a file that is to be written in the binary format
 
 _CHUNK = 2_000_000  # draws made at once
 _MICRO = 1_000_000  # values are written with six decimals, and held as whole millionths
@@ -53,83 +59,123 @@ KINDS = {
 }
 
 
+class _Chunk(NamedTuple):
+    """Some consecutive samples."""
+
+    positive: Array  # bool, one a sample
+    indptr: Array  # int64, samples + 1
+    indices: Array  # uint32
+    micros: Array  # int32: the values in whole millionths
+
+
 def generate(
     kind: str,
-    out: str | os.PathLike[str],
+    out: PathLike,
     *,
     samples: int | None = None,
     features: int | None = None,
     density: float | None = None,
     seed: int = 0,
+    comm: Any = SERIAL,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Write a data set as svmlight text; the file appears under its name when it is complete.
+    """Write a data set; the file appears under its name when it is complete. Collective over ``comm``.
 
     Parameters
     ----------
     kind : str
         A key of :data:`KINDS`.
     out : path
-        Compressed if it ends in ``.gz``, ``.bz2`` or ``.xz``.
+        Of the binary format if it ends in ``.csr``, and else svmlight text, compressed if it ends in ``.gz``, ``.bz2`` or ``.xz``.
     samples, features : int, optional
         By default those of the kind.
     density : float, optional
         Non-zeros of a sample as a share of the features, by default from the kind's number of non-zeros.
     seed : int
         The same arguments give the same bytes.
+    comm : communicator, optional
+        Of the ranks that share the work; text is written by rank 0 alone.
     progress : callable, optional
-        Called with the number of samples written since the last call.
+        Called with the number of samples that this rank has made since the last call.
 
     Raises
     ------
     ValueError
         If a size is not positive or a density outside (0, 0.5].
+    DatasetError
+        If the file cannot be written; on every rank alike.
     """
-    chosen = KINDS[kind]
-    samples = chosen.samples if samples is None else samples
-    features = chosen.features if features is None else features
+    chosen = _chosen(KINDS[kind], samples, features, density)
+    path = Path(out)
+    if path.suffix == BINARY_SUFFIX:
+        _write_binary(path, chosen, seed, comm, progress)
+    else:
+        agreed(comm, lambda: _write_text(path, chosen, seed, progress) if comm.rank == 0 else None)
+
+
+def _chosen(kind: Kind, samples: int | None, features: int | None, density: float | None) -> Kind:
+    samples = kind.samples if samples is None else samples
+    features = kind.features if features is None else features
     if samples < 1 or features < 2:
         raise ValueError(f"there must be at least 1 sample and 2 features, not {samples} and {features}")
     if density is not None and not 0 < density <= 0.5:
         raise ValueError(f"density must be above 0 and at most 0.5, not {density:g}")
-    nonzeros = min(chosen.nonzeros, features / 4) if density is None else density * features
-    chosen = replace(chosen, samples=samples, features=features, nonzeros=max(nonzeros, 1.0))
-    path = Path(out)
-    part = path.with_name(f".{os.getpid()}-{path.name}")  # the suffix has to stay
+    nonzeros = min(kind.nonzeros, features / 4) if density is None else density * features
+    return replace(kind, samples=samples, features=features, nonzeros=max(nonzeros, 1.0))
+
+
+def _write_binary(path: Path, kind: Kind, seed: int, comm: Any, progress: Callable[[int], object] | None) -> None:
+    def append() -> None:
+        for chunk in _chunks(kind, seed, comm.rank, comm.size):
+            values = (chunk.micros / _MICRO).astype(np.float32)
+            writer.append(Block(chunk.indptr, chunk.indices, values, np.where(chunk.positive, 1.0, -1.0)))
+            if progress is not None:
+                progress(len(chunk.positive))
+
+    with BinaryWriter(path, comm, features=kind.features) as writer:
+        agreed(comm, append)
+        writer.finish()
+
+
+def _write_text(path: Path, kind: Kind, seed: int, progress: Callable[[int], object] | None) -> None:
+    part = path.with_name(f".partial-{os.getpid()}-{path.name}")  # the suffix has to stay
     try:
-        with open_text(part, "wb") as text:
-            for rows, chunk in svmlight_chunks(chosen, seed):
-                text.write(chunk)
+        with written(path), open_text(part, "wb") as file:
+            for chunk in _chunks(kind, seed, 0, 1):
+                text = np.empty(4 * len(chunk.positive) + NONZERO_CHARACTERS * len(chunk.indices), np.uint8)
+                length = format_svmlight(chunk.positive, chunk.indptr[1:], chunk.indices, chunk.micros, text)
+                file.write(text[:length].data)
                 if progress is not None:
-                    progress(rows)
+                    progress(len(chunk.positive))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def svmlight_chunks(kind: Kind, seed: int) -> Iterator[tuple[int, memoryview]]:
-    """The samples of a data set chunk by chunk: how many, and their lines."""
+def _chunks(kind: Kind, seed: int, rank: int, ranks: int) -> Iterator[_Chunk]:
+    """A rank's share of the samples of a data set, chunk by chunk."""
     step = _step(kind.features) if kind.scattered else 1
     truth = _true_model(kind, step, np.random.default_rng((seed, 0)))
     draws = _draws(kind)
     rows = max(1, int(_CHUNK / (draws * (1 + kind.spread))))
+    count = -(-kind.samples // rows)
+    mine = range(count * rank // ranks, count * (rank + 1) // ranks)
     deviation = threshold = 0.0
-    for number, first in enumerate(range(0, kind.samples, rows), start=1):
-        rng = np.random.default_rng((seed, number))
+    for number in dict.fromkeys((0, *mine)):  # the first tells how scores are distributed
+        rng = np.random.default_rng((seed, number + 1))
         # The last chunk is drawn in full as well: a shorter file is the beginning of a longer one.
         indices, starts = _distinct_draws(kind, step, draws, rows, rng)
         micros = _values(kind, indices, starts, rng)
         scores = np.add.reduceat(truth[indices] * micros, starts)
-        if number == 1:
+        if number == 0:
             deviation = float(scores.std())
         scores += _NOISE * deviation * rng.standard_normal(rows)
-        if number == 1:
+        if number == 0:
             threshold = float(np.quantile(scores, 1 - kind.positive))
-        count = min(rows, kind.samples - first)
-        ends = np.append(starts[1:], len(indices))
-        text = np.empty(4 * count + NONZERO_CHARACTERS * int(ends[count - 1]), np.uint8)
-        length = format_svmlight(scores[:count] > threshold, ends, indices, micros, text)
-        yield count, text[:length].data
+        if number in mine:
+            kept = min(rows, kind.samples - number * rows)
+            indptr = np.append(starts, len(indices))[: kept + 1]
+            yield _Chunk(scores[:kept] > threshold, indptr, indices[: indptr[-1]], micros[: indptr[-1]])
 
 
 def _step(features: int) -> int:

@@ -67,7 +67,8 @@ class Epoch:
     gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
     total_density: float  # share of the N entries in the sum: mean over steps
     measures: dict[str, Any] = field(default_factory=dict)  # what the strategy alone has to report: see its ``measures``
-    densities: list[tuple[float, float]] | None = None  # of every step: of the first worker's gradient, and of the sum
+    gradient_densities: list[float] | None = None  # of every step, that of rank 0's gradient
+    total_densities: list[float] | None = None  # of every step
 
 
 class Trainer:
@@ -322,7 +323,8 @@ class Trainer:
             gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
             total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
             measures=strategy.measures(),
-            densities=list(zip(ranks[0][2], ranks[0][3])) if self.options.densities else None,
+            gradient_densities=ranks[0][2] if self.options.densities else None,
+            total_densities=ranks[0][3] if self.options.densities else None,
         )
 
     def _conclude(self, epoch: Epoch) -> None:

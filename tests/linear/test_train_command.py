@@ -109,19 +109,99 @@ def test_an_output_that_cannot_be_written_is_known_before_training(folder, tmp_p
     assert "epoch" not in result.output
 
 
+def test_all_that_can_be_asked_for_goes_together(folder, tmp_path):
+    asked = ["--test", folder / "test.svm", "--intercept", "--class-weight", "balanced", "--l1", "1e-6", "--l2", "1e-6"]
+    asked += ["--momentum", "0.5", "--nesterov", "--average", "2", "--schedule", "bold-driver", "--decay", "0.7"]
+    asked += ["--scale-with-batch", "25", "--warmup", "1"]
+    asked += ["--early-stopping", "test_auc", "--patience", "2", "--tolerance", "1e-4", "--threads", "2", "--densities"]
+    asked += ["--checkpoint", tmp_path / "checkpoints", "--checkpoint-minutes", "0.001", "--learning-rate", "0.1"]
+    run(folder, *asked, "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz")
+
+    epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]
+
+    assert epochs[-1]["test_auc"] > 0.8 and epochs[-1]["test_accuracy"] > 0.7
+    assert {"train_auc", "test_loss", "learning_rate", "gradient_density"} <= epochs[0].keys()
+    assert set(epochs[0]["seconds"]) == {"compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate", "total"}
+    assert epochs[0]["seconds"]["checkpoint"] > 0
+    for epoch in epochs:
+        assert len(epoch["gradient_densities"]) == len(epoch["total_densities"]) == epoch["steps"]
+    with np.load(tmp_path / "model.npz") as file:
+        assert file["intercept"] != 0
+    assert "resumed after step 75, in epoch 3" in run(folder, *asked, "--resume").output
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    "schedule", [[], ["inverse-scaling"], ["inverse-time", "--l2", "1e-3"], ["step-decay", "--decay-epochs", "2"], ["plateau"]]
+)
+def test_every_schedule_trains(folder, tmp_path, schedule):
+    run(folder, *(["--schedule", *schedule] if schedule else []), "--json", tmp_path / "out.json")
+    epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]
+    assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert (epochs[-1]["learning_rate"] < 0.5) == (schedule[:1] not in ([], ["plateau"]))
+
+
+def test_early_stopping_ends_a_run(folder, tmp_path):
+    stopping = ["--early-stopping", "loss", "--patience", "1", "--tolerance", "10", "--epochs", "9"]
+    run(folder, *stopping, "--json", tmp_path / "out.json")
+    assert len(json.loads((tmp_path / "out.json").read_text())["epochs"]) == 2
+
+
+def test_threads_change_no_bit(folder, tmp_path):
+    for threads in (1, 3):
+        run(folder, "--threads", threads, "--model-out", tmp_path / f"{threads}.npz")
+    one, three = (np.load(tmp_path / f"{threads}.npz")["weights"] for threads in (1, 3))
+    np.testing.assert_array_equal(one, three)
+
+
+def test_a_run_resumes_from_its_folder_and_no_other(folder, tmp_path):
+    kept = ["--checkpoint", tmp_path / "kept"]
+    assert "starting from the beginning" in run(folder, *kept, "--resume").output
+    refused = run(folder, *kept, status=1)
+    assert "give --resume to go on, or choose another folder" in refused.stderr
+    refused = run(folder, *kept, "--resume", "--l2", "0.1", status=1)
+    assert "its l2 is 0.0, and here it is 0.1" in refused.stderr
+    refused = run(folder, *kept, "--resume", "--batch-size", "10", status=1)
+    assert "its batch of all ranks is 100, and here it is 10" in refused.stderr
+
+
+def test_a_divergent_run_is_one_line_with_step_and_rate(folder):
+    failed = run(folder, "--model", "linear", "--learning-rate", "1e6", status=1)
+    assert "lower the learning rate" in failed.stderr and "after step" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
     [
-        ["--model", "forest"],
-        ["--batch-size", "0"],
-        ["--learning-rate", "0"],
-        ["--strategy", "dense", "--algorithm", "ssar_ring"],
-        ["--l2", "-1"],
-        ["--l2", "3"],
+        (["--model", "forest"], "'forest' is not one of"),
+        (["--batch-size", "0"], "0 is not in the range"),
+        (["--learning-rate", "0"], "0.0 is not in the range"),
+        (["--learning-rate", "nan"], "finite"),
+        (["--strategy", "dense", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
+        (["--servers", "2"], "--servers is of the strategies"),
+        (["--l2", "-1"], "-1.0 is not in the range"),
+        (["--l2", "3"], "must be below 1"),
+        (["--momentum", "1"], "1.0 is not in the range"),
+        (["--nesterov"], "give --momentum too"),
+        (["--decay", "0.5"], "--decay is of every --schedule but constant"),
+        (["--decay-epochs", "3", "--schedule", "bold-driver"], "--decay-epochs is of"),
+        (["--schedule", "step-decay", "--decay", "2"], "must be above 0 and at most 1"),
+        (["--warmup", "2"], "give --scale-with-batch too"),
+        (["--patience", "2"], "give --early-stopping too"),
+        (["--early-stopping", "test_auc"], "give --test too"),
+        (["--resume"], "need --checkpoint"),
+        (["--checkpoint-minutes", "1"], "need --checkpoint"),
+        (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),
+        (["--class-weight", "1:2"], "neither 'balanced' nor of the form"),
+        (["--class-weight", "1=-2"], "must be at least 0"),
+        (["--class-weight", "5=2"], "names the label 5"),
+        (["--threads", "0"], "0 is not in the range"),
     ],
 )
-def test_bad_arguments_are_status_2(folder, arguments):
-    run(folder, *arguments, status=2)
+def test_bad_arguments_are_one_line_and_status_2(folder, arguments, message):
+    refused = run(folder, *arguments, status=2)
+    assert message in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_generate_names_the_file_that_it_cannot_write(tmp_path):

@@ -6,22 +6,29 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from mpi_cases import each
+import pytest
+from mpi_cases import each, skip
 
 import sparseallreduce as sar
+from sparseallreduce.errors import CheckpointError, TrainingStopped
 from sparseallreduce.linear import (
     MODELS,
+    BoldDriver,
+    Checkpoints,
     Constant,
     DatasetError,
     DenseStrategy,
     Descent,
     Options,
+    OverlappedStrategy,
     SparseStrategy,
+    SynchronousParameterServer,
     Trainer,
     generate,
     load,
     two_classes,
 )
+from sparseallreduce.linear.strategies import read_on_workers
 
 
 @contextmanager
@@ -91,6 +98,98 @@ def case_ranks_without_samples_take_part(comm):
     assert comm.allreduce(part.rows) == 2
     assert epochs[-1].train_accuracy == 1.0
     assert np.flatnonzero(weights).tolist() == [0, 1, 4]
+
+
+def checkpointed(folder, comm, strategy, **options):
+    """A trainer of a small problem with checkpoints, which all ranks read from the folder."""
+    read = partial(load, folder / "samples.svm", n_features=500)
+    parted = read_on_workers(comm, 1, lambda workers: read(comm=workers)) if strategy is SynchronousParameterServer else read(comm=comm)
+    train, _ = two_classes(parted[0], comm)
+    descent = Descent(1e-3, True, 1e-4, 0.5, average_from=10)
+    checkpoints = Checkpoints(folder / "checkpoints", every_steps=4)
+    return Trainer(
+        MODELS["logistic"](), strategy(train, comm, descent), BoldDriver(0.2), Options(3, **options), checkpoints=checkpoints
+    )
+
+
+class EveryStep:
+    """A consensus that is looked for after every step."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def after_step(self, wish):
+        return [other for other in self.comm.allgather(wish) if other is not None]
+
+
+@each(strategy=[SparseStrategy, DenseStrategy, OverlappedStrategy, SynchronousParameterServer], resumed_by=["as many", "one"])
+def case_one_rank_stops_all_and_they_go_on_where_they_were(comm, strategy, resumed_by):
+    if comm.size == 1 and resumed_by == "one":
+        skip("needs two ranks")
+    fixed = partial(strategy, algorithm="ssar_recursive_doubling") if issubclass(strategy, SparseStrategy) else strategy
+    with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparseallreduce.linear.trainer.Consensus", EveryStep)
+        if comm.rank == 0:
+            generate("uniform", folder / "samples.svm", samples=100, features=500, density=0.05)
+        comm.Barrier()
+        whole = checkpointed(folder, comm, fixed, global_batch=12)
+        whole.checkpoints = None
+        list(whole.run())
+        stopped = checkpointed(folder, comm, fixed, global_batch=12)
+        stopped.checkpoints.prepare(comm, resume=False)
+        first = min(1, stopped.strategy.workers - 1)  # a rank other than 0, where there is one that computes
+        try:
+            list(stopped.run(on_step=lambda: stopped.step == 14 and comm.rank == first and stopped.request_stop("SIGTERM")))
+            told = None
+        except TrainingStopped as error:
+            told = str(error)
+        assert told is not None and told.startswith("stopped by SIGTERM after step 14; a checkpoint is in")
+        assert len(set(comm.allgather(told))) == 1
+        group = comm if resumed_by == "as many" else comm.Split(comm.rank)
+        if resumed_by == "as many" or comm.rank == 0:
+            again = checkpointed(folder, group, fixed, global_batch=12)
+            found, remarks = again.checkpoints.prepare(group, resume=True)
+            assert not remarks
+            again.resume(found)
+            assert again.step == 14
+            list(again.run())
+            if resumed_by == "as many":
+                np.testing.assert_array_equal(again.weights.to_array(), whole.weights.to_array())
+            else:
+                np.testing.assert_allclose(again.weights.to_array(), whole.weights.to_array(), rtol=1e-3, atol=1e-5)
+
+
+def case_a_checkpoint_that_rank_0_cannot_write_is_an_error_on_all(comm):
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            generate("uniform", folder / "samples.svm", samples=40, features=500, density=0.05)
+        comm.Barrier()
+        run = checkpointed(folder, comm, SparseStrategy)
+        try:
+            list(run.run())
+            told = None
+        except CheckpointError as error:
+            told = str(error)
+    assert told is not None and "cannot write a checkpoint" in told
+    assert len(set(comm.allgather(told))) == 1
+
+
+@each(l1=[0.0, 1e-3], momentum=[0.0, 0.9])
+def case_weights_that_no_gradient_touches_are_the_same_on_every_rank(comm, l1, momentum):
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            generate("uniform", folder / "samples.svm", samples=60, features=2000, density=0.003)
+        comm.Barrier()
+        ends = []
+        for group, strategy in ((comm, SparseStrategy), (comm, DenseStrategy), (sar.SERIAL, SparseStrategy)):
+            train, _ = two_classes(load(folder / "samples.svm", comm=group, n_features=2000)[0], group)
+            descent = Descent(1e-3, True, l1, momentum, average_from=8)
+            trainer = Trainer(MODELS["logistic"](), strategy(train, group, descent), Constant(0.3), Options(3, global_batch=10))
+            list(trainer.run())
+            ends.append(trainer.weights.to_array())
+    for end in ends[:2]:
+        assert len(set(comm.allgather(end.tobytes()))) == 1, "replicas have drifted apart"
+        np.testing.assert_allclose(end, ends[2], rtol=1e-3, atol=1e-5)
 
 
 BAD = {"line": "1 1:1\n" * 50 + "-1 2:x\n" + "-1 1:1\n" * 50, "classes": "1 1:1\n2 1:1\n3 1:1\n", "empty": ""}

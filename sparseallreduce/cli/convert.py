@@ -1,0 +1,67 @@
+"""`sparseallreduce convert`: svmlight text to the binary format, in parallel."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output
+from sparseallreduce.cli.signals import stop_as_interrupted
+from sparseallreduce.linear.binary_format import Header
+from sparseallreduce.linear.collective import agreed
+from sparseallreduce.linear.convert import convert as convert_file
+from sparseallreduce.runtime.mpi import world
+
+__all__ = ["byte_bar", "convert", "convert_with_bars"]
+
+
+@click.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("out", type=OUTPUT_FILE)
+@click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default the highest index in IN.")
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Of the values.")
+@click.option("--zero-based", is_flag=True, help="Indices in IN count from 0, not from 1.")
+def convert(source: Path, out: Path, features: int | None, dtype: str, zero_based: bool) -> None:
+    """Write IN, svmlight text, plain or compressed by gzip, bzip2 or xz, to OUT in the binary format.
+
+    Under mpiexec the ranks share the work. OUT appears when it is whole; what is unfinished lies in the folder .OUT.partial beside it.
+    """
+    stop_as_interrupted()
+    comm = world()
+    agreed(comm, lambda: check_output(out))
+    convert_with_bars(source, out, comm, n_features=features, dtype=dtype, zero_based=zero_based)
+
+
+def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> Header:
+    """Convert a file, with progress bars and a line about the result on rank 0."""
+    start = time.perf_counter()
+    shown = comm.rank == 0
+    with byte_bar(shown, f"parsing {source.name}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
+        # What rank 0 has done stands for all.
+        header = convert_file(
+            source,
+            out,
+            comm,
+            on_read=lambda count: reading.update(count * comm.size),
+            on_written=lambda count: writing.update(count * comm.size),
+            **options,
+        )
+    if shown:
+        click.echo(
+            f"{out}: {header.samples:,} samples, {header.features:,} features, {header.nonzeros / header.samples:.1f} non-zeros a sample; "
+            f"{header.file_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+        )
+    return header
+
+
+def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
+    """A progress bar of bytes, off where it is not shown or nobody looks."""
+    return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None

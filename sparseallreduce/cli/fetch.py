@@ -1,0 +1,54 @@
+"""`sparseallreduce fetch`: data sets of the LIBSVM collection, fetched, checked and converted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+import pooch
+
+from sparseallreduce.cli.convert import byte_bar, convert_with_bars
+from sparseallreduce.cli.signals import stop_as_interrupted
+from sparseallreduce.linear.fetch import CACHE_VARIABLE, COLLECTION, SETS
+from sparseallreduce.linear.fetch import fetch as fetch_set
+from sparseallreduce.runtime.mpi import world
+
+
+def _checksums(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for file, separator, checksum in pairs:
+        if not (file and separator and checksum):
+            raise click.BadParameter(f"{file!r} is not of the form FILE=CHECKSUM")
+    return {file: checksum for file, _, checksum in pairs}
+
+
+@click.command()
+@click.argument("name", type=click.Choice(list(SETS)))
+@click.option(
+    "--cache", type=click.Path(file_okay=False, path_type=Path), help=f"Folder; by default ${CACHE_VARIABLE} or the user's cache."
+)
+@click.option("--mirror", default=COLLECTION, show_default=True, help="Where the files are.")
+@click.option("--checksum", "checksums", multiple=True, callback=_checksums, metavar="FILE=HEX", help="SHA-256, or as in FILE=md5:HEX.")
+@click.option("--convert/--no-convert", "binary", default=True, help="To the binary format.  [default: convert]")
+def fetch(name: str, cache: Path | None, mirror: str, checksums: dict[str, str], binary: bool) -> None:
+    """Fetch the data set NAME of the LIBSVM collection, and say where it is: the training set, and the test set if there is one.
+
+    A broken transfer is taken up where it broke, also by a later run. What is in the cache already is not fetched again; several
+    processes can share a cache. Under mpiexec the ranks share the conversion.
+    """
+    stop_as_interrupted()
+    logging.getLogger(pooch.get_logger().name).setLevel(logging.WARNING)
+    comm = world()
+    with byte_bar(comm.rank == 0, f"fetching {name}") as bar:
+
+        def show(received: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(received - bar.n)
+
+        paths = fetch_set(
+            name, comm, cache=cache, mirror=mirror, checksums=checksums, binary=binary, convert=convert_with_bars, on_received=show
+        )
+    if comm.rank == 0:
+        for path in paths:
+            click.echo(path)

@@ -1,0 +1,138 @@
+"""What the options of `sparseallreduce train` come to: refused combinations, and the parts of a trainer that they describe."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from sparseallreduce.linear.checkpoint import Checkpoints
+from sparseallreduce.linear.class_weights import BALANCED
+from sparseallreduce.linear.early_stopping import EarlyStopping
+from sparseallreduce.linear.models import MODELS
+from sparseallreduce.linear.schedules import SCHEDULES, LargeBatch, Schedule
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy
+from sparseallreduce.linear.weights import Descent
+
+__all__ = ["ClassWeights", "check", "checkpoints", "descent", "schedule", "stopping", "strategy_options"]
+
+# What --decay means to a schedule: the name of its parameter.
+_DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
+
+
+class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+    """`balanced`, or pairs like `-1=0.5,1=2`."""
+
+    name = "weights"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == BALANCED or isinstance(value, dict):
+            return value
+        try:
+            weights = {float(label): float(weight) for label, weight in (pair.split("=") for pair in value.split(","))}
+        except ValueError:
+            self.fail(f"{value!r} is neither 'balanced' nor of the form LABEL=WEIGHT,LABEL=WEIGHT", param, ctx)
+        if not all(0 <= weight < float("inf") for weight in weights.values()):
+            self.fail("the weight of a class must be at least 0", param, ctx)
+        return weights
+
+
+def check(chosen: dict[str, Any], tested: bool) -> None:
+    """Refuse what does not go together.
+
+    Raises
+    ------
+    click.UsageError
+        Saying what to change.
+    """
+    kind = STRATEGIES[chosen["strategy"]]
+    decays = chosen["schedule"] in _DECAY
+    wrong = {
+        "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
+        and not issubclass(kind, SparseStrategy),
+        "--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them": chosen["servers"] != 1
+        and not issubclass(kind, ParameterServer),
+        "--decay is of every --schedule but constant: leave it out, or choose one": chosen["decay"] is not None and not decays,
+        "--decay-epochs is of --schedule step-decay and plateau: leave it out, or take one of them": chosen["decay_epochs"] is not None
+        and chosen["schedule"] not in ("step-decay", "plateau"),
+        "--warmup is for a rate that is scaled: give --scale-with-batch too": chosen["warmup"] > 0 and chosen["scale_with_batch"] is None,
+        "--nesterov is a kind of momentum: give --momentum too": chosen["nesterov"] and not chosen["momentum"],
+        "--patience and --tolerance are of early stopping: give --early-stopping too": chosen["early_stopping"] is None
+        and (chosen["patience"] is not None or chosen["tolerance"] is not None),
+        "--early-stopping watches the test set: give --test too": (chosen["early_stopping"] or "").startswith("test") and not tested,
+        "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None
+        and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
+        "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
+        and not MODELS[chosen["model"]].classifies,
+        "the product of --learning-rate and --l2 must be below 1: lower one of them": chosen["learning_rate"] * chosen["l2"] >= 1,
+    }
+    for name in ("learning_rate", "l2", "l1", "decay", "tolerance", "checkpoint_minutes"):
+        wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
+    for message, holds in wrong.items():
+        if holds:
+            raise click.UsageError(message)
+
+
+def descent(chosen: dict[str, Any], steps: int) -> Descent:
+    """How the weights descend, where an epoch has so many steps."""
+    return Descent(
+        l2=chosen["l2"],
+        intercept=chosen["intercept"],
+        l1=chosen["l1"],
+        momentum=chosen["momentum"],
+        nesterov=chosen["nesterov"],
+        average_from=None if chosen["average"] is None else (chosen["average"] - 1) * steps,
+    )
+
+
+def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
+    """The learning rate, where an epoch has so many steps and a step takes so many samples.
+
+    Raises
+    ------
+    click.UsageError
+        If --decay is nothing that the schedule can use.
+    """
+    name, rate, decay, epochs = chosen["schedule"], chosen["learning_rate"], chosen["decay"], chosen["decay_epochs"]
+    options: dict[str, Any] = {}
+    if name == "inverse-time" and chosen["l2"]:
+        options["halving"] = 1.0 / (rate * chosen["l2"])
+    if name == "step-decay":
+        options["every"] = (epochs or 1) * steps
+    if name == "plateau" and epochs:
+        options["patience"] = epochs
+    if decay is not None:
+        options[_DECAY[name]] = decay * steps if name == "inverse-time" else decay
+    try:
+        base: Schedule = SCHEDULES[name](rate, **options)
+    except ValueError as error:
+        raise click.UsageError(f"--decay {decay:g} does not suit --schedule {name}: {error}") from None
+    if chosen["scale_with_batch"] is None:
+        return base
+    return LargeBatch(base, batch / chosen["scale_with_batch"], chosen["warmup"] * steps)
+
+
+def stopping(chosen: dict[str, Any]) -> EarlyStopping | None:
+    """When to end before the last epoch."""
+    if chosen["early_stopping"] is None:
+        return None
+    return EarlyStopping(chosen["early_stopping"], chosen["patience"] or 5, chosen["tolerance"] or 0.0)
+
+
+def checkpoints(chosen: dict[str, Any]) -> Checkpoints | None:
+    """Where and how often to write checkpoints."""
+    if chosen["checkpoint"] is None:
+        return None
+    return Checkpoints(chosen["checkpoint"], chosen["checkpoint_every_steps"], chosen["checkpoint_minutes"])
+
+
+def strategy_options(chosen: dict[str, Any]) -> dict[str, Any]:
+    """What the chosen strategy is told beside the data set, the communicator and the descent."""
+    kind = STRATEGIES[chosen["strategy"]]
+    options = {"threads": chosen["threads"]}
+    if issubclass(kind, SparseStrategy):
+        options["algorithm"] = chosen["algorithm"]
+    if issubclass(kind, ParameterServer):
+        options["servers"] = chosen["servers"]
+    return options

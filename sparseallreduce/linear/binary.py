@@ -1,0 +1,211 @@
+"""Reading the binary CSR format (``data/FORMAT.md``), of which every rank takes its own rows.
+
+One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in.
+Either way a rank checks all that it takes: the checksum of every block, and that rows, indices, values and labels keep their promises.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear import binary_kernels as kernels
+from sparseallreduce.linear.binary_format import HEADER_BYTES, MAGIC, Header
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.text_pieces import PathLike, readable
+from sparseallreduce.streams.kernels.compilation import compiled_entry
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["is_binary", "read_binary"]
+
+Array = NDArray[Any]
+Bytes = Callable[[int, int], Array]  # the bytes of a file by offset and length
+
+_LONGEST_READ = 1 << 30  # bytes: MPI counts up to 2**31 - 1
+_CONVERTED = 1 << 22  # items converted at once
+
+
+def is_binary(path: PathLike) -> bool:
+    """Whether the first bytes of a file are those of the binary format.
+
+    Raises
+    ------
+    DatasetError
+        If it cannot be read.
+    """
+    with readable(path), open(path, "rb") as file:
+        return file.read(4) == MAGIC[:4]
+
+
+def read_binary(path: PathLike, comm: Any) -> Dataset:
+    """This rank's samples of a binary file; collective over ``comm``.
+
+    Ranks get contiguous rows of about the same number of non-zeros. A rank alone gets arrays that are the mapped file itself.
+
+    Parameters
+    ----------
+    path : path
+    comm : communicator
+        Of mpi4py if it has more than one rank.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, with the file, the offset and what is wrong there.
+    """
+    path = Path(path)
+    plan = agreed(comm, lambda: _plan(path, comm.size) if comm.rank == 0 else None)
+    header, checksums, bounds = cast("tuple[Header, Array, list[int]]", gather(comm, plan)[0])
+    first, last = bounds[comm.rank : comm.rank + 2]
+    with _bytes(path, comm) as source:
+        rows = _Rows(path, header, checksums, source)
+        indptr = agreed(comm, lambda: rows.indptr(first, last))  # all ranks', before anybody relies on it
+        return agreed(comm, lambda: rows.dataset(first, last, indptr))
+
+
+def _plan(path: Path, ranks: int) -> tuple[Header, Array, list[int]]:
+    """The header, the checksums, and the row with which each rank begins, and the last one ends."""
+    with readable(path), open(path, "rb") as file:
+        header = Header.from_bytes(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, path)
+        file.seek(header.checksums.offset)
+        table = file.read(header.checksums.length)
+        if zlib.crc32(table) != header.checksums_crc:
+            raise DatasetError(f"{path}, offset {header.checksums.offset}: the checksums do not match their own: they are altered")
+        indptr = np.memmap(file, header.dtype("indptr"), "r", header.sections["indptr"].offset, (header.samples + 1,))
+    # A sample counts as one non-zero more, for what it costs by itself.
+    everything = header.nonzeros + header.samples
+    rows = range(header.samples + 1)
+    inner = (bisect.bisect_left(rows, everything * rank // ranks, key=lambda row: int(indptr[row]) + row) for rank in range(1, ranks))
+    # In a damaged file they may be out of order; what is wrong shows when the rows are read.
+    bounds = np.maximum.accumulate(np.fromiter((0, *inner, header.samples), np.int64, ranks + 1))
+    return header, np.frombuffer(table, "<u4"), np.minimum(bounds, header.samples).tolist()
+
+
+@contextmanager
+def _bytes(path: Path, comm: Any) -> Iterator[Bytes]:
+    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO."""
+    if comm.size == 1:
+        mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+        yield lambda offset, length: mapped[offset : offset + length]
+        return
+    from mpi4py import MPI
+
+    def opened() -> Any:
+        try:
+            return MPI.File.Open(comm, os.fspath(path), MPI.MODE_RDONLY)
+        except MPI.Exception as error:
+            raise DatasetError(f"cannot read {path}: {error}; every rank must see the file") from None
+
+    file = agreed(comm, opened)
+    try:
+        yield lambda offset, length: _read(path, file, offset, length)
+    finally:
+        file.Close()
+
+
+def _read(path: Path, file: Any, offset: int, length: int) -> Array:
+    # Each rank reads one long piece of each section: nothing that reading collectively could bring together.
+    from mpi4py import MPI
+
+    out = np.empty(length, np.uint8)
+    for start in range(0, length, _LONGEST_READ):
+        piece = out[start : start + _LONGEST_READ]
+        status = MPI.Status()
+        try:
+            file.Read_at(offset + start, piece, status)
+        except MPI.Exception as error:
+            raise DatasetError(f"cannot read {path} at offset {offset + start}: {error}") from None
+        if (count := status.Get_count(MPI.BYTE)) != len(piece):
+            raise DatasetError(f"{path}, offset {offset + start + count}: the file ends here: it was truncated while it was read")
+    return out
+
+
+class _Rows:
+    """Reads and checks some rows of a file."""
+
+    def __init__(self, path: Path, header: Header, checksums: Array, source: Bytes) -> None:
+        self._path, self._header, self._checksums, self._source = path, header, checksums, source
+
+    def indptr(self, first: int, last: int) -> Array:
+        """Where rows [first, last] begin among the non-zeros of the file."""
+        header = self._header
+        begins = self._items("indptr", first, last + 1)
+        if first == 0 and begins[0] != 0:
+            self._refuse("indptr", 0, f"the first sample begins at non-zero {begins[0]}, not at 0")
+        falling = np.flatnonzero(begins[1:] < begins[:-1])
+        if len(falling):
+            row = first + int(falling[0])
+            self._refuse("indptr", row + 1, f"sample {row} ends before it begins, at non-zero {begins[row + 1 - first]}")
+        if begins[0] < 0 or begins[-1] > header.nonzeros or (last == header.samples and begins[-1] != header.nonzeros):
+            self._refuse("indptr", last, f"the samples end at non-zero {begins[-1]} of {header.nonzeros}")
+        return begins
+
+    def dataset(self, first: int, last: int, begins: Array) -> Dataset:
+        """Rows [first, last) of the file, which begin at these of its non-zeros."""
+        header = self._header
+        start, end = int(begins[0]), int(begins[-1])
+        indptr = begins if start == 0 else begins - start
+        indices = self._items("indices", start, end)
+        values = self._values(start, end)
+        self._check(indptr, indices, values, first, start)
+        labels = self._items("labels", first, last).astype(np.float64, copy=False)
+        if not np.isfinite(labels).all():
+            self._refuse("labels", first + int(np.isfinite(labels).argmin()), "the label is not finite")
+        indices = indices.astype(index_dtype(header.features), copy=False)
+        return Dataset(indptr, indices, values, labels, header.features, first, header.samples, str(self._path))
+
+    def _refuse(self, section: str, item: int, reason: str) -> NoReturn:
+        offset = self._header.sections[section].offset + item * self._header.dtype(section).itemsize
+        raise DatasetError(f"{self._path}, offset {offset}: {reason}")
+
+    def _items(self, section: str, first: int, last: int) -> Array:
+        """Items [first, last) of a section, after their blocks have matched their checksums."""
+        header, (offset, length) = self._header, self._header.sections[section]
+        item = header.dtype(section).itemsize
+        begin = first * item // header.block * header.block
+        end = min(-(-last * item // header.block) * header.block, length)
+        raw = self._source(offset + begin, max(end - begin, 0))
+        expected = self._checksums[header.first_block(section) + begin // header.block :]
+        for number, at in enumerate(range(0, len(raw), header.block)):
+            if zlib.crc32(raw[at : at + header.block].data) != expected[number]:
+                what = f"the {min(header.block, len(raw) - at)} bytes of {section} from here do not match their checksum: they are altered"
+                raise DatasetError(f"{self._path}, offset {offset + begin + at}: {what}")
+        stored = raw[first * item - begin : last * item - begin].view(header.dtype(section))
+        return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+
+    def _values(self, start: int, end: int) -> Array:
+        """As float32, whatever the file holds."""
+        if self._header.value_width == 0:
+            return np.ones(end - start, np.float32)
+        if self._header.value_width == 4:
+            return self._items("values", start, end)
+        values = np.empty(end - start, np.float32)
+        with np.errstate(over="ignore"):
+            for at in range(start, end, _CONVERTED):
+                upto = min(at + _CONVERTED, end)
+                values[at - start : upto - start] = self._items("values", at, upto)
+        return values
+
+    def _check(self, indptr: Array, indices: Array, values: Array, first: int, start: int) -> None:
+        signature = *(types.Array(numba.from_dtype(a.dtype), 1, "C", readonly=True) for a in (indptr, indices, values)), types.uint64
+        check = compiled_entry(kernels.first_fault, signature)
+        fault, row, entry = check(indptr, indices, values, self._header.features)
+        sample, item = first + row, start + entry
+        if fault == kernels.ABOVE:
+            self._refuse("indices", item, f"index {indices[entry]} of sample {sample} is not below the {self._header.features} features")
+        if fault == kernels.UNSORTED:
+            self._refuse("indices", item, f"index {indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted")
+        if fault == kernels.NOT_FINITE:
+            self._refuse("values", item, f"the value of index {indices[entry]} of sample {sample} is not a finite float32")

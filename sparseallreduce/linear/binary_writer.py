@@ -1,0 +1,263 @@
+"""Writing the binary CSR format (``data/FORMAT.md``) by all ranks at once, in bounded memory, whole or not at all.
+
+How many samples there are is known only when the last has come. So each rank first appends its columns to files of its own, in a folder
+beside the result; then all ranks copy them to where they belong, each a share of the result's blocks. The result gets its name last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import filelock
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.binary_format import BLOCK, SECTIONS, Header
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.columns import Block
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.text_pieces import PathLike, Progress
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["BinaryWriter", "write_binary", "written"]
+
+Array = NDArray[Any]
+
+_WHOLE = "whole"  # the result before it has its name
+
+
+class _Share(NamedTuple):
+    """What a rank has appended."""
+
+    rows: int = 0
+    nnz: int = 0
+    highest: int = -1  # index
+    ones: bool = True  # whether all values are one
+    small: bool = True  # whether all labels are whole numbers of one byte
+
+
+def write_binary(path: PathLike, dataset: Dataset, comm: Any) -> None:
+    """Write the samples of all ranks, in the order of the ranks; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike.
+    """
+    with BinaryWriter(path, comm, features=dataset.features) as writer:
+        agreed(comm, lambda: writer.append(Block(dataset.indptr, dataset.indices, dataset.values, dataset.labels)))
+        writer.finish()
+
+
+class BinaryWriter:
+    """Takes samples block by block, those of rank 0 before those of rank 1 and so on, and writes them in the end.
+
+    Entering and :meth:`finish` are collective; leaving without the latter leaves nothing behind.
+
+    Parameters
+    ----------
+    path : path
+    comm : communicator
+        Of ranks that see the same folder.
+    features : int, optional
+        Dimension N; by default one more than the highest index, which must then fit into four bytes.
+    dtype : dtype
+        Of the values, float32 or float64.
+    """
+
+    def __init__(self, path: PathLike, comm: Any, *, features: int | None = None, dtype: DTypeLike = np.float32) -> None:
+        self._path, self._comm, self._features = Path(path), comm, features
+        self._folder = self._path.with_name(f".{self._path.name}.partial")
+        self._lock = filelock.FileLock(self._folder / "lock")
+        self._dtypes: dict[str, np.dtype[Any]] = {
+            "indptr": np.dtype("<i8"),
+            "indices": index_dtype(features or 2**32).newbyteorder("<"),
+            "values": np.dtype(dtype).newbyteorder("<"),
+            "labels": np.dtype("<f8"),
+        }
+        self._share = _Share()
+        self._files: dict[str, BinaryIO] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            agreed(self._comm, lambda: self._prepare() if self._comm.rank == 0 else None)
+            agreed(self._comm, self._open)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._lock.is_locked:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.release()
+
+    def _prepare(self) -> None:
+        """Make the folder, and clear it of what a killed writer has left."""
+        with written(self._path):
+            self._folder.mkdir(exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except filelock.Timeout:
+                raise DatasetError(f"cannot write {self._path}: another process is writing it; wait for that one") from None
+            for left in self._folder.iterdir():
+                if left.name != "lock":
+                    left.unlink()
+
+    def _open(self) -> None:
+        with written(self._path):
+            for section in SECTIONS:
+                self._files[section] = (self._folder / f"{section}.{self._comm.rank}").open("wb", buffering=0)
+            if self._comm.rank == 0:
+                _write(self._files["indptr"], np.zeros(1, self._dtypes["indptr"]))
+
+    @property
+    def samples(self) -> int:
+        """What this rank has appended."""
+        return self._share.rows
+
+    def append(self, block: Block) -> None:
+        """Add samples behind those of this rank.
+
+        Raises
+        ------
+        DatasetError
+            If they cannot be written.
+        """
+        share = self._share
+        with written(self._path):
+            _write(self._files["indptr"], (block.indptr[1:] - block.indptr[0] + share.nnz).astype(self._dtypes["indptr"], copy=False))
+            for section, items in (("indices", block.indices), ("values", block.values), ("labels", block.labels)):
+                _write(self._files[section], items.astype(self._dtypes[section], copy=False))
+        self._share = _Share(
+            share.rows + len(block.labels),
+            share.nnz + len(block.values),
+            max(share.highest, int(block.indices.max(initial=0)) if len(block.indices) else -1),
+            share.ones and bool((block.values == 1).all()),
+            share.small and _fits_one_byte(block.labels),
+        )
+
+    def finish(self, progress: Progress = None) -> Header:
+        """Write what all ranks have appended, and give the file its name; collective.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with the bytes that this rank has written since the last call.
+
+        Raises
+        ------
+        DatasetError
+            On every rank alike.
+        """
+        for file in self._files.values():
+            file.close()
+        shares = gather(self._comm, self._share)
+        header = self._header(shares)
+        whole = self._folder / _WHOLE
+        agreed(self._comm, lambda: self._create(whole, header.file_bytes) if self._comm.rank == 0 else None)
+        mine = agreed(self._comm, lambda: self._copied(whole, header, shares, progress))
+        table = np.concatenate(gather(self._comm, mine))
+        header = replace(header, checksums_crc=zlib.crc32(table.data))
+        agreed(self._comm, lambda: self._complete(whole, header, table) if self._comm.rank == 0 else None)
+        return header
+
+    def _header(self, shares: list[_Share]) -> Header:
+        samples = sum(share.rows for share in shares)
+        if samples == 0:
+            raise DatasetError(f"cannot write {self._path}: there are no samples")
+        highest = max(share.highest for share in shares)
+        features = self._features or max(highest + 1, 1)
+        if highest >= features:
+            raise DatasetError(f"cannot write {self._path}: index {highest} is not below the {features} features")
+        value_width = 0 if all(share.ones for share in shares) else self._dtypes["values"].itemsize
+        label_width = 1 if all(share.small for share in shares) else 8
+        widths = self._dtypes["indices"].itemsize, value_width, label_width
+        return Header.planned(samples, features, sum(share.nnz for share in shares), widths)
+
+    def _create(self, whole: Path, size: int) -> None:
+        with written(self._path), whole.open("wb") as file:
+            file.truncate(size)
+
+    def _copied(self, whole: Path, header: Header, shares: list[_Share], progress: Progress) -> Array:
+        """Copy this rank's share of all blocks into the file, and return their checksums."""
+        ranks, rank = self._comm.size, self._comm.rank
+        mine = range(header.blocks * rank // ranks, header.blocks * (rank + 1) // ranks)
+        checksums = []
+        with written(self._path), whole.open("r+b", buffering=0) as file:
+            for section, number in _numbered_blocks(header, mine):
+                place = header.sections[section]
+                length = min(BLOCK, place.length - number * BLOCK)
+                size = header.dtype(section).itemsize
+                items = self._items(section, number * BLOCK // size, (number * BLOCK + length) // size, shares)
+                block = items.astype(header.dtype(section), copy=False)
+                file.seek(place.offset + number * BLOCK)
+                _write(file, block)
+                checksums.append(zlib.crc32(block.data))
+                if progress is not None:
+                    progress(length)
+        return np.array(checksums, "<u4")
+
+    def _items(self, section: str, first: int, last: int, shares: list[_Share]) -> Array:
+        """Items [first, last) of a section, from the files of the ranks that have them."""
+        dtype = self._dtypes[section]
+        parts = []
+        begin = nonzeros = 0
+        for rank, share in enumerate(shares):
+            count = share.nnz if section in ("indices", "values") else share.rows + (section == "indptr" and rank == 0)
+            low, high = max(first, begin), min(last, begin + count)
+            if low < high:
+                file = self._folder / f"{section}.{rank}"
+                part = np.fromfile(file, dtype, high - low, offset=(low - begin) * dtype.itemsize)
+                parts.append(part + nonzeros if section == "indptr" else part)
+            begin += count
+            nonzeros += share.nnz
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _complete(self, whole: Path, header: Header, table: Array) -> None:
+        with written(self._path):
+            with whole.open("r+b") as file:
+                file.write(header.to_bytes())
+                file.seek(header.checksums.offset)
+                file.write(table.tobytes())
+                file.flush()
+                os.fsync(file.fileno())  # a disk on the network may say only now that it is full
+            whole.replace(self._path)
+
+
+def _numbered_blocks(header: Header, blocks: range) -> Iterator[tuple[str, int]]:
+    """Of blocks that are numbered over all sections, each one's section and its number in that."""
+    for section in SECTIONS:
+        first = header.first_block(section)
+        count = -(-header.sections[section].length // header.block)
+        for number in range(max(blocks.start - first, 0), min(blocks.stop - first, count)):
+            yield section, number
+
+
+def _fits_one_byte(labels: Array) -> bool:
+    return bool(((labels >= -128) & (labels <= 127) & (labels == np.rint(labels))).all())
+
+
+def _write(file: BinaryIO, items: Array) -> None:
+    left = np.ascontiguousarray(items).data.cast("B")
+    while len(left):
+        left = left[file.write(left) :]
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Every failure to write a file is a DatasetError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,87 @@
+"""From svmlight text to the binary format: all ranks parse, and all write, with a bounded part of the samples in memory."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.binary import is_binary
+from sparseallreduce.linear.binary_format import Header
+from sparseallreduce.linear.binary_writer import BinaryWriter
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.svmlight import svmlight_blocks
+from sparseallreduce.linear.text_pieces import PathLike, Progress
+
+__all__ = ["convert"]
+
+
+def convert(
+    source: PathLike,
+    out: PathLike,
+    comm: Any,
+    *,
+    n_features: int | None = None,
+    n_samples: int | None = None,
+    zero_based: bool = False,
+    dtype: DTypeLike = np.float32,
+    on_read: Progress = None,
+    on_written: Progress = None,
+) -> Header:
+    """Write the samples of a text file to a binary file, which gets its name when it is whole; collective over ``comm``.
+
+    Parameters
+    ----------
+    source : path
+        svmlight text, plain or compressed by gzip, bzip2 or xz.
+    out : path
+        In a folder that all ranks see.
+    comm : communicator
+    n_features : int, optional
+        Dimension N; by default the highest index.
+    n_samples : int, optional
+        How many samples there must be.
+    zero_based : bool
+        Whether indices in the text count from 0.
+    dtype : dtype
+        Of the values, float32 or float64.
+    on_read, on_written : callable, optional
+        Called with the bytes of the source that this rank has worked off, and of the result that it has written, since the last call.
+
+    Returns
+    -------
+    Header
+        Of the result.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike.
+    """
+    agreed(comm, lambda: _check(Path(source), Path(out)))
+    with BinaryWriter(out, comm, features=n_features, dtype=dtype) as writer:
+
+        def parse() -> None:
+            blocks = svmlight_blocks(source, comm, n_features=n_features, zero_based=zero_based, dtype=dtype, progress=on_read)
+            with closing(blocks):
+                for block in blocks:
+                    writer.append(block)
+
+        agreed(comm, parse)
+        found = sum(gather(comm, writer.samples))
+        if n_samples is not None and found != n_samples:
+            raise DatasetError(
+                f"{source}: {found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
+            )
+        return writer.finish(on_written)
+
+
+def _check(source: Path, out: Path) -> None:
+    if is_binary(source):
+        raise DatasetError(f"{source} is in the binary format already")
+    if out.exists() and out.samefile(source):
+        raise DatasetError(f"cannot write {out}: it is the file to convert; give the result another name")

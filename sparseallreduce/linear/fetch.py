@@ -1,0 +1,199 @@
+"""Fetch data sets of the LIBSVM collection into a cache, check them, and convert them to the binary format.
+
+pooch keeps the cache and compares checksums; beneath it is a downloader of our own, because pooch has none that takes up a broken
+transfer. Processes that share a cache wait for each other by locks, so that each file is fetched and converted once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pooch
+from filelock import FileLock
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.binary_format import Header
+from sparseallreduce.linear.binary_writer import written
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.linear.convert import convert
+from sparseallreduce.linear.download import AbsentError, Downloader
+from sparseallreduce.linear.text_pieces import PathLike
+
+__all__ = ["CACHE_VARIABLE", "COLLECTION", "SETS", "Remote", "default_cache", "fetch"]
+
+#: Where the collection is at home.
+COLLECTION = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+#: The environment variable that names another cache folder.
+CACHE_VARIABLE = "SPARSEALLREDUCE_CACHE"
+
+Converter = Callable[..., Header]
+Received = Callable[[int, int | None], object] | None
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A data set of the collection: its files without the suffix of their compression, and its published size."""
+
+    features: int
+    train: str
+    samples: int
+    test: str | None = None
+    test_samples: int | None = None
+    suffixes: tuple[str, ...] = (".xz", ".bz2")  # over the years the collection has compressed its files anew: the first found is taken
+
+    @property
+    def files(self) -> dict[str, int | None]:
+        """The samples of each file."""
+        return {self.train: self.samples} | ({self.test: self.test_samples} if self.test else {})
+
+
+SETS = {
+    "a9a": Remote(123, "a9a", 32_561, "a9a.t", 16_281, ("",)),
+    "avazu": Remote(1_000_000, "avazu-app", 14_596_137, "avazu-app.t", 1_719_304),
+    "epsilon": Remote(2_000, "epsilon_normalized", 400_000, "epsilon_normalized.t", 100_000),
+    "kdd12": Remote(54_686_452, "kdd12", 149_639_105),
+    "kdda": Remote(20_216_830, "kdda", 8_407_752, "kdda.t", 510_302),
+    "kddb": Remote(29_890_095, "kddb", 19_264_097, "kddb.t", 748_401),
+    "news20": Remote(1_355_191, "news20.binary", 19_996),
+    "rcv1": Remote(47_236, "rcv1_train.binary", 20_242, "rcv1_test.binary", 677_399),
+    "real-sim": Remote(20_958, "real-sim", 72_309),
+    "url": Remote(3_231_961, "url_combined", 2_396_130),
+    "w8a": Remote(300, "w8a", 49_749, "w8a.t", 14_951, ("",)),
+    "webspam": Remote(16_609_143, "webspam_wc_normalized_trigram.svm", 350_000),
+    "webspam-unigram": Remote(254, "webspam_wc_normalized_unigram.svm", 350_000),
+}
+
+
+def fetch(
+    name: str,
+    comm: Any,
+    *,
+    cache: PathLike | None = None,
+    mirror: str = COLLECTION,
+    checksums: Mapping[str, str] | None = None,
+    binary: bool = True,
+    convert: Converter = convert,
+    on_received: Received = None,
+) -> list[Path]:
+    """The files of a data set, fetched and converted if they are not in the cache yet; collective over ``comm``.
+
+    Rank 0 fetches; all ranks convert.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`SETS`.
+    comm : communicator
+        Of ranks that see the same cache.
+    cache : path, optional
+        By default the folder that the environment variable ``SPARSEALLREDUCE_CACHE`` names, or else the user's cache folder.
+    mirror : str
+        Where the files are, by default the collection itself.
+    checksums : mapping, optional
+        Of files as they are at the mirror, by name: the hash in hexadecimal, SHA-256, or another as ``"md5:..."``.
+    binary : bool
+        Whether to convert the files; otherwise they stay the text that they are.
+    convert : callable
+        As :func:`sparseallreduce.linear.convert.convert`.
+    on_received : callable, optional
+        Called with how many bytes of a file there are, and how many there will be, if known.
+
+    Returns
+    -------
+    list of Path
+        The training set, and the test set if there is one.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike.
+    """
+    chosen = SETS[name]
+    folder = Path(gather(comm, os.fspath(cache or default_cache()))[0])
+    paths = []
+    for file, samples in chosen.files.items():
+        result = folder / f"{file.removesuffix('.svm')}.csr"
+        if binary and agreed(comm, result.exists):
+            paths.append(result)
+            continue
+        source = _Source(folder, mirror, [file + suffix for suffix in chosen.suffixes], checksums or {}, on_received)
+        text = gather(comm, agreed(comm, source.fetched if comm.rank == 0 else lambda: Path()))[0]
+        if binary:
+            with _only(comm, folder / f"{result.name}.lock"):
+                if not agreed(comm, result.exists):
+                    convert(text, result, comm, n_features=chosen.features, n_samples=samples)
+        paths.append(result if binary else text)
+    return paths
+
+
+def default_cache() -> Path:
+    """The cache folder where no other is given."""
+    return Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("sparseallreduce"))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file that the mirror has under one of several names."""
+
+    folder: Path
+    mirror: str
+    names: list[str]
+    checksums: Mapping[str, str]
+    on_received: Received
+
+    def fetched(self) -> Path:
+        """The file in the cache."""
+        with written(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        here = [name for name in self.names if (self.folder / name).exists()]
+        absent = ""
+        for name in here[:1] or self.names:
+            try:
+                return self._fetched(name)
+            except AbsentError as error:
+                absent = str(error)
+        raise DatasetError(f"{absent}; there is no {' nor '.join(self.names)}: choose another --mirror")
+
+    def _fetched(self, name: str) -> Path:
+        base = self.mirror if self.mirror.endswith("/") else f"{self.mirror}/"
+        keeper = pooch.create(self.folder, base, registry={name: self.checksums.get(name)})
+        with _locked(self.folder / f"{name}.lock"), written(self.folder / name):
+            try:
+                return Path(keeper.fetch(name, downloader=Downloader(self.folder / f"{name}.part", self.on_received)))
+            except DatasetError:
+                raise
+            except ValueError:  # pooch says so of a checksum
+                what = f"has another checksum than {self.checksums.get(name)}: what has come is thrown away"
+                raise DatasetError(f"{base}{name} {what}") from None
+
+
+@contextmanager
+def _only(comm: Any, path: Path) -> Iterator[None]:
+    """Hold a lock for all ranks of ``comm``, by rank 0."""
+    lock = FileLock(path)
+    agreed(comm, lambda: _acquire(lock) if comm.rank == 0 else None)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    _acquire(lock)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock) -> None:
+    """Wait until no other process holds the lock."""
+    with written(Path(lock.lock_file)):
+        lock.acquire()

@@ -1,0 +1,188 @@
+"""The binary format: what is written is read, mapped or in parts, to the bit; and the page that describes it is true."""
+
+import re
+from pathlib import Path
+
+import malformed
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_ranks import on_ranks
+
+import sparseallreduce as sar
+from sparseallreduce.linear import Dataset, DatasetError, binary_format, load
+from sparseallreduce.linear.binary import _plan
+from sparseallreduce.linear.binary_writer import BinaryWriter, write_binary
+from sparseallreduce.linear.columns import Block
+
+COLUMNS = ("indptr", "indices", "values", "labels")
+
+
+def dataset(lengths, features=1000, seed=0, values=None, labels=None):
+    rng = np.random.default_rng(seed)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    indices = [np.sort(rng.choice(features, length, replace=False)) for length in lengths]
+    drawn = rng.standard_normal(indptr[-1]).astype(np.float32) if values is None else np.full(indptr[-1], values, np.float32)
+    labels = rng.integers(0, 2, len(lengths)) * 2.0 - 1 if labels is None else labels
+    return Dataset(indptr, np.concatenate([*indices, []]).astype(np.uint32), drawn, np.array(labels, np.float64), features)
+
+
+def assert_same(read, written):
+    for name in COLUMNS:
+        ours, theirs = getattr(read, name), getattr(written, name)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    assert (read.features, read.first, read.total) == (written.features, written.first, written.total)
+
+
+def part(whole, first, last):
+    begin, end = whole.indptr[[first, last]]
+    return Block(whole.indptr[first : last + 1], whole.indices[begin:end], whole.values[begin:end], whole.labels[first:last])
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    values=st.sampled_from([None, 1.0]),
+    labels=st.sampled_from([None, 0.5, 300.0, -128.0]),
+    ranks=st.integers(1, 5),
+    block=st.sampled_from([64, 128, 1 << 20]),
+)
+def test_what_is_written_is_read(tmp_path_factory, lengths, values, labels, ranks, block):
+    folder = tmp_path_factory.mktemp("written")
+    whole = dataset(lengths, values=values, labels=None if labels is None else np.full(len(lengths), labels))
+    cuts = np.linspace(0, whole.rows, ranks + 1).astype(int)
+
+    def write(comm):
+        with BinaryWriter(folder / "a.csr", comm, features=whole.features) as writer:
+            for first in range(cuts[comm.rank], cuts[comm.rank + 1]):
+                writer.append(part(whole, first, first + 1))
+            writer.finish()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparseallreduce.linear.binary_format.BLOCK", block)
+        patch.setattr("sparseallreduce.linear.binary_writer.BLOCK", block)
+        assert on_ranks(ranks, write) == [None] * ranks
+
+    assert_same(load(folder / "a.csr", comm=sar.SERIAL)[0], whole)
+    assert [file.name for file in folder.iterdir()] == ["a.csr"]
+
+
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_any_rows_are_read_from_the_blocks_that_they_lie_in(tmp_path, monkeypatch, block):
+    from sparseallreduce.linear.binary import _Rows
+
+    monkeypatch.setattr(binary_format, "BLOCK", block)
+    monkeypatch.setattr("sparseallreduce.linear.binary_writer.BLOCK", block)
+    whole = dataset(np.arange(60) % 17, seed=3)
+    write_binary(tmp_path / "a.csr", whole, sar.SERIAL)
+    raw = np.fromfile(tmp_path / "a.csr", np.uint8)
+    header, checksums, _ = _plan(tmp_path / "a.csr", 1)
+    read = []
+
+    def source(offset, length):
+        read.append(length)
+        return raw[offset : offset + length].copy()
+
+    for first in range(0, 60, 7):
+        for last in range(first, 61, 9):
+            rows = _Rows(tmp_path / "a.csr", header, checksums, source)
+            ours = rows.dataset(first, last, rows.indptr(first, last))
+            expected = part(whole, first, last)
+            np.testing.assert_array_equal(ours.indptr, expected.indptr - expected.indptr[0])
+            for name in COLUMNS[1:]:
+                np.testing.assert_array_equal(getattr(ours, name), getattr(expected, name))
+            assert (ours.first, ours.total) == (first, 60)
+    if block == 64:
+        assert max(read) < len(raw) / 2
+
+
+def test_one_process_maps_the_file_and_copies_nothing(tmp_path):
+    write_binary(tmp_path / "a.csr", dataset([5] * 100, labels=[0.5] * 100), sar.SERIAL)
+    read, _ = load(tmp_path / "a.csr", comm=sar.SERIAL)
+    for name in COLUMNS:
+        base = getattr(read, name)
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        assert isinstance(base, np.memmap), name
+
+
+def test_ranks_get_about_the_same_number_of_non_zeros(tmp_path):
+    lengths = np.r_[np.full(50, 200), np.full(1000, 3)]
+    write_binary(tmp_path / "a.csr", dataset(lengths), sar.SERIAL)
+    _, _, bounds = _plan(tmp_path / "a.csr", 4)
+    ends = np.concatenate([[0], np.cumsum(lengths + 1)])[bounds]
+    np.testing.assert_allclose(np.diff(ends), (lengths + 1).sum() / 4, atol=201)
+    assert bounds[0] == 0 and bounds[-1] == 1050
+
+
+def test_more_ranks_than_samples(tmp_path):
+    write_binary(tmp_path / "a.csr", dataset([3, 4]), sar.SERIAL)
+    _, _, bounds = _plan(tmp_path / "a.csr", 7)
+    assert len(bounds) == 8 and bounds == sorted(bounds) and bounds[-1] == 2
+
+
+@pytest.mark.parametrize("form,index,value,label", [("ones", 4, 0, 1), ("float32", 4, 4, 1), ("float64", 8, 8, 8)])
+def test_forms_of_values_indices_and_labels(tmp_path, form, index, value, label):
+    features = 2**33 if index == 8 else 50
+    block = Block(
+        np.array([0, 2, 3]), np.array([1, 7, features - 1]), np.array([1.0, 1.0, 1.0 if form == "ones" else 0.1]), np.array([0, 1])
+    )
+    if form == "float64":
+        block = block._replace(labels=np.array([0.0, 1e9]))
+    with BinaryWriter(tmp_path / "a.csr", sar.SERIAL, features=features, dtype="float64" if value == 8 else "float32") as writer:
+        writer.append(block)
+        header = writer.finish()
+    assert (header.index_width, header.value_width, header.label_width) == (index, value, label)
+    read, _ = load(tmp_path / "a.csr", comm=sar.SERIAL)
+    assert (read.indices.dtype, read.values.dtype, read.labels.dtype) == (np.uint64 if index == 8 else np.uint32, np.float32, np.float64)
+    np.testing.assert_array_equal(read.indices, block.indices)
+    np.testing.assert_array_equal(read.values, block.values.astype(np.float32))
+    np.testing.assert_array_equal(read.labels, block.labels)
+
+
+def test_float64_values_are_converted_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparseallreduce.linear.binary._CONVERTED", 7)
+    (tmp_path / "a.csr").write_bytes(malformed.binary(value_width=8))
+    assert load(tmp_path / "a.csr", comm=sar.SERIAL)[0].values.tolist() == [1, 0.25, -1, 2, 3, 0.5, 1]
+
+
+def test_training_and_test_set_in_different_formats_share_the_features(tmp_path):
+    write_binary(tmp_path / "a.csr", dataset([3, 4], features=40), sar.SERIAL)
+    (tmp_path / "b.svm").write_text("1 77:1\n")
+    train, test = load(tmp_path / "a.csr", tmp_path / "b.svm", comm=sar.SERIAL)
+    assert (train.features, test.features) == (77, 77)
+    assert load(tmp_path / "a.csr", comm=sar.SERIAL, n_features=50)[0].features == 50
+
+
+@pytest.mark.parametrize(
+    "samples,message",
+    [([], "there are no samples"), ([9], "index 9 is not below the 5 features")],
+)
+def test_what_makes_no_data_set_is_not_written(tmp_path, samples, message):
+    with BinaryWriter(tmp_path / "a.csr", sar.SERIAL, features=5) as writer:
+        for index in samples:
+            writer.append(Block(np.array([0, 1]), np.array([index]), np.ones(1), np.ones(1)))
+        with pytest.raises(DatasetError, match=message):
+            writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_about_the_format_has_a_reader_that_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "data" / "FORMAT.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    whole = dataset([3, 0, 5])
+    write_binary(tmp_path / "train.csr", whole, sar.SERIAL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code, names)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(names[name], getattr(whole, name))
+
+
+def test_the_page_about_the_format_has_the_offsets_of_the_header():
+    page = (Path(__file__).parents[2] / "data" / "FORMAT.md").read_text()
+    rows = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| (\d+) \|", page, re.MULTILINE)]
+    assert [offset for offset, _ in rows] == np.cumsum([0, *(size for _, size in rows[:-1])]).tolist()
+    assert sum(size for _, size in rows) == binary_format.HEADER_BYTES

@@ -1,0 +1,237 @@
+"""Checkpoints: what is read is what was written, damage is noticed, and training goes on to the same bits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_ranks import on_ranks
+
+import sparseallreduce as sar
+from sparseallreduce.errors import CheckpointError, DivergenceError, TrainingStopped
+from sparseallreduce.linear import (
+    MODELS,
+    Checkpoints,
+    Constant,
+    Dataset,
+    DenseStrategy,
+    Descent,
+    EarlyStopping,
+    Options,
+    OverlappedStrategy,
+    SparseStrategy,
+    SynchronousParameterServer,
+    Trainer,
+)
+from sparseallreduce.linear.checkpoint import Checkpoint, data_fingerprint, read_checkpoint, write_checkpoint
+from sparseallreduce.linear.schedules import BoldDriver
+
+SAMPLE = Checkpoint(
+    {"model": "svm", "l2": 0.1},
+    {"step": 3, "epochs": []},
+    {
+        "direction": np.arange(50, dtype=np.float32),
+        "scale": 0.1 + 0.2,
+        "last": np.arange(9, dtype=np.uint16),
+        "table": ((1.5, np.inf), (2.0, 0.1)),
+    },
+)
+
+
+def problem(rows=90, features=40, seed=1):
+    rng = np.random.default_rng(seed)
+    matrix = np.where(rng.random((rows, features)) < 0.3, rng.standard_normal((rows, features)), 0).astype(np.float32)
+    return Dataset.from_scipy(scipy.sparse.csr_array(matrix), np.where(matrix @ rng.standard_normal(features) > 0, 1.0, -1.0))
+
+
+def trainer(folder=None, strategy=SparseStrategy, descent=None, epochs=3, dataset=None, every_steps=None, rate=0.2, **options):
+    descent = descent or Descent(1e-3, True, 1e-4, 0.5, False, 20)
+    checkpoints = None if folder is None else Checkpoints(folder, every_steps)
+    made = strategy(dataset or problem(), sar.SERIAL, descent)
+    schedule, stopping = BoldDriver(rate), EarlyStopping("loss", 50)
+    return Trainer(MODELS["logistic"](), made, schedule, Options(epochs, 7, **options), stopping=stopping, checkpoints=checkpoints)
+
+
+def resumed(folder, **options):
+    again = trainer(folder, **options)
+    checkpoint, _ = again.checkpoints.prepare(sar.SERIAL, resume=True)
+    again.resume(checkpoint)
+    return again
+
+
+def stopped_at(folder, step, **options):
+    """A run that was asked to stop after so many steps."""
+    run = trainer(folder, **options)
+    with pytest.raises(TrainingStopped, match=rf"stopped by SIGTERM after step {step}; a checkpoint is in"):
+        list(run.run(on_step=lambda: run.step == step and run.request_stop("SIGTERM")))
+    return run
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    write_checkpoint(tmp_path / "one.npz", SAMPLE)
+    again = read_checkpoint(tmp_path / "one.npz")
+    assert (again.identity, again.progress) == (SAMPLE.identity, SAMPLE.progress)
+    for name, value in SAMPLE.state.items():
+        np.testing.assert_array_equal(again.state[name], value)
+    assert again.state["direction"].dtype == np.float32
+    assert [path.name for path in tmp_path.iterdir()] == ["one.npz"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "one.npz"
+    write_checkpoint(path, SAMPLE)
+    return path
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_damage_is_noticed_or_is_outside_what_the_file_holds(written, data):
+    content = bytearray(written.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    damaged = written.with_name("damaged.npz")
+    damaged.write_bytes(content)
+    try:
+        again = read_checkpoint(damaged)
+    except CheckpointError as error:
+        told = str(error)
+        assert told.startswith((f"{damaged} ", f"cannot read {damaged}"))
+    else:
+        assert again.progress == SAMPLE.progress
+        for name, value in SAMPLE.state.items():
+            np.testing.assert_array_equal(again.state[name], value)
+
+
+@pytest.mark.parametrize("strategy", [SparseStrategy, DenseStrategy, OverlappedStrategy, SynchronousParameterServer])
+@pytest.mark.parametrize("step", [1, 12, 13, 20, 39])
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, strategy, step, monkeypatch):
+    monkeypatch.setattr("sparseallreduce.linear.trainer.Consensus", EveryStep)
+    whole = trainer(strategy=strategy)
+    epochs = list(whole.run())
+    stopped_at(tmp_path, step, strategy=strategy)
+
+    again = resumed(tmp_path, strategy=strategy)
+    assert again.step == step
+    list(again.run())
+
+    np.testing.assert_array_equal(again.weights.to_array(), whole.weights.to_array())
+    assert again.step == whole.step == 39
+    figures = [(epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate) for epoch in epochs]
+    assert [(epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate) for epoch in again.history] == figures
+
+
+class EveryStep:
+    """A consensus that is looked for after every step, so that a run stops where it is told to."""
+
+    def __init__(self, comm):
+        pass
+
+    def after_step(self, wish):
+        return [] if wish is None else [wish]
+
+
+def test_checkpoints_change_nothing(tmp_path):
+    plain, often = trainer(), trainer(tmp_path, every_steps=5)
+    for run in (plain, often):
+        list(run.run())
+    np.testing.assert_array_equal(plain.weights.to_array(), often.weights.to_array())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000035.npz", "step-000000000039.npz"]
+
+
+def test_a_finished_run_resumes_to_its_end_and_further(tmp_path):
+    longer = trainer(epochs=5)
+    list(longer.run())
+    list(trainer(tmp_path).run())
+    assert [epoch.epoch for epoch in resumed(tmp_path).run()] == [3]
+    further = resumed(tmp_path, epochs=5)
+    list(further.run())
+    np.testing.assert_array_equal(further.weights.to_array(), longer.weights.to_array())
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path):
+    list(trainer(tmp_path).run())
+    newest, before = sorted(tmp_path.iterdir(), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    checkpoint, remarks = Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
+    assert checkpoint.progress["step"] == int(before.stem.split("-")[1])
+    assert len(remarks) == 1 and f"{newest} is damaged" in remarks[0]
+    before.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged"):
+        Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
+
+
+def test_a_folder_is_taken_as_it_should_be(tmp_path):
+    checkpoint, remarks = Checkpoints(tmp_path / "new").prepare(sar.SERIAL, resume=True)
+    assert checkpoint is None and "starting from the beginning" in remarks[0]
+    (tmp_path / "new" / ".step-000000000001.npz").write_bytes(b"half")  # left by a killed run
+    assert Checkpoints(tmp_path / "new").prepare(sar.SERIAL, resume=False) == (None, [])
+    assert list((tmp_path / "new").iterdir()) == []
+    list(trainer(tmp_path).run())
+    with pytest.raises(CheckpointError, match="give --resume to go on, or choose another folder"):
+        Checkpoints(tmp_path).prepare(sar.SERIAL, resume=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot use .*file for checkpoints"):
+        Checkpoints(tmp_path / "file").prepare(sar.SERIAL, resume=False)
+
+
+@pytest.mark.parametrize(
+    "difference,options",
+    [
+        ("its l2 is 0.001, and here it is 0.01", {"descent": Descent(0.01, True, 1e-4, 0.5, False, 20)}),
+        ("its strategy is sparse, and here it is dense", {"strategy": DenseStrategy}),
+        ("its seed is 0, and here it is 4", {"seed": 4}),
+        ("its batch of all ranks is 7, and here it is 8", {"global_batch": 8}),
+        (r"its schedule is BoldDriver\(rate=0.2", {"rate": 0.3}),
+        ("its data is", {"dataset": problem(seed=2)}),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_the_difference(tmp_path, difference, options):
+    list(trainer(tmp_path).run())
+    with pytest.raises(CheckpointError, match=difference):
+        resumed(tmp_path, **options)
+
+
+def test_the_last_good_checkpoint_outlives_a_divergence(tmp_path):
+    dataset = problem()
+    wild = replace(dataset, values=dataset.values * np.float32(1e4))
+    run = Trainer(
+        MODELS["linear"](), SparseStrategy(wild, sar.SERIAL), Constant(1e-3), Options(20, 7), checkpoints=Checkpoints(tmp_path, 2)
+    )
+    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match=r"after step \d+: lower the learning rate \(0.001 there\)"):
+        list(run.run())
+    checkpoint, remarks = Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
+    assert not remarks
+    assert np.isfinite(checkpoint.state["direction"]).all()
+
+
+def test_a_checkpoint_that_cannot_be_written_names_the_reason(tmp_path):
+    run = trainer(tmp_path / "gone")  # which nobody has made
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*: No such file or directory"):
+        list(run.run())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_the_fingerprint_tells_data_apart_and_not_how_they_are_shared(ranks):
+    dataset = problem()
+
+    def part(comm, changed=dataset):
+        bounds = [90 * rank // ranks for rank in range(ranks + 1)]
+        first, last = bounds[comm.rank], bounds[comm.rank + 1]
+        matrix = changed.to_scipy()[first:last]
+        return data_fingerprint(Dataset.from_scipy(matrix, changed.labels[first:last], first=first, total=90), comm)
+
+    known = data_fingerprint(dataset, sar.SERIAL)
+    assert on_ranks(ranks, part) == [known] * ranks
+    values, labels, indices = dataset.values.copy(), dataset.labels.copy(), dataset.indices.copy()
+    values[7] *= 2
+    labels[3] *= -1
+    indices[5] += 1
+    for other in (replace(dataset, values=values), replace(dataset, labels=labels), replace(dataset, indices=indices)):
+        assert data_fingerprint(other, sar.SERIAL) != known
+    weighted = replace(dataset, weights=np.linspace(0.5, 1.5, 90))
+    assert data_fingerprint(weighted, sar.SERIAL) != known

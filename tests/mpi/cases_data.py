@@ -1,0 +1,166 @@
+"""Data sets under MPI: every rank reads its own rows, all write one file, and errors are the same on every rank."""
+
+import bz2
+import shutil
+
+import malformed
+import numpy as np
+from cases_train import shared_folder
+from mpi_cases import each, skip
+
+import sparseallreduce as sar
+from sparseallreduce.linear import DatasetError, generate, load
+from sparseallreduce.linear.binary_writer import write_binary
+from sparseallreduce.linear.convert import convert
+
+COLUMNS = ("indptr", "indices", "values", "labels")
+
+
+def made(comm, path, samples=500, **arguments):
+    """Synthetic samples, from rank 0 alone."""
+    if comm.rank == 0:
+        generate("url-like", path, samples=samples, features=2000, **arguments)
+    comm.Barrier()
+    return path
+
+
+def check_parts(comm, mine, whole):
+    """The samples of this rank are those of the whole set from its first one on, and all ranks together have all."""
+    last = mine.first + mine.rows
+    begin, end = whole.indptr[[mine.first, last]]
+    np.testing.assert_array_equal(mine.indptr, whole.indptr[mine.first : last + 1] - begin)
+    np.testing.assert_array_equal(mine.indices, whole.indices[begin:end])
+    np.testing.assert_array_equal(mine.values, whole.values[begin:end])
+    np.testing.assert_array_equal(mine.labels, whole.labels[mine.first : last])
+    assert (mine.total, mine.features) == (whole.rows, whole.features)
+    rows = comm.allgather(mine.rows)
+    assert sum(rows) == whole.rows
+    assert mine.first == sum(rows[: comm.rank])
+
+
+@each(suffix=[".svm", ".svm.gz", ".csr"])
+def case_ranks_share_the_samples(comm, suffix):
+    with shared_folder(comm) as folder:
+        path = made(comm, folder / f"a{suffix}")
+        mine, _ = load(path, comm=comm, n_features=2000)
+        check_parts(comm, mine, load(path, comm=sar.SERIAL, n_features=2000)[0])
+        assert max(comm.allgather(mine.nnz)) < 1.3 * comm.allreduce(mine.nnz) / comm.size + 200
+
+
+@each(block=[64, 4096])
+def case_reads_begin_and_end_inside_blocks(comm, block):
+    from sparseallreduce.linear import binary, binary_format, binary_writer
+
+    kept = binary_format.BLOCK, binary._LONGEST_READ
+    with shared_folder(comm) as folder:
+        try:
+            binary_format.BLOCK = binary_writer.BLOCK = block
+            binary._LONGEST_READ = 1000  # as if messages of more bytes were too long
+            path = made(comm, folder / "a.csr", samples=60)
+            mine, _ = load(path, comm=comm)
+        finally:
+            (binary_format.BLOCK, binary._LONGEST_READ), binary_writer.BLOCK = kept, kept[0]
+        check_parts(comm, mine, load(path, comm=sar.SERIAL)[0])
+
+
+@each(suffix=["", ".bz2"])
+def case_all_ranks_write_the_bytes_of_one(comm, suffix):
+    with shared_folder(comm) as folder:
+        made(comm, folder / f"a.svm{suffix}")
+        convert(folder / f"a.svm{suffix}", folder / "all.csr", comm, n_features=2000)
+        generate("url-like", folder / "made.csr", samples=500, features=2000, comm=comm)
+        write_binary(folder / "copied.csr", load(folder / "all.csr", comm=comm)[0], comm)
+        if comm.rank == 0:
+            convert(folder / f"a.svm{suffix}", folder / "one.csr", sar.SERIAL, n_features=2000)
+            one = (folder / "one.csr").read_bytes()
+            assert all((folder / name).read_bytes() == one for name in ("all.csr", "made.csr", "copied.csr"))
+            assert sorted(file.suffix for file in folder.iterdir()) == sorted([".csr"] * 4 + [suffix or ".svm"])
+        comm.Barrier()
+
+
+@each(kind=[case.kind for case in malformed.CASES])
+def case_a_malformed_file_is_the_same_error_on_every_rank(comm, kind):
+    case = next(case for case in malformed.CASES if case.kind == kind)
+    with shared_folder(comm) as folder:
+        path = case.write(folder) if comm.rank == 0 else folder / case.name
+        comm.Barrier()
+        told = refusal(lambda: malformed.read(path, comm))
+    assert case.says in told and str(path) in told
+    check_same(comm, told)
+
+
+@each(where=["first", "middle", "last"])
+def case_one_altered_block_is_found_by_the_rank_that_reads_it(comm, where):
+    with shared_folder(comm) as folder:
+        path = made(comm, folder / "a.csr")
+        if comm.rank == 0:
+            content = bytearray(path.read_bytes())
+            content[{"first": 195, "middle": len(content) // 2, "last": len(content) - 100}[where]] ^= 4
+            path.write_bytes(content)
+        comm.Barrier()
+        check_same(comm, refusal(lambda: load(path, comm=comm)))
+
+
+def case_a_file_that_some_ranks_do_not_see(comm):
+    if comm.size == 1:
+        skip("needs two ranks")
+    with shared_folder(comm) as folder:
+        path = made(comm, folder / "a.csr")
+        told = refusal(lambda: load(path if comm.rank != comm.size - 1 else folder / "elsewhere.csr", comm=comm))
+    assert "No such file" in told
+    check_same(comm, told)
+
+
+@each(what=["text", "compressed", "unwritable"])
+def case_a_conversion_that_fails_leaves_nothing(comm, what):
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            text = b"1 3:1\n" * 5000 + b"1 3:x\n" + b"1 3:1\n" * 5000
+            (folder / "a.svm").write_bytes(bz2.compress(text) if what == "compressed" else text)
+        comm.Barrier()
+        out = folder / "nowhere" / "out.csr" if what == "unwritable" else folder / "out.csr"
+        told = refusal(lambda: convert(folder / "a.svm", out, comm))
+        assert ("No such file" if what == "unwritable" else "line 5001") in told
+        check_same(comm, told)
+        comm.Barrier()
+        assert [file.name for file in folder.iterdir()] == ["a.svm"]
+
+
+def case_one_rank_that_cannot_write_stops_all(comm):
+    from sparseallreduce.linear import binary_writer
+
+    kept = binary_writer._write
+    with shared_folder(comm) as folder:
+        made(comm, folder / "a.svm")
+
+        def full(file, items):
+            raise OSError(28, "No space left on device")
+
+        try:
+            if comm.rank == comm.size - 1:
+                binary_writer._write = full
+            told = refusal(lambda: convert(folder / "a.svm", folder / "out.csr", comm))
+        finally:
+            binary_writer._write = kept
+        assert told.endswith("out.csr: No space left on device")
+        check_same(comm, told)
+        comm.Barrier()
+        assert [file.name for file in folder.iterdir()] == ["a.svm"]
+        comm.Barrier()
+        if comm.rank == 0:
+            shutil.copy(folder / "a.svm", folder / "b.svm")
+        comm.Barrier()
+        assert convert(folder / "b.svm", folder / "b.csr", comm).samples == 500
+
+
+def refusal(action):
+    try:
+        action()
+    except DatasetError as error:
+        return str(error)
+    raise AssertionError("accepted")
+
+
+def check_same(comm, told):
+    assert len(set(comm.allgather(told))) == 1
+    assert comm.allreduce(1) == comm.size
