@@ -65,6 +65,7 @@ __all__ = [
     "progress",
     "progress_thread",
     "takes_collective",
+    "wait_until",
 ]
 
 # The parts of a stream go out as they lie in memory, behind an envelope of the headers, and arrive in arrays of their own: for
@@ -170,7 +171,7 @@ class Channel:
 
     def free(self) -> None:
         """Give the duplicates back to MPI; collective."""
-        _poll(lambda: self.ready)
+        wait_until(lambda: self.ready)
         _channels.remove(self)
         self.messages.Free()
         self.collectives.Free()
@@ -582,7 +583,7 @@ def alone() -> bool:
 
 def finish(operation: Operation) -> None:
     """Move on until ``operation`` is done."""
-    _poll(lambda: operation.done)
+    wait_until(lambda: operation.done)
 
 
 def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, collective: Callable[[], bool]) -> Any:
@@ -648,8 +649,8 @@ def _failed(error: Exception) -> Schedule:
     yield
 
 
-def _poll(done: Callable[[], bool]) -> None:
-    """Move on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores."""
+def wait_until(done: Callable[[], bool]) -> None:
+    """Move operations on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores."""
     rounds = 0
     while not done():
         progress()

@@ -238,7 +238,7 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
         duplicates = []
         for _ in range(2):
             duplicate, request = comm.Idup()
-            engine.wait(request)
+            engine.wait_until(request.Test)
             duplicates.append(duplicate)
         kept = Mailbox(*duplicates)
         comm.Set_attr(_keyval, kept)
