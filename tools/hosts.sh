@@ -7,8 +7,9 @@
 #
 # A host is a network namespace with an own host name. A bridge joins them, and a token bucket (tc tbf) at both ends of each link
 # holds it to RATE in either direction: the wire of a switch without contention inside. There is no delay beyond the queue's own, so
-# that a short message takes 24 microseconds, and four mebibytes 33 ms at 1gbit. `run` starts MPICH's mpiexec ($MPIEXEC, or else the first
-# of the path) with one rank a host in turn (rank r on host r mod HOSTS), and lets ranks talk over TCP alone, even on the same host.
+# that at 1gbit a short message takes some 20 microseconds, and 250 kB in both directions at once 2.05 ms. `run` starts MPICH's
+# mpiexec ($MPIEXEC, or else the first of the path) with one rank a host in turn (rank r on host r mod HOSTS), and lets ranks talk
+# over TCP alone, even on the same host.
 #
 # All hosts share this machine's cores and memory: what they compute competes, and the kernel's work for TCP with it. Figures are
 # fair to communication as long as it, and not the cores, is what ranks wait for; take no more busy ranks than cores otherwise.
@@ -46,15 +47,20 @@ down() {
         for pid in $(ip netns pids "$host"); do
             kill "$pid" 2>/dev/null || true
         done
+        ip link del "$host" 2>/dev/null || true # which would go with its namespace, but some time after
         ip netns del "$host"
     done
     ip link del $bridge 2>/dev/null || true
 }
 
-shape() { # DEVICE RATE [NAMESPACE OPTIONS]: a burst must hold the largest packet that the kernel hands over in one piece
+# shape DEVICE RATE [NAMESPACE OPTIONS]
+# What a link sends at once after a pause has to be little: with 64 kB and more at both ends, 250 kB took 0.3 ms instead of 2 ms. And
+# the kernel must not hand over more in one piece, or it cuts the piece into packets, which takes the ranks' processor time.
+shape() {
     device=$1 rate=$2
     shift 2
-    tc "$@" qdisc add dev "$device" root tbf rate "$rate" burst 256kb latency 50ms ||
+    ip "$@" link set "$device" gso_max_size 30000 || fail "this ip cannot limit the size of packets: take iproute2 5.18 or newer"
+    tc "$@" qdisc add dev "$device" root tbf rate "$rate" burst 32kb latency 50ms ||
         fail "this kernel cannot shape $device to $rate: a rate is like 1gbit or 200mbit, and sch_tbf has to be there"
 }
 

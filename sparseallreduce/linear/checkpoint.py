@@ -1,8 +1,8 @@
 """Checkpoints: all that a training run needs to go on where it was, in files that are whole or not there.
 
 A checkpoint is a NumPy ``.npz`` file without compression. Its member ``about`` is JSON text: the layout's number, the ``identity`` of
-the run (data, model, options), its ``progress``, and the numbers of the strategy's state; the arrays of that state are members of
-their own. As in any ZIP file each member carries a checksum (CRC-32), which is tested in reading.
+the run (data, model, options), its ``progress``, and the numbers of the strategy's state; the arrays of that state are members of their
+own, which ``about`` lists. As in any ZIP file each member carries a checksum (CRC-32), which is tested in reading.
 
 A checkpoint is written under another name, forced to the disk, and renamed; so a name that is there is that of a whole file. The
 last two are kept: should the newest be damaged all the same, the one before is taken.
@@ -15,6 +15,7 @@ import os
 import re
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +160,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             arrays[f"state/{name}"] = value
         else:
             numbers[name] = value
-    about = {"layout": _LAYOUT, "identity": checkpoint.identity, "progress": checkpoint.progress, "numbers": numbers}
+    about = {"layout": _LAYOUT, "identity": checkpoint.identity, "progress": checkpoint.progress, "numbers": numbers, "arrays": [*arrays]}
     text = np.frombuffer(json.dumps(about, default=_plain).encode(), np.uint8)
     part = path.with_name(f".{path.name}")
     try:
@@ -187,11 +188,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         about = json.loads(members.pop("about").tobytes())
         if about["layout"] != _LAYOUT:
             raise CheckpointError(f"{path} has the layout {about['layout']!r}, and this version reads {_LAYOUT!r}")
+        if set(members) != set(about["arrays"]):
+            raise CheckpointError(f"{path} is damaged (some of its arrays are missing)")
         arrays = {name.removeprefix("state/"): array for name, array in members.items()}
         return Checkpoint(about["identity"], about["progress"], about["numbers"] | arrays)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())})") from None
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -64,8 +63,9 @@ class ParameterServer(Strategy):
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
         super().__init__(dataset, comm, descent, threads=threads)
         self.servers = servers
-        self._workers_comm = workers_of(comm, servers)
+        workers = workers_of(comm, servers)
         self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
+        self._workers_comm = workers if self._mailbox is None or workers is None else self._mailbox.watchful(workers)
         self._bounds = balanced_bounds(dataset, comm, servers)
         self._bounds[-1] = self.size  # the intercept comes after the features
         self._server: Server | None = None
@@ -98,10 +98,10 @@ class ParameterServer(Strategy):
 
     def warm_up(self) -> None:
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        self.weights.warm_up(self.dataset)
         if not self.serves:
             rows = np.arange(min(1, self.dataset.rows))
             self._touched(rows)
-            self._known.scores(self.dataset, rows)
             self._batch_gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
         if self._server is not None:
             self._server.warm_up()
@@ -127,6 +127,7 @@ class ParameterServer(Strategy):
     def update(self, gradient: SparseStream, rate: float) -> None:
         self.given_densities.append(gradient.stored / self.size)
         self._link.push([_moved(part) for part in split(gradient, self._bounds)], rate)
+        self._speed.lap()
         self.clock.lap("communicate")
 
     def serve(self) -> None:
@@ -134,7 +135,6 @@ class ParameterServer(Strategy):
         answer_workers(self._mailbox, self._server, self.clock, self._told)
 
     def drain(self) -> None:
-        self._speed.stop()
         if self._server is not None:
             self.summed_densities += [entries * self.servers / self.size for entries in self._server.entries]
             self._server.entries.clear()
@@ -170,7 +170,7 @@ class ParameterServer(Strategy):
         self._speed = _Speed()
         if self._server is not None:
             self._server.staleness = [Counter() for _ in range(self.workers)]
-        told = [own] if self._mailbox is None else [pickle.loads(said) for said in self._mailbox.gather(pickle.dumps(own))]
+        told = [own] if self._mailbox is None else self._mailbox.gather(own)
         records = []
         for worker in range(self.workers):
             staleness = sum((counted[worker] for _, counted in told if counted), Counter[int]())
@@ -227,11 +227,22 @@ class AsynchronousParameterServer(ParameterServer):
     their number, so that an epoch moves the weights as far as one of the synchronous kind, L2 included.
 
     No two runs are the same. A checkpoint holds the weights alone, and resuming goes on from them, but not to the same bits.
+
+    Raises
+    ------
+    AlgorithmError
+        If the descent has momentum, which delays have too (Mitliagkas et al., 2016) and would add to, or averages.
     """
 
     name = "ps-async"
     in_step = False
     server_class = AsynchronousServer
+
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
+        if descent is not None and (descent.momentum or descent.averages):
+            wanted = "momentum" if descent.momentum else "averaging"
+            raise AlgorithmError(f"the strategy {self.name} does without {wanted}, for which steps have to be counted: take ps-sync")
+        super().__init__(dataset, comm, descent, threads=threads, servers=servers)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))
@@ -281,7 +292,9 @@ def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Set
 
 
 def _without_samples(dataset: Dataset) -> Dataset:
-    empty = {name: getattr(dataset, name)[:0] for name in ("indices", "values", "labels")}
+    empty = {name: getattr(dataset, name)[:0].copy() for name in ("indices", "values", "labels")}
+    if dataset.weights is not None:
+        empty["weights"] = dataset.weights[:0].copy()
     return replace(dataset, indptr=np.zeros(1, np.int64), first=dataset.total, total=dataset.total, **empty)
 
 
@@ -320,8 +333,8 @@ class _Speed:
             self._start = time.perf_counter()
         self.samples += samples
 
-    def stop(self) -> None:
-        """All are done."""
+    def lap(self) -> None:
+        """These are done."""
         if self._start is not None:
             self.seconds = time.perf_counter() - self._start
 

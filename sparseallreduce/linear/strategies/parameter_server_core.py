@@ -56,11 +56,9 @@ class Server(ABC):
         self._pulled = [0] * workers  # updates that the weights had seen which each worker has
 
     def warm_up(self) -> None:
-        """Compile what adds and applies gradients; the weights stay."""
-        size, dtype = self.weights.size, self.weights.direction.dtype
-        entries = [SparseStream([place], np.zeros(1, dtype), size) for place in range(min(size, 2))]
-        if entries:
-            Weights(size, self.weights.descent, dtype).descend(Reduction().many(entries), 0.0)
+        """Compile what adds gradients up."""
+        one = np.zeros(1, self.weights.direction.dtype)
+        Reduction().many([SparseStream([place], one, 8) for place in range(2)])
 
     @abstractmethod
     def pull(self, worker: int, indices: Array) -> Answers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -66,10 +67,14 @@ class Mailbox:
         self._groups: dict[int, MPI.Comm] = {}
 
     def first_ranks(self, count: int) -> MPI.Comm | None:
-        """The communicator of the first ``count`` ranks, None on the others. Collective when first asked for."""
+        """A communicator of the first ``count`` ranks, None on the others. Collective when first asked for."""
         if count not in self._groups:
             self._groups[count] = self._comm.Split(0 if self.rank < count else MPI.UNDEFINED)
         return self._groups[count] or None
+
+    def watchful(self, comm: MPI.Comm) -> WatchfulCommunicator:
+        """The same ranks as of one of ``first_ranks``, who hear while they wait for each other if a rank has given up."""
+        return WatchfulCommunicator(self, comm)
 
     def send(self, dest: int, kind: int, *parts: Array) -> None:
         """Send the bytes of some arrays as one message, without waiting; ``kind`` is a number from 1."""
@@ -93,22 +98,23 @@ class Mailbox:
             self._take_in()
             nap.rest()
 
-    def gather(self, said: bytes) -> list[bytes]:
-        """What every rank says, in the order of ranks. Collective."""
-        lengths = np.empty(self.ranks, np.int64)
-        self._wait(self._comm.Iallgather(np.array([len(said)], np.int64), lengths))
-        joined = self.join(np.frombuffer(said, np.uint8), lengths).tobytes()
-        ends = np.cumsum(lengths).tolist()
-        return [joined[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    def gather(self, said: Any, comm: MPI.Comm | None = None) -> list[Any]:
+        """What every rank says, in the order of ranks: all of them, or those of ``comm``. Collective."""
+        comm = comm or self._comm
+        record, lengths = np.frombuffer(pickle.dumps(said), np.uint8), np.empty(comm.size, np.int64)
+        self._wait(comm.Iallgather(np.array([len(record)], np.int64), lengths))
+        records = np.split(self.join(record, lengths, comm), np.cumsum(lengths)[:-1])
+        return [pickle.loads(each.tobytes()) for each in records]
 
-    def join(self, array: Array, lengths: Array) -> Array:
-        """The arrays of all ranks, whose lengths are given, one after another. Collective."""
+    def join(self, array: Array, lengths: Array, comm: MPI.Comm | None = None) -> Array:
+        """The arrays of all ranks, or of those of ``comm``, one after another; their lengths are given. Collective."""
+        comm = comm or self._comm
         joined = np.empty(int(lengths.sum()), array.dtype)
         datatype = MPI.Datatype.fromcode(array.dtype.char)
         places = np.cumsum(lengths) - lengths
-        self._wait(self._comm.Iallgatherv([array, datatype], [joined, lengths.tolist(), places.tolist(), datatype]))
+        self._wait(comm.Iallgatherv([array, datatype], [joined, lengths.tolist(), places.tolist(), datatype]))
         for counts in traces:
-            counts.bytes_sent += array.nbytes * (self.ranks - 1)
+            counts.bytes_sent += array.nbytes * (comm.size - 1)
         return joined
 
     def give_up(self, error: Exception) -> Exception:
@@ -181,6 +187,19 @@ class Mailbox:
                 group.Free()
         self._comm.Free()
         self._verdicts.Free()
+
+
+class WatchfulCommunicator:
+    """What ranks need of a communicator to agree with each other."""
+
+    def __init__(self, mailbox: Mailbox, comm: MPI.Comm) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._mailbox = mailbox
+        self._comm = comm
+
+    def allgather(self, value: Any) -> list[Any]:
+        """What every rank gives, in the order of ranks."""
+        return self._mailbox.gather(value, self._comm)
 
 
 class _Nap:

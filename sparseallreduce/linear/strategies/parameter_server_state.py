@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ def gathered_state(mailbox: Mailbox, part: dict[str, Any] | None) -> dict[str, A
     intercept, the last server's is taken: it has the intercept.
     """
     outline = None if part is None else {name: _outline(value) for name, value in part.items()}
-    outlines = [pickle.loads(said) for said in mailbox.gather(pickle.dumps(outline))]
+    outlines = mailbox.gather(outline)
     whole: dict[str, Any] = {}
     for name, value in outlines[-1].items():
         if isinstance(value, _Array):
