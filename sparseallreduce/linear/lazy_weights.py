@@ -24,8 +24,9 @@ _FADED = 1e-12  # of a velocity may be neglected
 class LazyWeights(Weights):
     """As :class:`Weights`, for the rest of what a :class:`Descent` can ask for.
 
-    A step is, for every weight: ``w *= 1 - rate * l2``; ``w -= rate * d``, where d is the gradient, or with momentum beta the velocity
-    ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by ``rate * l1``.
+    A step is, for every weight: ``w *= 1 - rate * l2 / (1 - beta)``; ``w -= rate * d``, where d is the gradient, or with momentum beta
+    the velocity ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by
+    ``rate * l1 / (1 - beta)``.
     The last is the truncated gradient of Langford et al. (2009) with a truncation at each step, or FOBOS (Duchi and Singer, 2009):
     unlike a subgradient it gives weights of exactly zero. The average is over the weights after all steps from ``average_from`` on.
 
@@ -161,7 +162,7 @@ class LazyWeights(Weights):
         descent = self.descent
         averages = descent.average_from is not None and self.steps > descent.average_from
         beta = descent.momentum
-        eta, tau, share = rate / self.scale, rate * descent.l1 / self.scale, self.scale * averages
+        eta, tau, share = rate / self.scale, rate * descent.l1 * descent.pull / self.scale, self.scale * averages
         step = np.array([eta, tau, beta, share, beta if descent.nesterov else 0.0])
         cuts = self._team.cuts(len(values))
         momentum, l1, averaging, fade = self._settings
