@@ -14,7 +14,7 @@ rng = np.random.default_rng((1, comm.rank))
 table = np.random.default_rng(0).standard_normal((WORDS, WIDTH)).astype(np.float32)  # the same on all ranks
 
 with sar.trace() as traffic:
-    for step in range(20):
+    for _ in range(20):
         tokens = rng.zipf(1.3, 512) % WORDS  # of this rank's sentences; words occur by their frequency
         slopes = table[tokens] / len(tokens)  # of the loss |table[token]|^2 / 2: stands for a network's back-propagation
         words, places = np.unique(tokens, return_inverse=True)

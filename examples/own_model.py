@@ -36,8 +36,7 @@ y = 3 * x[:, 0] + rng.random(2000)  # 90 % lie below 3 x + 0.9
 samples = Dataset.from_scipy(csr_array(x), y, first=2000 * comm.rank, total=2000 * comm.size)
 strategy = SparseStrategy(samples, comm, Descent(intercept=True))
 trainer = Trainer(Quantile(), strategy, Constant(0.1), Options(epochs=20, batch_size=20))
-for epoch in trainer.run():
-    pass
+epochs = list(trainer.run())
 slope, intercept = trainer.weights.to_array()
 if comm.rank == 0:
-    print(f"loss {epoch.loss:.4f}; 90 % of the labels lie below {slope:.1f} x + {intercept:.1f}")
+    print(f"loss {epochs[-1].loss:.4f}; 90 % of the labels lie below {slope:.1f} x + {intercept:.1f}")

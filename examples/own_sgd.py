@@ -17,7 +17,7 @@ y = np.where(X @ np.random.default_rng(0).standard_normal(FEATURES) > 0, 1.0, -1
 
 w = np.zeros(FEATURES, np.float32)
 with sar.trace() as traffic:
-    for step in range(200):
+    for _ in range(200):
         rows = rng.integers(len(y), size=BATCH)
         coefficients = -y[rows] / (1 + np.exp(y[rows] * (X[rows] @ w)))  # of logistic regression
         batch = X[rows].multiply(coefficients[:, None] / (BATCH * comm.size)).tocoo()
