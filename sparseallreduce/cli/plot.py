@@ -125,7 +125,7 @@ def _draw_training(figure: Figure, runs: Mapping[str, Run]) -> None:
 
 
 def _training_seconds(epoch: Run) -> float:
-    return sum(seconds for phase, seconds in epoch["seconds"].items() if phase not in ("total", "evaluate"))
+    return float(sum(seconds for phase, seconds in epoch["seconds"].items() if phase not in ("total", "evaluate")))
 
 
 def _draw_phases(axes: Axes, runs: Mapping[str, Run]) -> None:

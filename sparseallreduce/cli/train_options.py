@@ -65,7 +65,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
         "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
         and not MODELS[chosen["model"]].classifies,
-        "the product of --learning-rate and --l2 must be below 1: lower one of them": chosen["learning_rate"] * chosen["l2"] >= 1,
+        "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": 1 - chosen["momentum"]
+        <= chosen["learning_rate"] * chosen["l2"],
     }
     for name in ("learning_rate", "l2", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import warnings
 from abc import abstractmethod
@@ -41,6 +42,7 @@ PLATEAU = "plateau"
 _REPLICATED = {name: kind for name, kind in STRATEGIES.items() if not issubclass(kind, ParameterServer)}
 _CUT = 0.25  # what a plateau multiplies the learning rate by
 _PLATEAUS = 4  # the last of which ends training
+_SWING = 3  # times the steps that a velocity lasts
 
 PARAMETERS = """
     Parameters
@@ -67,6 +69,7 @@ PARAMETERS = """
         The loss has stopped falling when ``n_iter_no_change`` passes have not lowered it by this share of the loss without features.
         None makes all ``max_iter`` passes at one rate.
     n_iter_no_change : int
+        In any case as many passes as have 3 / (1 - momentum) steps.
     scale_features : bool
         Whether every feature is divided by the power of two at or next above its largest magnitude on any rank; ``coef_`` belongs to
         the features as they are given.
@@ -337,12 +340,18 @@ class LinearEstimator(BaseEstimator):
         if isinstance(self.learning_rate, int | float):
             return float(self.learning_rate)
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
-        return 1 / (self._curvature * eigenvalue + self.l2) if eigenvalue > 0 else 1.0
+        shrinking = self.l2 / (1 - self.momentum)  # a step of rate * shrinking = 1 would end at zero
+        return 1 / (self._curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
-    def _schedule(self, rate: float, steps: int, tolerance: float) -> Schedule:
+    def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
+        """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""
+        steps = -(-dataset.total // (self.batch_size * strategy.workers))
+        return max(self.n_iter_no_change, math.ceil(_SWING / (1 - self.momentum) / steps) if self.momentum else 1)
+
+    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
         """The rate of every step after so many of earlier calls."""
         if self.schedule == PLATEAU:
-            return Plateau(rate, _CUT, self.n_iter_no_change, tolerance)
+            return Plateau(rate, _CUT, patience, tolerance)
         schedule: Schedule = (self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate)
         return schedule if isinstance(schedule, Reactive) else lambda step: schedule(step + steps)
 
@@ -371,11 +380,11 @@ class LinearEstimator(BaseEstimator):
         strategy.assign(start)
         constant = np.full(dataset.rows, self._constant(dataset, comm))
         tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
-        stopping = None
+        patience, stopping = self._patience(dataset, strategy), None
         if self.tol is not None and passes > 1:
             plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
-            stopping = EarlyStopping("loss", plateaus * self.n_iter_no_change, tolerance)
-        schedule = self._schedule(rate, steps, tolerance)
+            stopping = EarlyStopping("loss", plateaus * patience, tolerance)
+        schedule = self._schedule(rate, steps, patience, tolerance)
         trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed), stopping=stopping)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:

@@ -85,7 +85,9 @@ class SparseGradient:
             buffer.indices[touched] = dataset.features
             buffer.values[touched] = coefficients.sum(dtype=np.float64)
             touched += 1
-        return SparseStream(buffer.indices[:touched], buffer.values[:touched], self.size)
+        stream = SparseStream._sparse_form(buffer.indices[:touched], buffer.values[:touched], self.size)
+        stream._switch()
+        return stream
 
 
 class _Part:

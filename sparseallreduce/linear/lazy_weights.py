@@ -24,8 +24,9 @@ _FADED = 1e-12  # of a velocity may be neglected
 class LazyWeights(Weights):
     """As :class:`Weights`, for the rest of what a :class:`Descent` can ask for.
 
-    A step is, for every weight: ``w *= 1 - rate * l2``; ``w -= rate * d``, where d is the gradient, or with momentum beta the velocity
-    ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by ``rate * l1``.
+    A step is, for every weight: ``w *= 1 - rate * l2 / (1 - beta)``; ``w -= rate * d``, where d is the gradient, or with momentum beta
+    the velocity ``m = beta * m + gradient`` (heavy ball), or ``gradient + beta * m`` (Nesterov); then ``w`` is drawn towards zero by
+    ``rate * l1 / (1 - beta)``.
     The last is the truncated gradient of Langford et al. (2009) with a truncation at each step, or FOBOS (Duchi and Singer, 2009):
     unlike a subgradient it gives weights of exactly zero. The average is over the weights after all steps from ``average_from`` on.
 
@@ -43,7 +44,8 @@ class LazyWeights(Weights):
         self._now = 0  # steps in the table
         self._table = np.zeros((lazy_kernels.ROWS, _STEPS + 1))
         if descent.momentum:
-            self._table[7] = descent.momentum ** np.arange(_STEPS + 1)
+            self._table[lazy_kernels.POWER] = descent.momentum ** np.arange(_STEPS + 1)
+        self._written = self._table[: lazy_kernels.POWER]
         self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
         self._averaged = 0  # steps
         self._intercept_velocity = self._intercept_sum = 0.0
@@ -105,7 +107,7 @@ class LazyWeights(Weights):
         return plain.final_scores(dataset)
 
     def state(self) -> dict[str, Any]:
-        columns = self._table[:7, : self._now + 1]
+        columns = self._written[:, : self._now + 1]
         return super().state() | {
             "velocity": self._velocity if self.descent.momentum else 0.0,
             "sums": self._sums if self.descent.averages else 0.0,
@@ -122,7 +124,7 @@ class LazyWeights(Weights):
         self._velocity[:], self._sums[:], self._last[:] = state["velocity"], state["sums"], state["last"]
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
         self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
-        self._table[:7, : self._now + 1] = state["table"]
+        self._written[:, : self._now + 1] = state["table"]
 
     def _shrink(self, factor: float) -> None:
         if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
@@ -136,7 +138,7 @@ class LazyWeights(Weights):
         self.scale = 1.0
         self._last.fill(0)
         self._now = 0
-        self._table[:7].fill(0)
+        self._written.fill(0)
 
     def _present(self) -> tuple[Array, Array, Array]:
         """What direction, velocity and sums have come to."""
@@ -160,7 +162,7 @@ class LazyWeights(Weights):
         descent = self.descent
         averages = descent.average_from is not None and self.steps > descent.average_from
         beta = descent.momentum
-        eta, tau, share = rate / self.scale, rate * descent.l1 / self.scale, self.scale * averages
+        eta, tau, share = rate / self.scale, rate * descent.l1 * descent.pull / self.scale, self.scale * averages
         step = np.array([eta, tau, beta, share, beta if descent.nesterov else 0.0])
         cuts = self._team.cuts(len(values))
         momentum, l1, averaging, fade = self._settings

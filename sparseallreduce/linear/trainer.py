@@ -120,7 +120,7 @@ class Trainer:
         self.history: list[Epoch] = []
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
-        l2 = strategy.descent.l2
+        l2 = strategy.descent.l2 * strategy.descent.pull
         if schedule(0) * l2 >= 1:
             raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {l2:g}: lower one of them")
         self._identity = {} if checkpoints is None else self._identified()

@@ -42,6 +42,15 @@ class Descent:
             raise ValueError(f"average_from must be at least 0, not {self.average_from}")
 
     @property
+    def pull(self) -> float:
+        """What a step draws weights to zero by, as a multiple of the penalty's slope.
+
+        A gradient that stays the same moves the weights by so many times itself a step, as its velocity lasts. With this the weights
+        settle where loss and penalty together are least, whatever the momentum.
+        """
+        return 1.0 / (1.0 - self.momentum)
+
+    @property
     def averages(self) -> bool:
         """Whether what is learned is an average."""
         return self.average_from is not None
@@ -145,7 +154,7 @@ class Weights:
         gradient : SparseStream
             Of the dtype of the weights and this size, in either form.
         rate : float
-            Learning rate; ``rate * l2`` must be below 1.
+            Learning rate; ``rate * l2`` must be below 1, with momentum below 1 - momentum.
 
         Raises
         ------
@@ -153,7 +162,7 @@ class Weights:
             If a weight that the gradient touches is no finite number afterwards.
         """
         self.steps += 1
-        self._shrink(1.0 - rate * self.descent.l2)
+        self._shrink(1.0 - rate * self.descent.l2 * self.descent.pull)
         indices, values, slope = self._parted(gradient)
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)

@@ -1,5 +1,8 @@
 """The losses, their derivatives and predictions."""
 
+import doctest
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -36,3 +39,9 @@ def test_predictions_are_a_probability_a_class_and_a_number():
     np.testing.assert_allclose(MODELS["logistic"]().prediction(scores), 1 / (1 + np.exp(-scores)))
     np.testing.assert_array_equal(MODELS["svm"]().prediction(scores), [-1, 1])
     np.testing.assert_array_equal(MODELS["linear"]().prediction(scores), scores)
+
+
+def test_the_model_of_the_readme_trains():
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    failed, tried = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert tried >= 7 and failed == 0
