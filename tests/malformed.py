@@ -76,6 +76,8 @@ TEXT = [
     _line("index twice", "1 3:1 3:1", "index 3 comes twice"),
     _line("index beyond N", "1 11:1", "index 11 is above the highest of 10 features"),
     _line("index beyond 64 bits", "1 99999999999999999999:1", "index 99999999999999999999 is above the highest of 10 features"),
+    _line("index that 64 bits would wrap", "1 18446744073709551621:1", "index 18446744073709551621 is above the highest of 10 features"),
+    _line("index that 64 bits would wrap twice", "1 1844674407370955161624:1", "index 1844674407370955161624 is above the highest of 10"),
     _line("value is a word", "1 2:x", "the value 'x' of index 2 is not a number"),
     _line("value is missing", "1 2:", "the value '' of index 2 is not a number"),
     _line("value with an empty exponent", "1 2:1e", "the value '1e' of index 2 is not a number"),

@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -24,7 +25,7 @@ from sparseallreduce.linear import binary_kernels as kernels
 from sparseallreduce.linear.binary_format import HEADER_BYTES, MAGIC, Header
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.text_pieces import PathLike, readable
+from sparseallreduce.linear.text_pieces import PathLike, first_bytes, readable
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
@@ -45,8 +46,7 @@ def is_binary(path: PathLike) -> bool:
     DatasetError
         If it cannot be read.
     """
-    with readable(path), open(path, "rb") as file:
-        return file.read(4) == MAGIC[:4]
+    return first_bytes(path, 4) == MAGIC[:4]
 
 
 def read_binary(path: PathLike, comm: Any) -> Dataset:
@@ -199,9 +199,7 @@ class _Rows:
         return values
 
     def _check(self, indptr: Array, indices: Array, values: Array, first: int, start: int) -> None:
-        signature = *(types.Array(numba.from_dtype(a.dtype), 1, "C", readonly=True) for a in (indptr, indices, values)), types.uint64
-        check = compiled_entry(kernels.first_fault, signature)
-        fault, row, entry = check(indptr, indices, values, self._header.features)
+        fault, row, entry = _compiled_check(indices.dtype)(indptr, indices, values, self._header.features)
         sample, item = first + row, start + entry
         if fault == kernels.ABOVE:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} is not below the {self._header.features} features")
@@ -209,3 +207,10 @@ class _Rows:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted")
         if fault == kernels.NOT_FINITE:
             self._refuse("values", item, f"the value of index {indices[entry]} of sample {sample} is not a finite float32")
+
+
+@cache
+def _compiled_check(index: np.dtype[Any]) -> Callable[..., tuple[int, int, int]]:
+    """The check of rows with indices of this dtype."""
+    arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, numba.from_dtype(index), types.float32))
+    return compiled_entry(kernels.first_fault, (*arrays, types.uint64))

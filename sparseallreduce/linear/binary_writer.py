@@ -52,7 +52,7 @@ def write_binary(path: PathLike, dataset: Dataset, comm: Any) -> None:
     DatasetError
         On every rank alike.
     """
-    with BinaryWriter(path, comm, features=dataset.features) as writer:
+    with BinaryWriter(path, comm, features=dataset.features, dtype=dataset.values.dtype) as writer:
         agreed(comm, lambda: writer.append(Block(dataset.indptr, dataset.indices, dataset.values, dataset.labels)))
         writer.finish()
 

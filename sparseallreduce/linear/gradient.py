@@ -13,7 +13,7 @@ from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["DenseGradient", "SparseGradient"]
+__all__ = ["DenseGradient", "SparseGradient", "ranges_of_like_work"]
 
 Array = NDArray[Any]
 
@@ -37,7 +37,7 @@ class DenseGradient:
         self.dataset = dataset
         self.array = np.zeros(size, dataset.values.dtype)
         self._team = team
-        self._bounds = _ranges_of_like_work(dataset, team.threads)
+        self._bounds = ranges_of_like_work(dataset, team.threads)
 
     def __call__(self, rows: Array, coefficients: Array) -> Array:
         """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``; ``array``, until the next call."""
@@ -68,7 +68,7 @@ class SparseGradient:
         self.dataset = dataset
         self.size = size
         self._team = team
-        bounds = _ranges_of_like_work(dataset, team.threads)
+        bounds = ranges_of_like_work(dataset, team.threads)
         self._parts = [_Part(dataset, low, high) for low, high in pairwise(bounds)]
         self._buffers = cycle([_Buffer(size, dataset.values.dtype) for _ in range(buffers)])
 
@@ -85,7 +85,9 @@ class SparseGradient:
             buffer.indices[touched] = dataset.features
             buffer.values[touched] = coefficients.sum(dtype=np.float64)
             touched += 1
-        return SparseStream(buffer.indices[:touched], buffer.values[:touched], self.size)
+        stream = SparseStream._sparse_form(buffer.indices[:touched], buffer.values[:touched], self.size)
+        stream._switch()
+        return stream
 
 
 class _Part:
@@ -136,7 +138,7 @@ class _Buffer:
         return count
 
 
-def _ranges_of_like_work(dataset: Dataset, parts: int) -> list[int]:
+def ranges_of_like_work(dataset: Dataset, parts: int) -> list[int]:
     """Bounds of ranges of features that hold about as many of the data set's non-zeros each."""
     if parts == 1:
         return [0, dataset.features]

@@ -68,7 +68,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     compiled_entry(accumulate, (*rows, value, types.int64, value))
     compiled_entry(accumulate_marked, (*rows, value, types.int64, value, uint64, uint8))
     compiled_entry(collect, (types.int64, value, uint64, uint8, index, value))
-    compiled_entry(mark, (rows[0], rows[1], int64, uint64, uint8))
+    compiled_entry(mark, (rows[0], rows[1], int64, types.int64, types.int64, uint64, uint8))
     compiled_entry(marked, (uint64, uint8, index))
     compiled_entry(descend, (value, *given, value.dtype))
     compiled_entry(descend_dense, (value, value, value.dtype))
@@ -155,13 +155,14 @@ def collect(low: int, total: Array, words: Array, blocks: Array, out_indices: Ar
 
 
 @kernel
-def mark(indptr: Array, indices: Array, rows: Array, words: Array, blocks: Array) -> None:
-    """Mark every feature that occurs in the rows in the bitmap of ``words`` and ``blocks``."""
+def mark(indptr: Array, indices: Array, rows: Array, low: int, size: int, words: Array, blocks: Array) -> None:
+    """Mark those of the ``size`` features from ``low`` on that occur in the rows, in the bitmap of ``words`` and ``blocks``."""
     for i in range(rows.size):
         for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
-            place = np.uint64(indices[entry])
-            words[place >> _SIX] |= _ONE << (place & _LOW_SIX)
-            blocks[place >> _TWELVE] = 1
+            place = np.uint64(indices[entry]) - np.uint64(low)
+            if place < np.uint64(size):
+                words[place >> _SIX] |= _ONE << (place & _LOW_SIX)
+                blocks[place >> _TWELVE] = 1
 
 
 @kernel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import kernel
 
-__all__ = ["ROWS", "lazy_descend", "lazy_scores", "lazy_values"]
+__all__ = ["POWER", "ROWS", "lazy_descend", "lazy_scores", "lazy_values"]
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ _SHRUNK_SHARES = 3  # sum of share times shrinkage over steps 1 to t
 _ETA = 4  # of step t, times what a velocity alone counts in it
 _DRIFT = 5  # how far velocity 1 after step t has since moved a weight
 _DRIFT_SHARES = 6  # and what that has been in the sum that is averaged
-_POWER = 7  # beta to the power of t
+POWER = 7  # beta to the power of t; the one row that does not depend on the steps that were taken
 ROWS = 8
 
 
@@ -139,16 +139,16 @@ def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: b
     if momentum and not l1:
         if averaging:
             gained = v * (table[_SHARES, now] - table[_SHARES, last]) - m * table[_DRIFT_SHARES, last]
-        return v - m * table[_DRIFT, last], m * table[_POWER, now - last], gained
+        return v - m * table[_DRIFT, last], m * table[POWER, now - last], gained
     if momentum and m != 0.0:
         begin = last
         end = min(now, last + fade)
         while last < end:
             last += 1
-            velocity = m * table[_POWER, last - begin]
+            velocity = m * table[POWER, last - begin]
             v = _soft(v - table[_ETA, last] * velocity, table[_SHRINKAGE, last] - table[_SHRINKAGE, last - 1])
             gained += table[_SHARE, last] * v
-        m *= table[_POWER, now - begin]
+        m *= table[POWER, now - begin]
     if averaging and v != 0.0:
         gained += _shrinking_sum(v, last, now, table)
     return _soft(v, table[_SHRINKAGE, now] - table[_SHRINKAGE, last]), m, gained

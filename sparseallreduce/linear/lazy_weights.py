@@ -44,7 +44,8 @@ class LazyWeights(Weights):
         self._now = 0  # steps in the table
         self._table = np.zeros((lazy_kernels.ROWS, _STEPS + 1))
         if descent.momentum:
-            self._table[7] = descent.momentum ** np.arange(_STEPS + 1)
+            self._table[lazy_kernels.POWER] = descent.momentum ** np.arange(_STEPS + 1)
+        self._written = self._table[: lazy_kernels.POWER]
         self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
         self._averaged = 0  # steps
         self._intercept_velocity = self._intercept_sum = 0.0
@@ -106,7 +107,7 @@ class LazyWeights(Weights):
         return plain.final_scores(dataset)
 
     def state(self) -> dict[str, Any]:
-        columns = self._table[:7, : self._now + 1]
+        columns = self._written[:, : self._now + 1]
         return super().state() | {
             "velocity": self._velocity if self.descent.momentum else 0.0,
             "sums": self._sums if self.descent.averages else 0.0,
@@ -123,7 +124,7 @@ class LazyWeights(Weights):
         self._velocity[:], self._sums[:], self._last[:] = state["velocity"], state["sums"], state["last"]
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
         self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
-        self._table[:7, : self._now + 1] = state["table"]
+        self._written[:, : self._now + 1] = state["table"]
 
     def _shrink(self, factor: float) -> None:
         if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
@@ -137,7 +138,7 @@ class LazyWeights(Weights):
         self.scale = 1.0
         self._last.fill(0)
         self._now = 0
-        self._table[:7].fill(0)
+        self._written.fill(0)
 
     def _present(self) -> tuple[Array, Array, Array]:
         """What direction, velocity and sums have come to."""

@@ -5,9 +5,10 @@ Comments (from ``#`` to the end of a line) and blank lines are skipped, and so i
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numba
@@ -109,10 +110,7 @@ class _Parser:
         self._features = features or _HIGHEST
         self._base = 0 if zero_based else 1
         self._index, self._value = index_dtype(self._features), dtype
-        index, value = (numba.from_dtype(kind)[::1] for kind in (self._index, dtype))
-        text = types.Array(types.uint8, 1, "C", readonly=True)
-        signature = (text, types.int64, types.uint64, types.int64[::1], index, value, types.float64[::1], types.int64[:, ::1])
-        self._entry = compiled_entry(kernels.parse_svmlight, signature)
+        self._entry = _compiled(self._index, dtype)
         self._reserve(0)
 
     def _reserve(self, characters: int) -> None:
@@ -178,6 +176,14 @@ class _Parser:
                 return f"index {index.decode()} is above {_HIGHEST}, the highest that is read unless the number of features is given"
             case _:
                 return f"the value {quoted(value)} of index {index.decode()} is not {_expected(value)}"
+
+
+@cache
+def _compiled(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int, int]]:
+    """The parser for these dtypes of indices and values."""
+    text = types.Array(types.uint8, 1, "C", readonly=True)
+    outputs = numba.from_dtype(index)[::1], numba.from_dtype(value)[::1], types.float64[::1], types.int64[:, ::1]
+    return compiled_entry(kernels.parse_svmlight, (text, types.int64, types.uint64, types.int64[::1], *outputs))
 
 
 def _expected(word: bytes) -> str:

@@ -48,8 +48,8 @@ BAD_LABEL, NO_COLON, BAD_INDEX, BELOW, UNSORTED, REPEATED, ABOVE, BAD_VALUE = ra
 _EXACT, _HARD, _BAD = 0, 1, 2  # what became of a number
 _POWERS = 10.0 ** np.arange(23)
 _EXACT_MANTISSA = np.uint64(2**53)
-_FULL = np.uint64(10**18)  # a mantissa from here on has no room for another digit
-_HUGE = np.uint64(2**62)
+_FULL = np.uint64(10**18)  # from here on there is no room for another digit
+_TOP = np.uint64(2**64 - 1)  # stands for an index of too many digits
 _ZERO = np.uint64(0)
 _TEN = np.uint64(10)
 _HASH, _COLON, _NEWLINE, _PLUS, _MINUS, _POINT = 35, 58, 10, 43, 45, 46
@@ -104,8 +104,7 @@ def parse_svmlight(
                 start = at
                 index = _ZERO
                 while at < size and 48 <= text[at] <= 57:
-                    if index < _HUGE:
-                        index = index * _TEN + np.uint64(text[at] - 48)
+                    index = index * _TEN + np.uint64(text[at] - 48) if index < _FULL else _TOP
                     at += 1
                 if at == size or text[at] != _COLON:
                     return samples, hards, BAD_INDEX if _has_colon(text, start) else NO_COLON, start

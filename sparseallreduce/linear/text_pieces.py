@@ -22,7 +22,19 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.collective import agreed, gather
 
-__all__ = ["PathLike", "Piece", "Progress", "excerpt", "line_at", "line_number", "open_text", "quoted", "readable", "shared_pieces"]
+__all__ = [
+    "PathLike",
+    "Piece",
+    "Progress",
+    "excerpt",
+    "first_bytes",
+    "line_at",
+    "line_number",
+    "open_text",
+    "quoted",
+    "readable",
+    "shared_pieces",
+]
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int], object] | None
@@ -85,11 +97,24 @@ def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
     DatasetError
         If the file cannot be read.
     """
-    with readable(path), open(path, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("not a regular file")
-        head = file.read(6)
+    head = first_bytes(path, 6)
     return next((opener for magic, opener in _COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
+def first_bytes(path: PathLike, count: int) -> bytes:
+    """So many bytes from the beginning of a file, or all if it has fewer.
+
+    Raises
+    ------
+    DatasetError
+        If it cannot be read, or is no regular file: a pipe may keep its reader waiting for ever, and cannot be read by several.
+    """
+    with readable(path):
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError("not a regular file")
+        with open(path, "rb") as file:
+            return file.read(count)
 
 
 def line_number(path: PathLike, piece: Piece, place: int) -> int:

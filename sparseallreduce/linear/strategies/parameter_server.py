@@ -75,10 +75,10 @@ class ParameterServer(Strategy):
         elif self.serves:
             lo, hi = self._range
             intercept = self.descent.intercept and hi == self.size
-            self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype), self.workers)
+            self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype, self.team), self.workers)
         if not self.serves:
             self._link = self._linked()
-            self._touched = TouchedIndices(dataset, self.size)
+            self._touched = TouchedIndices(dataset, self.size, self.team)
             self._batch_gradient = SparseGradient(dataset, self.size, self.team)
             # Right where the last batch touches them.
             self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype, self.team)

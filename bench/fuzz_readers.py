@@ -1,0 +1,315 @@
+"""Feed the readers with damaged files, and compare what they make of them with slow readers that share no code with them.
+
+    python bench/fuzz_readers.py --inputs 100000 --seed 0
+
+Each input is a good file, svmlight text, compressed text or binary, in which some bytes were changed; in half of the binary ones the
+checksums are made to match again, so that the damage gets past them. A reader has to refuse an input with a DatasetError if and only if
+the slow reader refuses it, and else to return the same data to the bit. (Compressed text is protected by checksums: there it has to
+refuse, or return what was compressed.) A crash or a hang ends the run with the number of the input, from which `--only` repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import faulthandler
+import gzip
+import itertools
+import lzma
+import re
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+import sparseallreduce as sar
+from sparseallreduce.linear import Dataset, DatasetError, load
+
+FEATURES = 60
+SECONDS = 20.0  # for one input
+NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+BLANKS = re.compile(rb"[ \t\r\v\f]+")
+HEADER = struct.Struct("<8sIIQQQQBBBBI10QI")
+
+# What breaks a parser: numbers at the limits of their types, and characters with a meaning.
+WORDS = (
+    *(b"0 1 -1 +1 00 1e 1e5 1e39 -1e400 nan inf -Infinity .5 5. . - + e 1_0 0x1f 1e-400 16777217 1.7976931348623157e308".split()),
+    *(str(number).encode() for power in (31, 32, 53, 63, 64) for number in (2**power - 1, 2**power, 2**power + 1)),
+    *(b"123456789012345678901234567890", b"0.1234567890123456789", b"1:1", b"61:1", b"60:1", b"0:1", b":", b"::", b"qid:7", b"qid:", b"#"),
+    *(b" ", b"  ", b"\t", b"\n", b"\r", b"\r\n", b"\v", b"\f", b"\0", b"\xff", b"\x1c", b",", b"1:1 1:1", b"2:1 1:1", b" 3:4\n1"),
+)
+INTEGERS = (0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 192, 255, 256, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+class Refused(Exception):
+    """A slow reader refuses its input."""
+
+
+class Input(NamedTuple):
+    kind: str
+    content: bytes
+    expected: Callable[[], list[Any]]  # what it holds; raises Refused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="the number of one input to repeat")
+    arguments = parser.parse_args()
+    numbers = range(arguments.inputs) if arguments.only is None else [arguments.only]
+    start = time.perf_counter()
+    counts, failures = run(arguments.seed, tqdm(numbers, unit="input", disable=None))
+    print(f"{len(numbers)} inputs in {time.perf_counter() - start:.0f} s, seed {arguments.seed}")
+    for (kind, outcome), count in sorted(counts.items()):
+        print(f"{kind:18} {outcome:9} {count:7}")
+    for number, failure in failures.items():
+        print(f"input {number}: {failure}")
+    print(f"{len(failures)} failures")
+    sys.exit(bool(failures))
+
+
+def run(seed: int, numbers: Any) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
+    """How often which kind of input was accepted or refused, and what went wrong with which input."""
+    counts: Counter[tuple[str, str]] = Counter()
+    failures: dict[int, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            made = make(np.random.default_rng((seed, number)))
+            faulthandler.dump_traceback_later(SECONDS, exit=True)
+            try:
+                outcome = judge(made, Path(folder) / "input")
+            except Exception as error:
+                failures[number] = f"{made.kind}: {type(error).__name__}: {error}"
+            else:
+                counts[made.kind, outcome] += 1
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+    return counts, failures
+
+
+def judge(made: Input, path: Path) -> str:
+    """Whether the reader accepts or refuses the input; raises if it should not have."""
+    path.write_bytes(made.content)
+    try:
+        expected = made.expected()
+    except Refused:
+        expected = None
+    try:
+        found = contents(load(path, comm=sar.SERIAL, n_features=FEATURES)[0])
+    except DatasetError as error:
+        if "\n" in str(error) or str(path) not in str(error):
+            raise AssertionError(f"the error does not name the file in one line: {error!r}") from None
+        if expected is not None and not made.kind.startswith("compressed"):
+            raise AssertionError(f"refused though good: {error}") from None
+        return "refused"
+    if expected is None:
+        raise AssertionError("accepted though bad")
+    if found != expected:
+        raise AssertionError(f"wrong data: {found} instead of {expected}")
+    return "accepted"
+
+
+def contents(dataset: Dataset) -> list[Any]:
+    """A data set as plain objects, with the bytes of all numbers."""
+    columns = (dataset.indptr, dataset.indices.astype(np.int64), dataset.values, dataset.labels)
+    return [dataset.features, *(np.ascontiguousarray(column).tobytes() for column in columns)]
+
+
+def make(rng: np.random.Generator) -> Input:
+    """An input by the state of the generator."""
+    kind = rng.choice(["text", "compressed", "binary", "binary, resealed"], p=[0.5, 0.06, 0.22, 0.22])
+    if kind == "text":
+        text = mutated(good_text(rng), rng, WORDS)
+        return Input(kind, text, lambda: read_text(text))
+    if kind == "compressed":
+        text = good_text(rng)
+        compress = [gzip.compress, bz2.compress, lzma.compress][rng.integers(3)]
+        return Input(kind, mutated(compress(text), rng, ()), lambda: read_text(text))
+    words = [number.to_bytes(size, "little") for number in INTEGERS for size in (1, 4, 8) if number < 256**size]
+    binary = mutated(good_binary(rng), rng, words, keeps_length=rng.random() < 0.8)
+    if kind == "binary, resealed":
+        binary = resealed(binary)
+    return Input(kind, binary, lambda: read_binary(binary))
+
+
+def good_text(rng: np.random.Generator) -> bytes:
+    lines = []
+    for _ in range(rng.integers(1, 6)):
+        indices = np.flatnonzero(rng.random(FEATURES) < rng.choice([0.02, 0.1])) + 1
+        numbers = rng.standard_normal(len(indices) + 1) * 10.0 ** rng.integers(-3, 4)
+        style = rng.choice(["{:.6g}", "{!r}", "{:.0f}", "{:.3e}"])
+        label, *values = (style.format(float(number)) for number in numbers)
+        query = rng.choice(["", " qid:3"], p=[0.9, 0.1])
+        comment = rng.choice(["", " # 1:x", "#"], p=[0.8, 0.1, 0.1])
+        lines.append(label + query + "".join(f" {index}:{value}" for index, value in zip(indices, values)) + comment)
+    return ("\n".join(lines) + rng.choice(["\n", "", "\n\n", "\r\n"])).encode()
+
+
+def good_binary(rng: np.random.Generator) -> bytes:
+    samples = int(rng.integers(1, 6))
+    lengths = rng.integers(0, 6, samples)
+    index, value, label = (int(rng.choice(widths)) for widths in ((4, 8), (0, 4, 8), (1, 8)))
+    nonzeros = int(lengths.sum())
+    indices = [np.sort(rng.choice(FEATURES, length, replace=False)) for length in lengths]
+    values = rng.standard_normal(nonzeros)
+    sections = [
+        np.concatenate([[0], np.cumsum(lengths)]).astype("<i8").tobytes(),
+        np.concatenate([*indices, []]).astype(f"<u{index}").tobytes(),
+        values.astype(f"<f{value}").tobytes() if value else b"",
+        rng.integers(-1, 2, samples).astype("<i1" if label == 1 else "<f8").tobytes(),
+    ]
+    block = int(rng.choice([64, 128, 1 << 20]))
+    sections.append(b"\0" * 4 * sum(-(-len(section) // block) for section in sections))
+    content, places = bytearray(192), []
+    for section in sections:
+        content += bytes(-len(content) % 64)
+        places += [len(content), len(section)]
+        content += section
+    head = HEADER.pack(
+        *(b"\x89SAR\r\n\x1a\n", 1, 0x01020304, samples, FEATURES, nonzeros, len(content), index, value, label, 0, block, *places, 0)
+    )
+    content[: len(head)] = head
+    return resealed(bytes(content))
+
+
+def mutated(content: bytes, rng: np.random.Generator, words: Any, keeps_length: bool = False) -> bytes:
+    """The content with some bytes flipped, put in, overwritten, removed, repeated, or cut off."""
+    out = bytearray(content)
+    for _ in range(rng.choice([0, 1, 2, 3, 6], p=[0.05, 0.5, 0.25, 0.1, 0.1])):
+        at = int(rng.integers(len(out) + 1))
+        upto = min(at + int(rng.geometric(0.2)), len(out))
+        word = words[rng.integers(len(words))] if len(words) and rng.random() < 0.7 else rng.bytes(int(rng.integers(1, 4)))
+        what = rng.choice(["flip", "overwrite"] if keeps_length else ["flip", "overwrite", "insert", "replace", "remove", "repeat", "cut"])
+        if what == "flip" and at < len(out):
+            out[at] ^= 1 << int(rng.integers(8))
+        elif what == "overwrite":
+            if keeps_length:
+                at = at // len(word) * len(word)  # where a field or an item of this size may begin
+            out[at : at + len(word)] = word[: max(len(out) - at, 0)]
+        elif what == "insert":
+            out[at:at] = word
+        elif what == "replace":
+            out[at:upto] = word
+        elif what == "remove":
+            del out[at:upto]
+        elif what == "repeat":
+            out[at:at] = out[at:upto]
+        elif what == "cut" and rng.random() < 0.5:
+            del out[at:]
+    return bytes(out)
+
+
+def resealed(binary: bytes) -> bytes:
+    """A binary file with checksums that match its contents, as far as its header makes sense."""
+    if len(binary) < 192:
+        return binary
+    out = bytearray(binary)
+    *_, block = HEADER.unpack_from(out)[:12]
+    places = HEADER.unpack_from(out)[12:22]
+    if block > 0 and places[9] < len(out) and all(length <= len(out) for length in places[1::2]):
+        crcs = []
+        for offset, length in zip(places[:8:2], places[1:8:2]):
+            crcs += [zlib.crc32(out[offset + at : offset + min(at + block, length)]) for at in range(0, length, block)]
+        table = b"".join(crc.to_bytes(4, "little") for crc in crcs)
+        if len(table) == places[9]:
+            out[places[8] : places[8] + len(table)] = table
+        out[136:140] = zlib.crc32(out[places[8] : places[8] + places[9]]).to_bytes(4, "little")
+    out[188:192] = zlib.crc32(out[:188]).to_bytes(4, "little")
+    return bytes(out)
+
+
+def read_text(text: bytes) -> list[Any]:
+    """svmlight text, word by word."""
+    indptr, indices, values, labels = [0], [], [], []
+    for line in text.split(b"\n"):
+        words = [word for word in BLANKS.split(line.partition(b"#")[0]) if word]
+        if not words:
+            continue
+        labels.append(number(words[0], np.float64))
+        previous = 0
+        for word in words[2 if words[1:] and words[1].startswith(b"qid:") else 1 :]:
+            index, colon, value = word.partition(b":")
+            if not colon or not re.fullmatch(rb"[0-9]+", index) or not previous < int(index) <= FEATURES:
+                raise Refused
+            previous = int(index)
+            indices.append(previous - 1)
+            values.append(number(value, np.float32))
+        indptr.append(len(indices))
+    return packed(indptr, indices, values, labels)
+
+
+def number(word: bytes, dtype: Any) -> Any:
+    if not NUMBER.fullmatch(word):
+        raise Refused
+    with np.errstate(over="ignore"):
+        value = dtype(float(word))
+    if not np.isfinite(value):
+        raise Refused
+    return value
+
+
+def read_binary(content: bytes) -> list[Any]:
+    """A binary file, item by item, as data/FORMAT.md says."""
+    if content[:4] != b"\x89SAR":
+        return read_text(content)
+    demand(len(content) >= 192)
+    magic, version, order, samples, features, nonzeros, length, index, value, label, _, block, *places = HEADER.unpack_from(content)
+    demand(magic == b"\x89SAR\r\n\x1a\n" and version == 1 and order == 0x01020304 and length == len(content))
+    demand(int.from_bytes(content[188:192], "little") == zlib.crc32(content[:188]))
+    demand(index in (4, 8) and value in (0, 4, 8) and label in (1, 8))
+    demand(samples >= 1 and 1 <= features <= (2**32 if index == 4 else 2**63) and features <= FEATURES)
+    demand(64 <= block <= 2**30 and block % 64 == 0)
+    sizes = [8 * (samples + 1), index * nonzeros, value * nonzeros, label * samples]
+    sizes.append(4 * sum(-(-size // block) for size in sizes))
+    sections, end = [], 192
+    for offset, size, needed in zip(places[:10:2], places[1:10:2], sizes):
+        demand(size == needed and offset % 64 == 0 and end <= offset and offset + size <= length)
+        sections.append(content[offset : offset + size])
+        end = offset + size
+    demand(zlib.crc32(sections[4]) == places[10])
+    crcs = [zlib.crc32(section[at : at + block]) for section in sections[:4] for at in range(0, len(section), block)]
+    demand(b"".join(crc.to_bytes(4, "little") for crc in crcs) == sections[4])
+    return checked_rows(
+        features, unpack("q", sections[0]), unpack("I" if index == 4 else "Q", sections[1]), sections[2], value, sections[3]
+    )
+
+
+def checked_rows(features: int, indptr: list[int], indices: list[int], raw_values: bytes, value: int, raw_labels: bytes) -> list[Any]:
+    demand(indptr[0] == 0 and indptr[-1] == len(indices) and indptr == sorted(indptr))
+    for begin, end in itertools.pairwise(indptr):
+        row = indices[begin:end]
+        demand(all(one < other for one, other in itertools.pairwise(row)) and all(one < features for one in row))
+    values = unpack("f" if value == 4 else "d", raw_values) if value else [1.0] * len(indices)
+    with np.errstate(over="ignore"):
+        singles = np.array(values, np.float64).astype(np.float32)
+    labels = unpack("b" if len(raw_labels) == len(indptr) - 1 else "d", raw_labels)
+    demand(bool(np.isfinite(singles).all()) and bool(np.isfinite(labels).all()))
+    return packed(indptr, indices, singles, labels)
+
+
+def unpack(kind: str, raw: bytes) -> list[Any]:
+    return [item for (item,) in struct.iter_unpack(f"<{kind}", raw)]
+
+
+def demand(condition: bool) -> None:
+    if not condition:
+        raise Refused
+
+
+def packed(indptr: Any, indices: Any, values: Any, labels: Any) -> list[Any]:
+    demand(len(labels) > 0)
+    columns = ((indptr, np.int64), (indices, np.int64), (values, np.float32), (labels, np.float64))
+    return [FEATURES, *(np.array(column, dtype).tobytes() for column, dtype in columns)]
+
+
+if __name__ == "__main__":
+    main()
