@@ -34,6 +34,7 @@ from sparseallreduce.cli.report import cores, environment
 from sparseallreduce.linear import Dataset, batches, generate, load
 
 ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
 PHASES = {"compute": "tab:gray", "communicate": "tab:red", "update": "tab:blue"}
 #: Strategy and algorithm of every bar; the first is what the others are compared with.
 BARS = (
@@ -89,7 +90,7 @@ def figures(
         results = [
             epoch_times(model, chosen, data, start, number, epochs, batch_size) for start in starts for number in numbers
         ]
-        figure = draw_times(results, f"{model} on {chosen.kind}, {count:,} samples, N = {chosen.features:,}, {batch_size:,} a rank and step")
+        figure = draw_times(results, f"{model} on {chosen.kind}, {count:,} samples, N = {chosen.features:,}, batch {batch_size:,} x P")
     FigureCanvasAgg(figure)
     figure.savefig(f"{target}.png", dpi=150)
     report = {"figure": name, "environment": environment(sar.SERIAL), "epochs": epochs, "batch_size": batch_size, "results": results}
@@ -103,7 +104,7 @@ def samples_of(chosen: Set, samples: int | None, full: bool) -> int:
 
 def data_file(chosen: Set, samples: int) -> Path:
     """The data set as svmlight text in `data/`: generated unless it is there from before."""
-    path = ROOT / "data" / f"{chosen.kind}-{samples}.svm"
+    path = DATA / f"{chosen.kind}-{samples}.svm"
     if not path.exists():
         print(f"generating {path.name}", flush=True)
         path.parent.mkdir(exist_ok=True)
@@ -186,7 +187,7 @@ def draw_occurrences(counts: dict[str, dict[int, NDArray[np.int64]]], batch_size
             axes.plot(np.arange(1, len(each) + 1), each, label=f"{number} ranks x {batch_size:,} samples, {each[0]} iterations at most")
         axes.set(xscale="log", yscale="log", xlabel="indices, by frequency", ylabel="iterations that an index occurs in", title=kind)
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper right")
     return figure
 
 
