@@ -90,7 +90,7 @@ class InverseTime:
 class StepDecay:
     """The rate is multiplied by ``factor`` after every so many steps.
 
-    With the steps of an epoch this is what Hogwild! does, by factors from 0.8 to 1 (Niu et al., 2011, section 7), and MPI-SGD after it.
+    With the steps of an epoch this is what Hogwild! does, by a constant factor (Niu et al., 2011, section 7), on whose code MPI-SGD builds.
 
     >>> [round(StepDecay(0.5, factor=0.9, every=10)(step), 4) for step in (9, 10, 25)]
     [0.5, 0.45, 0.405]
