@@ -2,7 +2,7 @@
 
 MPI-SGD has two strategies of adapting the rate (thesis section 4.2, point 3), which the thesis does not name; it refers to Robbins
 and Monro for what they must satisfy (section 2.1), and builds on the code of Hogwild!, which multiplies the rate by a constant after
-each epoch: :class:`StepDecay`. The schedules here are those two and what has proved itself since; each names its source.
+each epoch: :class:`StepDecay`. The schedules here are of both kinds, and what has proved itself since; each names its source.
 """
 
 from __future__ import annotations
