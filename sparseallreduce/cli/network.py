@@ -8,7 +8,7 @@ import numpy as np
 
 from sparseallreduce.algorithms.choose import choose
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.runtime.mpi import _channel
+from sparseallreduce.runtime.mpi import measured
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -18,7 +18,7 @@ __all__ = ["machine_of", "taken_by_auto"]
 
 def machine_of(comm: Any) -> Machine | None:
     """The constants measured on ``comm`` by its first operation, which this may be; None if it has one rank. Collective."""
-    return None if comm.size == 1 else _channel(comm).machine
+    return None if comm.size == 1 else measured(comm)
 
 
 def taken_by_auto(machine: Machine, size: int, entries: int, ranks: int, dtype: str = "float32", op: Operator = SUM) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.allreduce import make_call, operation
+from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.engine import Channel, Operation
 
-__all__ = ["Request", "allreduce", "iallreduce", "world"]
+__all__ = ["Request", "allreduce", "iallreduce", "measured", "world"]
 
 
 def allreduce(
@@ -283,6 +284,13 @@ def _channel(comm: MPI.Intracomm) -> Channel:
         comm.Set_attr(keyval, channel)
     found: Channel = channel
     return found
+
+
+def measured(comm: MPI.Intracomm) -> Machine | None:
+    """The constants of the network between the ranks of ``comm``, once they are measured; collective."""
+    channel = _channel(comm)
+    _engine().wait_until(lambda: channel.ready)
+    return channel.machine
 
 
 @lru_cache(maxsize=1)

@@ -235,3 +235,17 @@ def test_the_fingerprint_tells_data_apart_and_not_how_they_are_shared(ranks):
         assert data_fingerprint(other, sar.SERIAL) != known
     weighted = replace(dataset, weights=np.linspace(0.5, 1.5, 90))
     assert data_fingerprint(weighted, sar.SERIAL) != known
+
+
+def test_a_checkpoint_is_due_so_many_minutes_after_the_last(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("sparseallreduce.linear.checkpoint.time.monotonic", lambda: now)
+    checkpoints = Checkpoints(tmp_path, every_minutes=2)
+    assert not checkpoints.overdue()
+    now += 119
+    assert not checkpoints.overdue()
+    now += 1
+    assert checkpoints.overdue()
+    checkpoints.save(3, SAMPLE, sar.SERIAL)
+    assert not checkpoints.overdue()
+    assert not Checkpoints(tmp_path, every_steps=2).overdue()

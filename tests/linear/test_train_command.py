@@ -114,7 +114,7 @@ def test_all_that_can_be_asked_for_goes_together(folder, tmp_path):
     asked += ["--momentum", "0.5", "--nesterov", "--average", "2", "--schedule", "bold-driver", "--decay", "0.7"]
     asked += ["--scale-with-batch", "25", "--warmup", "1"]
     asked += ["--early-stopping", "test_auc", "--patience", "2", "--tolerance", "1e-4", "--threads", "2", "--densities"]
-    asked += ["--checkpoint", tmp_path / "checkpoints", "--checkpoint-minutes", "0.001", "--learning-rate", "0.1"]
+    asked += ["--checkpoint", tmp_path / "checkpoints", "--checkpoint-every-steps", "20", "--learning-rate", "0.1"]
     run(folder, *asked, "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz")
 
     epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]

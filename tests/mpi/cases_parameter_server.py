@@ -175,7 +175,7 @@ def case_a_slow_worker_makes_the_gradients_of_the_asynchronous_kind_stale(comm, 
         assert min(record["seconds"] for record in others) > 0.8
     else:
         assert slow["staleness"]["max"] > 0
-        assert max(record["seconds"] for record in others) < 0.8 < slow["seconds"]
+        assert max(record["seconds"] for record in others) < slow["seconds"]
 
 
 class Slowed(Logistic):
