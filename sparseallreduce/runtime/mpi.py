@@ -57,7 +57,8 @@ def allreduce(
     Returns
     -------
     SparseStream
-        The same on every rank, to the bit, and from run to run.
+        The same on every rank, to the bit. From run to run, too, of a named algorithm or with a given ``machine``: "auto" may take
+        another algorithm, which adds in another order, where it measures the network otherwise.
 
     Raises
     ------
