@@ -17,7 +17,7 @@ _common = settings(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=50)
+settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=100)
 settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

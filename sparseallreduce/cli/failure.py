@@ -19,6 +19,7 @@ FAILED = 1
 BAD_ARGUMENTS = 2
 _TAG = 32767  # the highest that every MPI has; commands send nothing else point to point on COMM_WORLD
 _SECONDS = 2.0  # how long ranks wait for each other to fail too
+_FORWARDED = 0.5  # how long a launcher gets to forward what a rank has printed: an abort makes it drop the rest
 
 # How launchers tell a process its rank: MPICH and Slurm's PMI, PMIx, Open MPI.
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -124,6 +125,7 @@ def _end_together(comm: Any, text: str) -> None:
             time.sleep(0.001)
         click.echo(_gathered(texts, comm.size)[0], err=True)
     sys.stderr.flush()
+    time.sleep(_FORWARDED)
     comm.Abort(FAILED)
 
 

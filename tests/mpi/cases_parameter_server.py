@@ -46,11 +46,11 @@ def trainer_on(path, comm, kind, servers=1, model="logistic", batch=4, rate=0.2,
     return Trainer(chosen, strategy, Constant(rate), Options(epochs, batch), checkpoints=checkpoints)
 
 
-def trained_alone(path, batch, model="logistic", epochs=2, descent=DESCENT):
+def trained_alone(path, batch, model="logistic", epochs=2, descent=DESCENT, rate=0.2):
     """The weights that the dense strategy comes to on one rank, with the same global batches."""
     train, _ = load(path, comm=sar.SERIAL, n_features=FEATURES)
     train, _ = two_classes(train, sar.SERIAL)
-    trainer = Trainer(MODELS[model](), DenseStrategy(train, sar.SERIAL, descent), Constant(0.2), Options(epochs, batch))
+    trainer = Trainer(MODELS[model](), DenseStrategy(train, sar.SERIAL, descent), Constant(rate), Options(epochs, batch))
     return trainer, list(trainer.run(train))
 
 
@@ -116,11 +116,12 @@ def case_asynchronous_servers_draw_weights_to_zero(comm, servers):
     with samples(comm, 400) as path:
         trainer = trainer_on(path, comm, AsynchronousParameterServer, servers, descent=descent, epochs=8)
         epochs = list(trainer.run())
-        reference, expected = trained_alone(path, 4 * workers, descent=descent, epochs=8)
-    # How stale gradients get depends on how the ranks share the cores, and the result with it.
-    np.testing.assert_allclose(epochs[-1].loss, expected[-1].loss, rtol=0.3)
+        # Each gradient is a step of its own, by a share of the rate. Fewer weights than after steps of all workers are zero then:
+        # a single sample moves a weight further from it than the L1 term of such a step reaches.
+        reference, expected = trained_alone(path, 4, descent=descent, epochs=8, rate=0.2 / workers)
+    np.testing.assert_allclose(epochs[-1].loss, expected[-1].loss, rtol=0.1)
     ours, theirs = (np.count_nonzero(each_trainer.weights.to_array()) for each_trainer in (trainer, reference))
-    assert ours < min(3 * theirs + 50, FEATURES)
+    assert ours < 1.5 * theirs + 20 < FEATURES
 
 
 def case_synchronous_servers_end_at_the_same_bits_in_every_run(comm):
