@@ -1,7 +1,7 @@
 """Cases: functions `case_*(comm, ...)` in `tests/mpi/cases_*.py` that all ranks of one mpiexec launch run one after another.
 
 A case is called on every rank with the same communicator and fails with an exception, as a test does. `each` multiplies a case over values,
-`limit` changes its time limit, `skip` skips it (on all ranks alike)::
+`limit` changes its time limit, `skip` skips it (on all ranks alike), and a module may name its numbers of ranks in `RANKS`::
 
     @each(algorithm=sar.algorithms(), blocking=[True, False])
     @limit(30)
@@ -30,6 +30,7 @@ class Case:
     function: Callable[..., None]
     arguments: dict[str, Any]
     seconds: float
+    ranks: tuple[int, ...] = ()  # the numbers of ranks it is meant for, all if there are none here
 
 
 def each(**values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -72,6 +73,7 @@ def collect(module: ModuleType) -> list[Case]:
                     function,
                     dict(zip(columns, combination, strict=True)),
                     getattr(function, "seconds", SECONDS),
+                    getattr(module, "RANKS", ()),
                 )
             )
     names = [case.name for case in found]

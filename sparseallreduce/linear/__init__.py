@@ -1,10 +1,13 @@
 """MPI-SGD: linear models trained by mini-batch SGD over MPI (thesis sections 2.1, 2.2 and 4.2)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.checkpoint import Checkpoints
 from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
 from sparseallreduce.linear.early_stopping import EarlyStopping
-from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 from sparseallreduce.linear.generate import generate
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
@@ -21,6 +24,9 @@ from sparseallreduce.linear.strategies import (
 )
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer, batches
 from sparseallreduce.linear.weights import Descent, Weights
+
+if TYPE_CHECKING:
+    from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 
 __all__ = [
     "MODELS",
@@ -66,3 +72,19 @@ __all__ = [
     "save_model",
     "two_classes",
 ]
+
+
+_ESTIMATORS = ("LinearRegression", "LinearSVM", "LogisticRegression")
+
+
+def __getattr__(name: str) -> Any:
+    # Not before they are asked for: scikit-learn takes two seconds to load, on every rank, and no command needs it.
+    if name in _ESTIMATORS:
+        from sparseallreduce.linear import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -62,6 +62,14 @@ def test_help_does_not_load_numba_scipy_or_mpi():
     assert ran.returncode == 0, ran.stderr
 
 
+def test_no_command_loads_scikit_learn():
+    program = "import sys\nfrom sparseallreduce.cli import main, train, predict, convert\nassert 'sklearn' not in sys.modules"
+
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"], ["bench"], ["bench", "--size", "-1"], ["doctor", "x"]])
 def test_bad_arguments_are_one_line_and_status_2(arguments):
     result = CliRunner().invoke(main, arguments)

@@ -110,6 +110,7 @@ def start(folder, *arguments, limit=None, slow=False):
     """The command in a process of its own, with a limit on the size of a file, or slow enough to be interrupted."""
     code = "import sys, time\nfrom sparseallreduce.cli import main\nfrom sparseallreduce.linear.binary_writer import BinaryWriter\n"
     if slow:
+        code += "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background processes ignore it
         code += "append = BinaryWriter.append\n"
         code += "def late(self, block):\n    append(self, block)\n    print('appended', flush=True)\n    time.sleep(30)\n"
         code += "BinaryWriter.append = late\n"

@@ -28,6 +28,7 @@ from sparseallreduce.linear import (
     two_classes,
 )
 
+RANKS = (1, 2, 3, 5)
 FEATURES = 2000
 BOTH = (SynchronousParameterServer, AsynchronousParameterServer)
 DESCENT = Descent(l2=0.01, intercept=True)

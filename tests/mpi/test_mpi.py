@@ -27,7 +27,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = all_cases()
         metafunc.parametrize(
             ("group", "case"),
-            [pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}") for mpi, ranks in groups for case in cases],
+            [
+                pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}")
+                for mpi, ranks in groups
+                for case in cases
+                if not case.ranks or ranks in case.ranks
+            ],
         )
 
 

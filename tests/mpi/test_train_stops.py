@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,17 +17,41 @@ from sparseallreduce.linear import generate
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks in /proc"), pytest.mark.slow]
 
 
-@pytest.fixture
-def data(mpi_run, tmp_path, monkeypatch):
-    """The samples of a run of some seconds."""
+@pytest.fixture(autouse=True)
+def settings(mpi_run, monkeypatch):
+    """Of a launch, as elsewhere; and there is a launcher."""
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
-    generate("url-like", tmp_path / "train.svm", samples=6000, features=20_000)
-    return tmp_path / "train.svm"
 
 
-def run(data, name, ranks=2, checkpoints=True):
-    folder = data.parent / name
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The samples of a run of a second or two, checkpoints not counted."""
+    path = tmp_path_factory.mktemp("stops") / "train.svm"
+    generate("url-like", path, samples=2000, features=20_000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(data):
+    """A function that makes the undisturbed run when first called: the settings of a launch are those of a test."""
+
+    @cache
+    def finish():
+        whole = run(data, data.parent / "whole", checkpoints=False)
+        whole.finish()
+        return whole
+
+    return finish
+
+
+@pytest.fixture
+def undisturbed(settings, finished):
+    """A run to its end on two ranks, which all tests share."""
+    return finished()
+
+
+def run(data, folder, ranks=2, checkpoints=True):
     folder.mkdir(exist_ok=True)
     options = ["--checkpoint", str(folder / "checkpoints"), "--checkpoint-every-steps", "7"] if checkpoints else []
     return Run(ranks, data, folder, ["--l1", "1e-6", "--momentum", "0.5", "--average", "3", "--batch-size", "20", *options])
@@ -55,10 +80,8 @@ def wait_for_a_checkpoint(process, folder):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_and_a_resumption_end_at_the_same_bits(data, rank):
-    undisturbed = run(data, "whole", checkpoints=False)
-    undisturbed.finish()
-    killed = run(data, "killed")
+def test_a_killed_rank_and_a_resumption_end_at_the_same_bits(data, undisturbed, tmp_path, rank):
+    killed = run(data, tmp_path)
     for _ in range(2):
         kill(killed, rank)
     killed.finish("--resume")
@@ -67,10 +90,8 @@ def test_a_killed_rank_and_a_resumption_end_at_the_same_bits(data, rank):
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_at_one_rank_ends_all_with_a_checkpoint(data, sent, rank):
-    undisturbed = run(data, "whole", checkpoints=False)
-    undisturbed.finish()
-    stopped = run(data, "stopped")
+def test_a_signal_at_one_rank_ends_all_with_a_checkpoint(data, undisturbed, tmp_path, sent, rank):
+    stopped = run(data, tmp_path)
     process = stopped.start()
     try:
         wait_for_a_checkpoint(process, stopped.folder)
@@ -87,10 +108,8 @@ def test_a_signal_at_one_rank_ends_all_with_a_checkpoint(data, sent, rank):
     assert stopped.weights() == undisturbed.weights()
 
 
-def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(data):
-    undisturbed = run(data, "whole", checkpoints=False)
-    undisturbed.finish()
-    stopped = run(data, "stopped")
+def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(data, undisturbed, tmp_path):
+    stopped = run(data, tmp_path)
     kill(stopped, 1)
     stopped.ranks = 3
     assert "a step takes 40 samples, as before, now of 3 ranks" in stopped.finish("--resume")
@@ -98,7 +117,7 @@ def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(dat
         np.testing.assert_allclose(ours["weights"], expected["weights"], rtol=1e-3, atol=1e-5)
 
 
-def test_the_bench_compares_as_often_as_it_is_asked(data):
+def test_the_bench_compares_as_often_as_it_is_asked():
     bench = os.path.join(os.path.dirname(__file__), "..", "..", "bench", "kill_test.py")
     command = [sys.executable, bench, "--kills", "1", "--samples", "4000", "--", "--batch-size", "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
