@@ -12,6 +12,7 @@ from sparseallreduce.errors import (
     StreamTypeError,
     WireError,
 )
+from sparseallreduce.reducers import ErrorFeedback, Reducer, TopkA
 from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
@@ -24,17 +25,20 @@ __all__ = [
     "SERIAL",
     "AlgorithmError",
     "DeadlockError",
+    "ErrorFeedback",
     "MPIUnavailableError",
     "Machine",
     "MismatchError",
     "Network",
     "Operator",
+    "Reducer",
     "Request",
     "Simulation",
     "SparseAllreduceError",
     "SparseStream",
     "StreamError",
     "StreamTypeError",
+    "TopkA",
     "Trace",
     "WireError",
     "__version__",

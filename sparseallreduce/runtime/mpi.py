@@ -6,15 +6,16 @@ mpi4py is imported when a communicator of more than one process first comes into
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call, operation
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share, Step
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.engine import Channel, Operation
 
-__all__ = ["Request", "allreduce", "iallreduce", "measured", "world"]
+__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "world"]
 
 
 def allreduce(
@@ -201,15 +202,49 @@ def world() -> MPI.Intracomm | SerialCommunicator:
 
 
 def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
-    comm = world() if comm is None else comm
-    ranks = _size(comm)
     progress = options.pop("progress", "manual") if not blocking else "manual"
     call, intent = make_call(stream, op, algorithm, options)
+
+    def schedule(intent: Intent, rank: int, ranks: int, machine: Machine | None, patient: bool) -> Schedule:
+        return operation(call, intent, rank, ranks, machine, patient)
+
+    def collective(channel: Channel) -> bool:
+        # What "auto" or a call without sense takes is not known beforehand.
+        return call is None or call.algorithm == AUTO or _engine().takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
+
+    return _launched(comm, intent, schedule, collective, blocking, progress)
+
+
+def launch(comm: Any, intent: Intent, schedule: Callable[[int, int], Generator[Step, Any, Any]], *, blocking: bool) -> Request:
+    """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+    intent : Intent
+        Which the schedule is to agree on first.
+    schedule : callable
+    blocking : bool
+        Whether the request is done when this returns; errors are then raised here.
+    """
+    return _launched(comm, intent, lambda _intent, rank, ranks, _machine, _patient: schedule(rank, ranks), lambda _: True, blocking)
+
+
+def _launched(
+    comm: Any,
+    intent: Intent,
+    schedule: Callable[[Intent, int, int, Machine | None, bool], Generator[Step, Any, Any]],
+    collective: Callable[[Channel], bool],
+    blocking: bool,
+    progress: str = "manual",
+) -> Request:
+    comm = world() if comm is None else comm
+    ranks = _size(comm)
     if progress not in ("manual", "thread"):
         intent = intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
     if ranks == 1:
         try:
-            return Request(None, _run_alone(operation(call, intent, 0, 1, None), intent.entries))
+            return Request(None, _run_alone(schedule(intent, 0, 1, None, False), intent.entries))
         except Exception as error:
             if blocking:
                 raise
@@ -219,23 +254,18 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
 
-    def schedule() -> Schedule:
-        patient = blocking and not channel.crowded and engine.alone()
-        return operation(call, intent, channel.rank, channel.ranks, channel.machine, patient)
-
-    def collective() -> bool:
-        # What "auto" or a call without sense takes is not known beforehand.
-        return call is None or call.algorithm == AUTO or engine.takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
+    def steps() -> Generator[Step, Any, Any]:
+        return schedule(intent, channel.rank, channel.ranks, channel.machine, blocking and not channel.crowded and engine.alone())
 
     if blocking:
-        return Request(None, engine.carry_out(channel, schedule, intent.entries, collective))
-    request = Request(engine.Operation(channel, schedule, intent.entries, collective=collective))
+        return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
+    request = Request(engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel)))
     if progress == "thread":
         engine.progress_thread()
     return request
 
 
-def _run_alone(schedule: Schedule, entries: int) -> Any:
+def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
     """Carry out a schedule of one rank, whose collectives have nobody to talk to."""
     from time import perf_counter
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import allreduce, make_call
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
@@ -25,7 +25,6 @@ from sparseallreduce.algorithms.steps import (
     Payload,
     Recv,
     RecvAny,
-    Schedule,
     Send,
     Share,
     Shift,
@@ -66,9 +65,30 @@ class Simulation:
     header_bytes: NDArray[np.int64]  # of the bytes sent
 
 
+class Plan(Protocol):
+    """An operation of a reducer: see :class:`sparseallreduce.reducers.base.Plan`."""
+
+    intent: Intent
+
+    def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
+        """Its schedule, behind the agreement."""
+
+    def abandon(self) -> None:
+        """It will not run."""
+
+
+class Planning(Protocol):
+    """A reducer, as the simulator sees it."""
+
+    reduction: Reduction
+
+    def planned(self, accumulator: Any) -> Plan:
+        """An operation on an accumulator."""
+
+
 def simulate(
-    streams: Sequence[SparseStream],
-    algorithm: str = "auto",
+    streams: Sequence[Any],
+    algorithm: str | Sequence[Planning] = "auto",
     network: Network | None = None,
     op: str | Operator = "sum",
     *,
@@ -81,9 +101,10 @@ def simulate(
     Parameters
     ----------
     streams : sequence of SparseStream
-        What each of the P ranks contributes.
+        What each of the P ranks contributes; with reducers, their accumulators.
     algorithm, op, **options
-        As for :func:`~sparseallreduce.allreduce`.
+        As for :func:`~sparseallreduce.allreduce`; or for ``algorithm`` a sequence of P reducers, which take neither operator nor
+        options, and whose state goes on from call to call.
     network : Network, optional
     delivery : int or callable, optional
         By default messages arrive when the network brings them. A seed lets ranks run and messages arrive in an arbitrary order
@@ -113,6 +134,8 @@ def simulate(
     ranks = len(streams)
     if ranks == 0:
         raise StreamError("simulate takes a stream for each rank, and there is none")
+    if not isinstance(algorithm, str):
+        return _simulate_reducers(streams, algorithm, network, delivery, through_wire)
     calls = [make_call(stream, op, algorithm, options) for stream in streams]
     if any(intent.error is not None or intent.terms != calls[0][1].terms for _, intent in calls):
         raise common_error([intent.said() for _, intent in calls])
@@ -126,8 +149,22 @@ def simulate(
     return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
 
 
+def _simulate_reducers(
+    accumulators: Sequence[Any], reducers: Sequence[Planning], network: Network, delivery: int | Chooser | None, through_wire: bool
+) -> Simulation:
+    if len(accumulators) != len(reducers):
+        raise StreamError(f"simulate takes a reducer for each rank: {len(accumulators)} accumulators came with {len(reducers)} reducers")
+    plans = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]
+    if any(plan.intent.error is not None or plan.intent.terms != plans[0].intent.terms for plan in plans):
+        for plan in plans:
+            plan.abandon()
+        raise common_error([plan.intent.said() for plan in plans])
+    schedules = [plan.run(rank, len(plans)) for rank, plan in enumerate(plans)]
+    return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=[reducer.reduction for reducer in reducers])
+
+
 def run(
-    schedules: Sequence[Schedule],
+    schedules: Sequence[Generator[Step, Any, Any]],
     network: Network | None = None,
     *,
     delivery: int | Chooser | None = None,
@@ -208,7 +245,7 @@ def _is_own(stream: SparseStream) -> bool:
 class _Rank:
     """One simulated rank: its schedule, with those it calls on top, and what it waits for."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Generator[Step, Any, Any]) -> None:
         self.stack: list[Any] = [schedule]
         self.waits_for: Step | None = None
         self.value: Any = None  # what the schedule is resumed with
@@ -223,8 +260,12 @@ class _Rank:
 
 
 class _World:
-    def __init__(self, schedules: Sequence[Schedule], network: Network, through_wire: bool, reductions: Sequence[Reduction]) -> None:
+    def __init__(
+        self, schedules: Sequence[Generator[Step, Any, Any]], network: Network, through_wire: bool, reductions: Sequence[Reduction]
+    ) -> None:
         self.ranks = [_Rank(schedule) for schedule in schedules]
+        for rank, reduction in zip(self.ranks, reductions):
+            rank.work = reduction.work
         self.network = network
         self.through_wire = through_wire
         self.reductions = reductions

@@ -1,0 +1,42 @@
+"""Error feedback: what a reducer leaves out of one update is kept, and takes part in the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.reducers.base import Reduced, Reducer
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["ErrorFeedback"]
+
+
+class ErrorFeedback:
+    """Keeps the residual of one tensor around a reducer.
+
+    Parameters
+    ----------
+    reducer : Reducer
+    dtype : data-type, optional
+        Of the residual, that of the gradients.
+
+    Attributes
+    ----------
+    residual : ndarray, shape (size,)
+        What has come in on this rank and was not applied yet: nothing is lost.
+    """
+
+    def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32) -> None:
+        self.reducer = reducer
+        self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
+
+    def step(self, gradient: Any, comm: Any = None) -> SparseStream:
+        """The mean over the ranks of what is selected of residuals and gradients."""
+        reduced: Reduced = self.reducer.start(self.residual, gradient, comm, blocking=True).wait()
+        self.residual[reduced.contributed] = 0
+        returned = self.reducer.returned
+        assert returned is not None
+        returned.add_to(self.residual)
+        return reduced.update  # to be divided by the number of ranks
