@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,14 +180,14 @@ def _checked(array: Any, size: int) -> Array:
     """``array`` as an ndarray of the right shape, without a copy."""
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         array = np.from_dlpack(array)
-    array = cast(Array, np.asarray(array))
-    if array.dtype not in (np.float32, np.float64):
-        raise StreamTypeError(f"an accumulator holds float32 or float64, not {array.dtype}: convert it")
-    if array.shape != (size,):
-        raise StreamError(f"this reducer takes accumulators of shape ({size},), not {array.shape}")
-    if not array.flags.c_contiguous:
+    checked: Array = np.asarray(array)
+    if checked.dtype not in (np.float32, np.float64):
+        raise StreamTypeError(f"an accumulator holds float32 or float64, not {checked.dtype}: convert it")
+    if checked.shape != (size,):
+        raise StreamError(f"this reducer takes accumulators of shape ({size},), not {checked.shape}")
+    if not checked.flags.c_contiguous:
         raise StreamError("an accumulator has to be contiguous: pass a copy")
-    return array
+    return checked
 
 
 def no_indices(size: int) -> Array:
