@@ -530,7 +530,7 @@ def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MP
 def _heard(step: Share, rows: Bytes) -> tuple[list[bytes], bool]:
     """What the ranks have said, and whether the channel is sound on all of them."""
     said, all_sound, record, length = [], True, _PREFIX.size + len(step.record), rows.shape[1]
-    text = memoryview(rows).cast("B")
+    text = rows.data.cast("B")
     for at in range(0, len(text), length):
         sound, payload = _PREFIX.unpack_from(text, at)
         said.append(bytes(text[at + _PREFIX.size : at + record + payload]))
