@@ -68,8 +68,6 @@ class Optimizer(ABC):
     ----------
     steps : int
         Steps taken.
-    residuals : list of ndarray
-        What has come in on this rank and was not applied yet, of each pack of parameters.
 
     Raises
     ------
@@ -205,7 +203,13 @@ class Optimizer(ABC):
         return [updates[descent] for descent in self._descents if descent in updates]
 
     @property
+    def parameters(self) -> list[Array]:
+        """The parameters as arrays, on the memory of those given."""
+        return [flat.reshape(shape) for descent in self._descents for flat, shape in zip(descent.pack.parameters, descent.pack.shapes)]
+
+    @property
     def residuals(self) -> list[Array]:
+        """What has come in on this rank and was not applied yet, of each pack."""
         return [descent.feedback.residual for descent in self._descents]
 
     def state(self) -> dict[str, Any]:
