@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -53,6 +54,8 @@ class Reducer(ABC):
         adds them to it, or they are lost.
     steps : int
         Operations completed.
+    select_seconds : float
+        Of the latest operation: how long this rank computed before it first said something, which is choosing what to send.
 
     Raises
     ------
@@ -70,6 +73,7 @@ class Reducer(ABC):
         self.size = int(size)
         self.k = int(k)
         self.steps = 0
+        self.select_seconds = 0.0
         self.returned: SparseStream | None = None
         self.reduction = Reduction()  # its ``work`` is what the simulator charges
         self._busy = False
@@ -128,6 +132,14 @@ class Reducer(ABC):
         self._busy = True
         return Plan(self, Intent(terms, self.k), *arrays)
 
+    def state(self) -> dict[str, Any]:
+        """What later operations of this rank's reducer depend on, as numbers and arrays that JSON can express as lists."""
+        return {"steps": self.steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become what the reducer was when ``state`` was taken, by as many ranks."""
+        self.steps = int(state["steps"])
+
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
         return {}
@@ -164,16 +176,43 @@ class Plan:
         reducer = self.reducer
         try:
             reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-            reduced = yield from reducer.reduce(accumulator, gradient, rank, ranks)
+            reduced = yield from self._timed(reducer.reduce(accumulator, gradient, rank, ranks))
             reducer.steps += 1
             return reduced
         finally:
             self.abandon()
 
+    def _timed(self, schedule: Reducing) -> Reducing:
+        """The schedule; until its first step, the time is noted as that of selection."""
+        start = perf_counter()
+        try:
+            step = next(schedule)
+        except StopIteration as stop:
+            reduced: Reduced = stop.value
+            return reduced
+        finally:
+            self.reducer.select_seconds = perf_counter() - start
+        return (yield from _resumed(schedule, step))
+
     def abandon(self) -> None:
         """Let the reducer go."""
         if self.intent.error is None:
             self.reducer._busy = False
+
+
+def _resumed(schedule: Reducing, step: Step) -> Reducing:
+    """The rest of a schedule that has yielded its first step."""
+    while True:
+        try:
+            try:
+                value = yield step
+            except Exception as error:
+                step = schedule.throw(error)
+            else:
+                step = schedule.send(value)
+        except StopIteration as stop:
+            reduced: Reduced = stop.value
+            return reduced
 
 
 def _checked(array: Any, size: int) -> Array:
