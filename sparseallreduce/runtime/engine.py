@@ -48,7 +48,7 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
-from sparseallreduce.runtime.trace import Trace
+from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire
 from sparseallreduce.streams.reduction import Reduction
@@ -488,7 +488,7 @@ class Operation:
         for counts in self.traces:
             counts.operations += 1
             counts.entries_in += self.entries
-            counts.entries_out += self.result.stored if isinstance(self.result, SparseStream) else 0
+            counts.entries_out += entries_of(self.result)
         self._flush()
 
     def _flush(self) -> None:

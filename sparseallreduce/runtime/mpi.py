@@ -19,6 +19,7 @@ from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllredu
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.runtime.trace import entries_of
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -215,8 +216,15 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
     return _launched(comm, intent, schedule, collective, blocking, progress)
 
 
-def launch(comm: Any, intent: Intent, schedule: Callable[[int, int], Generator[Step, Any, Any]], *, blocking: bool) -> Request:
-    """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
+def launch(
+    comm: Any,
+    intent: Intent,
+    schedule: Callable[[Intent, int, int], Generator[Step, Any, Any]],
+    *,
+    blocking: bool,
+    progress: str = "manual",
+) -> Request:
+    """Start an operation of any kind, of which ``schedule`` makes the steps from the intent, the rank and the number of ranks.
 
     Parameters
     ----------
@@ -224,10 +232,17 @@ def launch(comm: Any, intent: Intent, schedule: Callable[[int, int], Generator[S
     intent : Intent
         Which the schedule is to agree on first.
     schedule : callable
+        Called with ``intent``, or with one that has an error besides: ``progress`` may not be what there is.
     blocking : bool
         Whether the request is done when this returns; errors are then raised here.
+    progress : str
+        As for :func:`iallreduce`.
     """
-    return _launched(comm, intent, lambda _intent, rank, ranks, _machine, _patient: schedule(rank, ranks), lambda _: True, blocking)
+
+    def steps(intent: Intent, rank: int, ranks: int, _machine: Machine | None, _patient: bool) -> Generator[Step, Any, Any]:
+        return schedule(intent, rank, ranks)
+
+    return _launched(comm, intent, steps, lambda _: True, blocking, progress)
 
 
 def _launched(
@@ -277,7 +292,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             for counts in traces:
                 counts.operations += 1
                 counts.entries_in += entries
-                counts.entries_out += stop.value.stored if isinstance(stop.value, SparseStream) else 0
+                counts.entries_out += entries_of(stop.value)
             return stop.value
         if isinstance(step, Share):
             value = [step.record]

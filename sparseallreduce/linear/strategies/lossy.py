@@ -64,8 +64,7 @@ class LossyStrategy(Strategy):
     def warm_up(self) -> None:
         super().warm_up()
         one = np.ones(1, self.dataset.values.dtype)
-        SparseStream([0], one, 1).add_to(one.copy())
-        ErrorFeedback(self.reducer(1, 1), one.dtype).step(one, self.comm)
+        ErrorFeedback(self.reducer(1, 1), one.dtype).step(SparseStream([0], one, 1), self.comm)
 
     @property
     def residual(self) -> Array:
@@ -86,9 +85,7 @@ class LossyStrategy(Strategy):
     def _exchanged(self, gradient: SparseStream, rate: float) -> SparseStream:
         """What the ranks sum of their residuals and of the gradient, in units of the gradient at this rate."""
         feedback = self._feedback
-        _scaled(gradient, rate).add_to(feedback.residual)
-        self.clock.lap("select")
-        mean = feedback.step(None, self.comm)
+        mean = feedback.step(_scaled(gradient, rate), self.comm)
         self.clock.part("select", feedback.reducer.select_seconds)
         self.clock.lap("communicate")
         self.given_densities.append(len(feedback.contributed) / self.size if self.size else 0.0)
