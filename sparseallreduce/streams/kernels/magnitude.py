@@ -1,0 +1,54 @@
+"""Magnitudes as integers: the bits of a float without its sign, which are ordered as the magnitudes are, with NaN above infinity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["bits_of", "from_key", "key_of", "keys", "mask", "nan"]
+
+Array = NDArray[Any]
+
+_INFINITY = {dtype: int(np.array(np.inf, f"f{dtype.itemsize}").view(dtype)) for dtype in (np.dtype("i4"), np.dtype("i8"))}
+
+
+def bits_of(array: Array) -> Array:
+    """The same memory as signed integers."""
+    return array.view(f"i{array.itemsize}")
+
+
+def mask(dtype: np.dtype[Any]) -> int:
+    """All bits but the sign."""
+    return int(np.iinfo(dtype).max)
+
+
+def nan(dtype: np.dtype[Any]) -> int:
+    """The key that all NaN share."""
+    return _INFINITY[dtype] + 1
+
+
+def keys(array: Array) -> Array:
+    """The magnitudes as integers, NaN all alike."""
+    bits = bits_of(array)
+    magnitudes: Array = np.minimum(bits & bits.dtype.type(mask(bits.dtype)), bits.dtype.type(nan(bits.dtype)))
+    return magnitudes
+
+
+def key_of(threshold: float, dtype: np.dtype[Any]) -> int:
+    """The smallest key of a magnitude that is at least ``threshold``, which may lie between two floats of ``dtype``.
+
+    >>> from_key(key_of(0.1, np.dtype("float32")), np.dtype("float32")) >= 0.1
+    True
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.array([threshold], dtype)
+        if float(rounded[0]) < threshold:
+            rounded = np.nextafter(rounded, rounded.dtype.type(np.inf))
+    return int(keys(rounded)[0])
+
+
+def from_key(key: int, dtype: np.dtype[Any]) -> float:
+    """The magnitude that a key stands for."""
+    return float(np.array([key], f"i{dtype.itemsize}").view(dtype)[0])

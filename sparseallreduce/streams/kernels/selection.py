@@ -1,0 +1,144 @@
+"""Loops over dense arrays that choose values by magnitude: those above a threshold, those between two, the largest.
+
+Arrays are one-dimensional and C-contiguous, of float32 or float64. Magnitudes are compared by their keys
+(:mod:`~sparseallreduce.streams.kernels.magnitude`): every NaN counts as larger than infinity, and all of them as equal. The loops
+are compiled by numba on first use and cached on disk; where numba is told not to compile, the same functions run on
+:mod:`~sparseallreduce.streams.kernels.selection_reference`, and give the same bits. Compiled kernels release the GIL.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["collect", "kth", "sample", "select", "top", "warm_up"]
+
+Array = NDArray[Any]
+ROOM = 4096  # entries at least, for which the loops need room at any time
+
+
+def select(
+    accumulator: Array,
+    gradient: Array | None,
+    over: int,
+    index_dtype: DTypeLike,
+    *,
+    clear: bool = False,
+    expected: int = 0,
+    most: int | None = None,
+) -> tuple[Array, Array, int]:
+    """Add two arrays, and choose among the sums, in one pass over memory.
+
+    Parameters
+    ----------
+    accumulator : ndarray, shape (N,)
+        With ``gradient``, or to be cleared, it has to be writeable.
+    gradient : ndarray of the same shape and dtype, or None
+        Added to the accumulator first.
+    over : int
+        Chosen are magnitudes whose key is above this one.
+    index_dtype : {uint32, uint64}
+    clear : bool
+        Whether to leave zeros in the accumulator where values are chosen.
+    expected : int
+        How many values probably are; more are no error.
+    most : int, optional
+        Stop soon after more than so many.
+
+    Returns
+    -------
+    indices, values : ndarray, shape (n,)
+        In increasing order.
+    reached : int
+        Up to which place the array was treated; N unless there were more than ``most``.
+    """
+    loops = _loops()
+    room = min(len(accumulator), max(expected, 0)) + 2 * ROOM
+    indices, values = np.empty(room, index_dtype), np.empty(room, accumulator.dtype)
+    reached = n = 0
+    while reached < len(accumulator) and (most is None or n <= most):
+        if len(indices) - n < 2 * ROOM:
+            indices.resize(2 * len(indices), refcheck=False)
+            values.resize(2 * len(values), refcheck=False)
+        reached, chosen = loops.select(accumulator, gradient, over, clear, reached, indices[n:], values[n:])
+        n += chosen
+    indices.resize(n, refcheck=False)
+    values.resize(n, refcheck=False)
+    return indices, values, reached
+
+
+def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, Array]:
+    """Count the magnitudes above a key, and copy those between two.
+
+    Parameters
+    ----------
+    array : ndarray, shape (N,)
+    below, over : int
+        Copied are magnitudes whose key is above ``below`` and not above ``over``.
+    room : int
+        How many to copy at most.
+
+    Returns
+    -------
+    above : int
+        Number of keys above ``over``.
+    inside : int
+        Number of keys between the two; may exceed ``room``.
+    found : ndarray
+        The magnitudes that were copied, in order of place.
+    """
+    found = np.empty(room + 64, f"i{array.itemsize}")
+    above, inside = _loops().collect(array, below, over, found)
+    return above, inside, found[: min(inside, room)].view(array.dtype)
+
+
+def kth(array: Array, k: int) -> tuple[int, int]:
+    """The key of the k-th largest magnitude, and how many that equal it are among the k largest; linear in time.
+
+    Parameters
+    ----------
+    array : ndarray, shape (N,)
+    k : int
+        From 1 to N.
+    """
+    key, ties = _loops().kth(array, k)
+    return key, ties
+
+
+def sample(accumulator: Array, gradient: Array | None, count: int) -> Array:
+    """``count`` values of the array, or of the sum of two, evenly spread at hashed places: the same ones in every call."""
+    sampled: Array = _loops().sample(accumulator, gradient, count)
+    return sampled
+
+
+def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Array:
+    """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order."""
+    places = np.empty(k + 1, index_dtype)
+    return places[: _loops().top(array, key, ties, places)]
+
+
+def warm_up(dtype: DTypeLike = np.float32, index_dtype: DTypeLike = np.uint32) -> None:
+    """Compile the kernels for one dtype, or load them from disk, so that no later call has to.
+
+    Of several processes that start at once on a machine, one compiles and the others wait for it.
+    """
+    array = np.ones(1, dtype)
+    for gradient in (None, array.copy()):
+        sample(array, gradient, 1)
+        select(array, gradient, 0, index_dtype)
+    collect(array, 0, 1, 1)
+    top(array, *kth(array, 1), 1, index_dtype)
+
+
+@lru_cache(maxsize=1)
+def _loops() -> ModuleType:
+    """Compiled loops, or those of NumPy."""
+    from numba.core import config  # only here: to import it takes half a second, which a user who never selects should not pay
+
+    twin = "selection_reference" if config.DISABLE_JIT else "selection_compiled"  # type: ignore[attr-defined]
+    return import_module(f"sparseallreduce.streams.kernels.{twin}")

@@ -1,0 +1,297 @@
+"""The selection kernels as numba compiles them: 64 values are compared together, and those chosen taken from the bits of the result.
+
+Magnitudes are compared as integers, the bits of a value without its sign, which orders NaN above infinity. What a comparison chose is
+written without a branch: entries for the first four of 64 values, of which as many count as were chosen. (A branch on whether there
+are any would be mispredicted for every second group at a density of one per cent.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic as numba_intrinsic
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+
+__all__ = ["collect", "kth", "sample", "select", "top"]
+
+GROUP = 64  # values compared together
+AT_ONCE = 4  # entries written for each group at least: more are rare up to a density of a few per cent
+CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
+DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
+
+Array = NDArray[Any]
+U: Any = np.uint64
+_INT32 = ir.IntType(32)
+
+
+def _intrinsic(function: Any) -> Any:
+    return numba_intrinsic(function)
+
+
+def _inline(function: Any) -> Any:
+    return numba.njit(nogil=True, forceinline=True)(function)
+
+
+@_intrinsic
+def _over(typing: Any, bits: Any, start: Any, over: Any) -> Any:
+    """Which of 64 values have a magnitude above ``over``, as the bits of an integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits, start, over = arguments
+        vector = ir.VectorType(over.type, GROUP)
+        pointer = _pointer(context, builder, signature.args[0], bits, start, vector)
+        return _compare(builder, builder.load(pointer, align=1), over)
+
+    return types.uint64(bits, types.uint64, bits.dtype), generate
+
+
+@_intrinsic
+def _add_over(typing: Any, accumulator: Any, gradient: Any, start: Any, over: Any) -> Any:
+    """Add 64 values in place, and compare the sums as :func:`_over` does."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        accumulator, gradient, start, over = arguments
+        vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), GROUP)
+        target = _pointer(context, builder, signature.args[0], accumulator, start, vector)
+        source = _pointer(context, builder, signature.args[1], gradient, start, vector)
+        total = builder.fadd(builder.load(target, align=1), builder.load(source, align=1))
+        builder.store(total, target, align=1)
+        return _compare(builder, builder.bitcast(total, ir.VectorType(over.type, GROUP)), over)
+
+    return types.uint64(accumulator, gradient, types.uint64, over), generate
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, start: Any, vector: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [start]), vector.as_pointer())
+
+
+def _compare(builder: Any, bits: Any, over: Any) -> Any:
+    vector = bits.type
+    limit = builder.insert_element(ir.Constant(vector, ir.Undefined), over, _INT32(0))
+    limits = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
+    unsigned = ir.Constant(vector, [2 ** (over.type.width - 1) - 1] * GROUP)
+    return builder.bitcast(builder.icmp_signed(">", builder.and_(bits, unsigned), limits), ir.IntType(GROUP))
+
+
+@_intrinsic
+def _count_bits(typing: Any, integer: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@_intrinsic
+def _lowest_bit(typing: Any, integer: Any) -> Any:
+    """The place of the lowest bit that is set; 64 if none is."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
+
+    return types.uint64(types.uint64), generate
+
+
+@_inline
+def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n: Any) -> Any:
+    """Write place and value for each bit of ``word``; there must be room for 64 entries."""
+    end = n + _count_bits(word)
+    for entry in range(n, n + U(AT_ONCE)):
+        i = start + (_lowest_bit(word) & U(GROUP - 1))
+        indices[entry] = i
+        values[entry] = source[i]
+        word &= word - U(1)
+    for entry in range(n + U(AT_ONCE), end):
+        i = start + _lowest_bit(word)
+        indices[entry] = i
+        values[entry] = source[i]
+        word &= word - U(1)
+    return end
+
+
+@kernel
+def _select(
+    accumulator: Array, bits: Array, gradient: Array | None, mask: Any, over: Any, clear: bool, start: Any, indices: Array, values: Array
+) -> Any:
+    """Choose from place ``start`` on until the end or until there is no room; ``bits`` are those of the accumulator."""
+    size, room, n = U(bits.shape[0]), U(indices.shape[0]), U(0)
+    whole = size & ~U(GROUP - 1)
+    while start < size and n + U(GROUP) <= room:
+        begin = n
+        if start < whole:
+            end = min(start + U(CHUNK), whole)
+            while start < end and n + U(GROUP) <= room:
+                n = _emit(_compared(accumulator, bits, gradient, start, over), start, bits, indices, values, n)
+                start += U(GROUP)
+        else:
+            for i in range(start, size):
+                if gradient is not None:
+                    accumulator[i] += gradient[i]
+                indices[n] = i
+                values[n] = bits[i]
+                n += U(bits[i] & mask > over)
+            start = size
+        if clear:
+            for entry in range(begin, n):
+                bits[indices[entry]] = 0
+    return np.int64(start), np.int64(n)
+
+
+@_inline
+def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: Any, over: Any) -> Any:
+    if gradient is None:  # known at compile time
+        return _over(bits, start, over)
+    return _add_over(accumulator, gradient, start, over)
+
+
+@kernel
+def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
+    """Count the magnitudes above ``over``, and count and write those above ``below`` and not above ``over``, as many as fit."""
+    size, room = U(bits.shape[0]), U(found.shape[0])
+    whole, above, inside, start = size & ~U(GROUP - 1), U(0), U(0), U(0)
+    while start < whole and inside + U(GROUP) <= room:
+        beyond = _over(bits, start, over)
+        word = _over(bits, start, below) & ~beyond
+        above += _count_bits(beyond)
+        end = inside + _count_bits(word)
+        for entry in range(inside, inside + U(AT_ONCE)):
+            found[entry] = bits[start + (_lowest_bit(word) & U(GROUP - 1))] & mask
+            word &= word - U(1)
+        for entry in range(inside + U(AT_ONCE), end):
+            found[entry] = bits[start + _lowest_bit(word)] & mask
+            word &= word - U(1)
+        inside = end
+        start += U(GROUP)
+    while start < whole:
+        beyond = _over(bits, start, over)
+        above += _count_bits(beyond)
+        inside += _count_bits(_over(bits, start, below) & ~beyond)
+        start += U(GROUP)
+    for i in range(whole, size):
+        magnitude = bits[i] & mask
+        above += U(magnitude > over)
+        if (magnitude > below) & (magnitude <= over):
+            if inside < room:
+                found[inside] = magnitude
+            inside += U(1)
+    return np.int64(above), np.int64(inside)
+
+
+@kernel
+def _kth(bits: Array, mask: Any, largest: Any, rank: Any, width: Any, scratch: Array) -> Any:
+    """Radix selection: count the values of one digit, keep what agrees with the digit of the wanted one, take the next digit."""
+    n = U(bits.shape[0])
+    for i in range(n):
+        scratch[i] = min(bits[i] & mask, largest)
+    counts = np.empty(2**DIGIT, np.uint64)
+    while width > U(0) and n > U(1):
+        shift = width - min(width, U(DIGIT))
+        counts[:] = U(0)
+        for i in range(n):
+            counts[(U(scratch[i]) >> shift) & U(2**DIGIT - 1)] += U(1)
+        digit = U(2**DIGIT - 1)
+        while counts[digit] < rank:
+            rank -= counts[digit]
+            digit -= U(1)
+        kept = U(0)
+        for i in range(n):
+            key = scratch[i]
+            scratch[kept] = key
+            kept += U((U(key) >> shift) & U(2**DIGIT - 1) == digit)
+        n, width = kept, shift
+    return np.int64(scratch[U(0)]), np.int64(rank)
+
+
+@kernel
+def _sample(accumulator: Array, gradient: Array | None, stride: Any, sampled: Array) -> None:
+    """Take one value of each ``stride``, at a place that a hash of its number chooses."""
+    for entry in range(U(sampled.shape[0])):
+        i = entry * stride + _hash(entry) % stride
+        if gradient is None:
+            sampled[entry] = accumulator[i]
+        else:
+            sampled[entry] = accumulator[i] + gradient[i]
+
+
+@_inline
+def _hash(number: Any) -> Any:
+    """SplitMix64, whose results pass for random."""
+    number = (number + U(1)) * U(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> U(30))) * U(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> U(27))) * U(0x94D049BB133111EB)
+    return number ^ (number >> U(31))
+
+
+@kernel
+def _top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Array) -> Any:
+    """Where magnitudes are above ``key``, and the first ``ties`` places where they equal it; room for one more is needed."""
+    n = U(0)
+    for i in range(U(bits.shape[0])):
+        magnitude = min(bits[i] & mask, largest)
+        tie = U(magnitude == key) & U(ties > U(0))
+        ties -= tie
+        positions[n] = i
+        n += U(magnitude > key) | tie
+    return np.int64(n)
+
+
+def select(
+    accumulator: Array, gradient: Array | None, over: int, clear: bool, start: int, indices: Array, values: Array
+) -> tuple[int, int]:
+    """See :mod:`~sparseallreduce.streams.kernels.selection`, also for the others."""
+    bits = magnitude.bits_of(accumulator)
+    entry = _entry("select", accumulator.dtype, indices.dtype, gradient is None)
+    start, n = entry(accumulator, bits, gradient, magnitude.mask(bits.dtype), over, clear, start, indices, magnitude.bits_of(values))
+    return start, n
+
+
+def collect(array: Array, below: int, over: int, found: Array) -> tuple[int, int]:
+    bits = magnitude.bits_of(array)
+    above, inside = _entry("collect", array.dtype)(bits, magnitude.mask(bits.dtype), below, over, found)
+    return above, inside
+
+
+def kth(array: Array, k: int) -> tuple[int, int]:
+    bits = magnitude.bits_of(array)
+    width = 8 * bits.itemsize - 1
+    key, ties = _entry("kth", array.dtype)(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), k, width, np.empty_like(bits))
+    return key, ties
+
+
+def sample(accumulator: Array, gradient: Array | None, count: int) -> Array:
+    sampled = np.empty(count, accumulator.dtype)
+    _entry("sample", accumulator.dtype, unfused=gradient is None)(accumulator, gradient, len(accumulator) // count, sampled)
+    return sampled
+
+
+def top(array: Array, key: int, ties: int, positions: Array) -> int:
+    bits = magnitude.bits_of(array)
+    entry = _entry("top", array.dtype, positions.dtype)
+    n: int = entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), key, ties, positions)
+    return n
+
+
+@lru_cache
+def _entry(name: str, dtype: Any, index_dtype: Any = np.uint32, unfused: bool = True) -> Callable[..., Any]:
+    """The machine code of a kernel for values of a dtype, compiled or from numba's cache on disk."""
+    f, i = (numba.from_dtype(np.dtype(of)) for of in (dtype, f"i{np.dtype(dtype).itemsize}"))
+    floats, bits, indices = (types.Array(of, 1, "C", aligned=False) for of in (f, i, numba.from_dtype(np.dtype(index_dtype))))
+    gradient = types.none if unfused else types.Array(f, 1, "C", readonly=True, aligned=False)
+    u = types.uint64
+    dispatcher, signature = {
+        "select": (_select, (floats, bits, gradient, i, i, types.boolean, u, indices, bits)),
+        "collect": (_collect, (bits, i, i, i, bits)),
+        "kth": (_kth, (bits, i, i, u, u, bits)),
+        "sample": (_sample, (floats, gradient, u, floats)),
+        "top": (_top, (bits, i, i, i, u, indices)),
+    }[name]
+    return compiled_entry(dispatcher, signature)

@@ -1,0 +1,95 @@
+"""What all selectors have in common: checked arguments, and a stream for a result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Array", "Selector", "add", "checked", "clear_places"]
+
+Array = NDArray[Any]
+
+
+class Selector(ABC):
+    """Chooses values of vectors.
+
+    Parameters
+    ----------
+    k : int
+        How many to choose, from 0 to the size.
+
+    Attributes
+    ----------
+    passes : float
+        Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out.
+    """
+
+    passes: ClassVar[float]
+
+    def __init__(self, k: int) -> None:
+        if k < 0:
+            raise StreamError(f"k is the number of values to choose, at least 0, not {k}")
+        self.k = int(k)
+
+    def __call__(self, accumulator: Array, gradient: Array | None = None, *, clear: bool = False) -> SparseStream:
+        """The chosen values, as a stream.
+
+        Parameters
+        ----------
+        accumulator : ndarray of float32 or float64, shape (N,)
+            Increased by ``gradient``, if there is one; with ``clear``, zero afterwards where a value was chosen.
+        gradient : ndarray, shape (N,), optional
+            Of the same dtype.
+
+        Raises
+        ------
+        StreamTypeError
+            If a dtype is another, or the two differ.
+        StreamError
+            If the shapes differ, an array has gaps, or k exceeds N.
+        """
+        checked(accumulator, gradient)
+        if self.k > len(accumulator):
+            raise StreamError(f"k = {self.k} values cannot be chosen of {len(accumulator)}: take a smaller k")
+        indices, values = self.choose(accumulator, gradient, clear)
+        return SparseStream(indices, values, len(accumulator))
+
+    @abstractmethod
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared."""
+
+
+def checked(accumulator: Array, gradient: Array | None = None) -> None:
+    """Raise an error for arrays that selection does not take."""
+    if not isinstance(accumulator, np.ndarray) or accumulator.dtype not in (np.float32, np.float64):
+        kind = getattr(accumulator, "dtype", type(accumulator).__name__)
+        raise StreamTypeError(f"values are selected from an array of float32 or float64, not {kind}: convert it")
+    if accumulator.ndim != 1 or not accumulator.flags.c_contiguous:
+        raise StreamError(f"values are selected from a contiguous vector, not shape {accumulator.shape}, strides {accumulator.strides}")
+    if gradient is None:
+        return
+    if gradient.dtype != accumulator.dtype:
+        raise StreamTypeError(f"the gradient is of {gradient.dtype}, but the accumulator of {accumulator.dtype}")
+    if gradient.shape != accumulator.shape or not gradient.flags.c_contiguous:
+        raise StreamError(f"a gradient of shape {gradient.shape} does not fit an accumulator of shape {accumulator.shape}, or has gaps")
+    if not accumulator.flags.writeable:
+        raise StreamError("the accumulator is read-only, and a gradient cannot be added to it: pass a copy")
+
+
+def add(accumulator: Array, gradient: Array | None) -> None:
+    """``accumulator += gradient``, if there is one; without a warning of overflow or NaN, as in compiled loops."""
+    if gradient is not None:
+        with np.errstate(all="ignore"):
+            np.add(accumulator, gradient, out=accumulator)
+
+
+def clear_places(accumulator: Array, indices: Array) -> None:
+    """Set the accumulator to zero where values were chosen."""
+    kernels.scatter_set(indices, np.zeros(len(indices), accumulator.dtype), 0, accumulator)

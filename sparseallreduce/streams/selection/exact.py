@@ -1,0 +1,166 @@
+"""The exact k-th magnitude and top k, in linear time: a sample brackets the threshold, and one pass over memory settles it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.selection.base import Array, Selector, add, checked, clear_places
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["ExactTopK", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
+
+SMALL = 2**15  # values that are sorted out in the cache
+SHARE = 256  # one value of so many is looked at before the pass
+DEVIATIONS = 4.0  # on either side of what the sample says; it misleads one vector of ten thousand, which then is read again
+
+
+def kth_magnitude(array: Array, k: int) -> float:
+    """The k-th largest magnitude of a vector, exactly, in time linear in N.
+
+    Parameters
+    ----------
+    array : ndarray of float32 or float64, shape (N,)
+        It is left as it is.
+    k : int
+        From 1 to N.
+
+    Returns
+    -------
+    float
+        NaN if at least k values are NaN, which count as larger than infinity.
+
+    Raises
+    ------
+    StreamTypeError
+        If the dtype is another.
+    StreamError
+        If k is out of range, or the array is no contiguous vector.
+
+    Notes
+    -----
+    The algorithm has three steps. A sample of one value in 256 brackets the k-th magnitude. One pass over memory counts what is
+    above the bracket, and copies what is inside. A radix selection among those finds the wanted one. Where the sample misled, the
+    counts say in which of the other two ranges it lies, and that one is copied in a second pass.
+
+    Examples
+    --------
+    >>> kth_magnitude(np.array([1.0, -4.0, 0.5, 3.0]), 2)
+    3.0
+    """
+    checked(array)
+    if not 1 <= k <= len(array):
+        raise StreamError(f"k is from 1 to {len(array)}, the number of values, not {k}")
+    return magnitude.from_key(key_and_ties(array, k)[0], array.dtype)
+
+
+def key_and_ties(array: Array, k: int) -> tuple[int, int]:
+    """The key of the k-th magnitude, and how many that equal it are among the k largest."""
+    if len(array) <= SMALL:
+        return loops.kth(array, k)
+    low, high = _bracket(loops.sample(array, None, len(array) // SHARE), len(array), k)
+    above, inside, found = loops.collect(array, low - 1, high, len(array) // 16)
+    if above < k <= above + inside and low == high:
+        return low, k - above
+    if k <= above:
+        low, high, above, inside = high + 1, _last(array), 0, above
+    elif k > above + inside:
+        low, high, above, inside = 0, low - 1, above + inside, len(array) - above - inside
+    if len(found) < inside:
+        _, _, found = loops.collect(array, low - 1, high, inside)
+    return loops.kth(found, k - above)
+
+
+def _bracket(sampled: Array, size: int, k: int) -> tuple[int, int]:
+    """Keys that almost certainly are not above, and not below, that of the k-th magnitude of ``size``."""
+    count, share = len(sampled), k / size
+    margin = DEVIATIONS * math.sqrt(count * share * (1 - share)) + DEVIATIONS
+    lower, upper = math.ceil(count * share + margin), math.floor(count * share - margin)
+    low = loops.kth(sampled, lower)[0] if lower <= count else 0
+    high = loops.kth(sampled, upper)[0] if upper >= 1 else _last(sampled)
+    return low, high if high < magnitude.nan(magnitude.bits_of(sampled).dtype) else _last(sampled)
+
+
+def _last(array: Array) -> int:
+    """The largest key there is, that of a NaN."""
+    return magnitude.mask(magnitude.bits_of(array).dtype)
+
+
+class ExactTopK(Selector):
+    """The k values of largest magnitude, among equals those of lower index; zeros where there is nothing else.
+
+    A sample brackets the threshold from below. One pass adds the gradient and copies everything above that, a little more than k
+    values, among which the k largest are found in the cache.
+
+    Examples
+    --------
+    >>> residual = np.array([0.5, -2.0, 0.0, 1.0])
+    >>> ExactTopK(1)(residual, np.array([0.0, -1.0, 0.0, 0.0]), clear=True)
+    SparseStream(size=4, nnz=1, dtype=float64, sparse)
+    >>> residual
+    array([0.5, 0. , 0. , 1. ])
+    """
+
+    passes = 3.0  # read twice, written once
+
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        indices, values = choose_top(accumulator, gradient, self.k)
+        if clear:
+            clear_places(accumulator, indices)
+        return indices, values
+
+
+def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Array, Array]:
+    """Add the gradient, and take the k largest magnitudes."""
+    size = len(accumulator)
+    indices = index_dtype(size)
+    reached = 0
+    if size > SMALL and k > 0:
+        low, _ = _bracket(loops.sample(accumulator, gradient, size // SHARE), size, k)
+        found, values, reached = loops.select(accumulator, gradient, low - 1, indices, expected=k + k // 2, most=2 * k + size // 16)
+        if reached == size and len(found) >= k:
+            places = loops.top(values, *loops.kth(values, k), k, indices)
+            return found[places], values[places]
+    # Small, or the sample misled, or so many values are equal that copying them all would take longer than a second look.
+    add(accumulator[reached:], None if gradient is None else gradient[reached:])
+    if k == 0:
+        return np.empty(0, indices), np.empty(0, accumulator.dtype)
+    places = loops.top(accumulator, *key_and_ties(accumulator, k), k, indices)
+    return places, accumulator[places]
+
+
+def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
+    """The k entries of largest magnitude of a stream, among equals those of lower index; all of them if there are fewer.
+
+    Parameters
+    ----------
+    stream : SparseStream
+        Of float32 or float64, not row-sparse; also a part on a range of indices.
+    k : int
+        At least 0.
+
+    Examples
+    --------
+    >>> top_of_stream(SparseStream([1, 4, 6], [1.0, -7.0, 2.0], 8), 2).indices
+    array([4, 6], dtype=uint32)
+    """
+    if k < 0:
+        raise StreamError(f"k is the number of entries to keep, at least 0, not {k}")
+    indices, values = stream_values(stream)
+    if k >= len(indices):
+        return stream
+    places = loops.top(values, *key_and_ties(values, k), k, np.uint64) if k else np.empty(0, np.uint64)
+    return SparseStream._sparse_form(indices[places], values[places], stream.size, stream.lo, stream.hi, stream.switch_density)
+
+
+def stream_values(stream: SparseStream) -> tuple[Array, Array]:
+    """Indices and values of a stream whose entries can be compared by magnitude."""
+    if stream.width is not None:
+        raise StreamError(f"rows have no magnitude, and this stream has rows of {stream.width} values: select among plain vectors")
+    if stream.dtype not in (np.float32, np.float64):
+        raise StreamTypeError(f"values are selected from a stream of float32 or float64, not {stream.dtype}: convert it")
+    return stream._entries()
