@@ -6,4 +6,7 @@ from sparseallreduce.reducers.gtopk import GTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 
-__all__ = ["ErrorFeedback", "GTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+__all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+
+#: All reducers by name.
+REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (GTopk, TopkA, TopkDSA)}

@@ -2,7 +2,7 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
-from sparseallreduce.linear.strategies.lossy import LossyStrategy, TopkAStrategy
+from sparseallreduce.linear.strategies.lossy import GTopkStrategy, LossyStrategy, TopkAStrategy, TopkDSAStrategy
 from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
 from sparseallreduce.linear.strategies.parameter_server import (
     AsynchronousParameterServer,
@@ -17,6 +17,7 @@ __all__ = [
     "STRATEGIES",
     "AsynchronousParameterServer",
     "DenseStrategy",
+    "GTopkStrategy",
     "LossyStrategy",
     "OverlappedStrategy",
     "ParameterServer",
@@ -24,6 +25,7 @@ __all__ = [
     "Strategy",
     "SynchronousParameterServer",
     "TopkAStrategy",
+    "TopkDSAStrategy",
     "read_on_workers",
 ]
 
@@ -35,7 +37,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
         OverlappedStrategy,
         SynchronousParameterServer,
         AsynchronousParameterServer,
+        GTopkStrategy,
         TopkAStrategy,
+        TopkDSAStrategy,
     )
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,24 @@ from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, Reducer, TopkA
+from sparseallreduce.reducers import ErrorFeedback, GTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.streams.selection import ExactTopK
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DENSITY", "LossyStrategy", "TopkAStrategy"]
+__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "TopkAStrategy", "TopkDSAStrategy"]
 
 Array = NDArray[Any]
 
 DENSITY = 0.01  # by default
+
+
+class NonZeroTopK(ExactTopK):
+    """The k values of largest magnitude, or as many as are not zero: a residual is zero wherever no batch has had a feature."""
+
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        indices, values = super().choose(accumulator, gradient, clear)
+        kept = values != 0
+        return (indices, values) if kept.all() else (indices[kept], values[kept])
 
 
 class LossyStrategy(Strategy):
@@ -48,8 +59,6 @@ class LossyStrategy(Strategy):
         What has come in on this rank and did not change the weights yet: learning rates times gradients.
     """
 
-    reducer: ClassVar[type[Reducer]]
-
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, density: float = DENSITY
     ) -> None:
@@ -61,10 +70,15 @@ class LossyStrategy(Strategy):
         self._batch_gradient = SparseGradient(dataset, self.size, self.team)
         self._feedback = self._new_feedback()
 
+    @staticmethod
+    @abstractmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        """The reducer of such residuals."""
+
     def warm_up(self) -> None:
         super().warm_up()
         one = np.ones(1, self.dataset.values.dtype)
-        ErrorFeedback(self.reducer(1, 1), one.dtype).step(SparseStream([0], one, 1), self.comm)
+        ErrorFeedback(self.new_reducer(1, 1), one.dtype).step(SparseStream([0], one, 1), self.comm)
 
     @property
     def residual(self) -> Array:
@@ -111,14 +125,37 @@ class LossyStrategy(Strategy):
         return {"residual_norm": math.sqrt(sum(gather(self.comm, float(np.dot(self.residual, self.residual)))))}
 
     def _new_feedback(self) -> ErrorFeedback:
-        return ErrorFeedback(self.reducer(self.size, self.k), self.dataset.values.dtype)
+        return ErrorFeedback(self.new_reducer(self.size, self.k), self.dataset.values.dtype)
+
+
+class GTopkStrategy(LossyStrategy):
+    """The k largest of the sum of the ranks' top k, by a tree."""
+
+    name = GTopk.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return GTopk(size, k, selector=NonZeroTopK)
 
 
 class TopkAStrategy(LossyStrategy):
-    """The entries of largest magnitude of every rank, gathered on all."""
+    """The sum of the ranks' top k, gathered on all."""
 
     name = TopkA.name
-    reducer = TopkA
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return TopkA(size, k, selector=NonZeroTopK)
+
+
+class TopkDSAStrategy(LossyStrategy):
+    """The sum of the ranks' top k, by the dynamic sparse allreduce."""
+
+    name = TopkDSA.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return TopkDSA(size, k, selector=NonZeroTopK)
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:
