@@ -47,7 +47,8 @@ class LocalSelection(Reducer):
         self.selector = self._new_selector()
 
     def _new_selector(self) -> Selector:
-        selector: Any = self._make_selector(self.k) if callable(self._make_selector) else self._make_selector
+        make: Any = self._make_selector
+        selector = make(self.k) if callable(make) and not isinstance(make, Selector) else None
         if not isinstance(selector, Selector):
-            raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does, and not {type(selector).__name__}")
+            raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does: {make!r} does not")
         return selector
