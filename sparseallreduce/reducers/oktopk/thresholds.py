@@ -1,4 +1,4 @@
-"""The selection of local and global top-k values, by thresholds that are evaluated now and then and reused in between (Ok-Topk section 3.1.3)."""
+"""Local and global top-k values, selected by thresholds that are evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.selection import ExactTopK, kth_magnitude, select_at_least, stream_at_least, top_of_stream
+from sparseallreduce.streams.selection import ExactTopK, select_at_least, stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Selected", "select_global", "select_local"]
