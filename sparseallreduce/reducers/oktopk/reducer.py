@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +22,11 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["OkTopk"]
 
 
-class State(NamedTuple):
+class History(NamedTuple):
     """What one operation leaves for the next."""
 
     ranks: int = 0
-    steps: int = 0  # with so many ranks
+    operations: int = 0  # with so many ranks
     local_threshold: float | None = None
     global_threshold: float | None = None
     bounds: tuple[int, ...] = ()  # of the regions
@@ -95,50 +96,64 @@ class OkTopk(Reducer):
         bucket: int = 4,
     ) -> None:
         super().__init__(size, k)
-        for option, value in (("threshold_period", threshold_period), ("boundary_period", boundary_period), ("bucket", bucket)):
-            if value < 1:
-                raise AlgorithmError(f"{option} is at least 1, not {value}")
         if max_imbalance is not None and not max_imbalance >= 1:
             raise AlgorithmError(f"max_imbalance is a multiple of the mean, at least 1, or None, not {max_imbalance}")
-        self.threshold_period = threshold_period
-        self.boundary_period = boundary_period
-        self.balance_boundaries = balance_boundaries
+        self.threshold_period = _at_least_one("threshold_period", threshold_period)
+        self.boundary_period = _at_least_one("boundary_period", boundary_period)
+        self.balance_boundaries = bool(balance_boundaries)
         self.max_imbalance = max_imbalance
-        self.bucket = bucket
-        self._state = State()
+        self.bucket = _at_least_one("bucket", bucket)
+        self._history = History()
 
     def options(self) -> dict[str, Any]:
         names = ("threshold_period", "boundary_period", "balance_boundaries", "max_imbalance", "bucket")
-        shared = self._state.ranks, self._state.steps, self._state.bounds
         # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere.
-        history = f"{zlib.crc32(repr(shared).encode()):08x}"
-        return {name: getattr(self, name) for name in names} | {"regions, by the ranks and operations they come from": history}
+        regions = f"{zlib.crc32(repr((self._history.ranks, self._history.operations, self._history.bounds)).encode()):08x}"
+        return {name: getattr(self, name) for name in names} | {"regions of the operation before this one (a checksum)": regions}
+
+    def reset(self) -> None:
+        super().reset()
+        self._history = History()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | self._history._asdict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        bounds = tuple(int(bound) for bound in state["bounds"])
+        self._history = History(**{name: state[name] for name in History._fields} | {"bounds": bounds})
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         if self.size == 0:
             return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
-        state = self._state if self._state.ranks == ranks else State(ranks)
-        reused = state.steps % self.threshold_period != 0
-        mine, local_threshold = select_local(accumulator, gradient, self.k, state.local_threshold if reused else None)
+        history = self._history if self._history.ranks == ranks else History(ranks)
+        reused = history.operations % self.threshold_period != 0
+        mine, local_threshold = select_local(accumulator, gradient, self.k, history.local_threshold if reused else None)
         indices, _ = mine._entries()
-        bounds = yield from self._regions(indices, state, rank, ranks)
+        bounds = yield from self._regions(indices, history, rank, ranks)
         region = yield from split_and_reduce(mine, bounds, rank, ranks, self.reduction, self.bucket)
-        threshold = state.global_threshold if reused else None
+        threshold = history.global_threshold if reused else None
         chosen, sizes, global_threshold = yield from select_global(region, self.k, threshold, rank, ranks)
         update = yield from balance_and_gather(chosen, sizes, rank, ranks, self.max_imbalance)
         contributed = indices[kernels.shared(indices, update._entries()[0])[0]]
         result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
-        self._state = State(ranks, state.steps + 1, local_threshold, global_threshold, tuple(bounds))
+        self._history = History(ranks, history.operations + 1, local_threshold, global_threshold, tuple(bounds))
         return result
 
-    def _regions(self, indices: Array, state: State, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
+    def _regions(self, indices: Array, history: History, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
         """The bounds of the regions."""
         if ranks == 1 or not self.balance_boundaries:
             return equal(self.size, ranks)
-        due = state.steps % self.boundary_period == 0
-        bounds = (yield from averaged(indices, self.size, rank, ranks)) if due else list(state.bounds)
+        due = history.operations % self.boundary_period == 0
+        bounds = (yield from averaged(indices, self.size, self.k, rank, ranks)) if due else list(history.bounds)
         return (yield from rebalanced(indices, bounds, not due, self.k, rank, ranks))
 
 
 def _stream(indices: Array, values: Array, size: int) -> SparseStream:
     return SparseStream._sparse_form(indices, values, size)
+
+
+def _at_least_one(option: str, value: int) -> int:
+    if operator.index(value) < 1:
+        raise AlgorithmError(f"{option} is at least 1, not {value}")
+    return operator.index(value)

@@ -1,4 +1,4 @@
-"""The selection of local and global top-k values, by thresholds that are evaluated now and then and reused in between (Ok-Topk section 3.1.3)."""
+"""Local and global top-k values, selected by thresholds that are evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.selection import ExactTopK, kth_magnitude, select_at_least, stream_at_least, top_of_stream
+from sparseallreduce.streams.selection import ExactTopK, select_at_least, stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Selected", "select_global", "select_local"]
@@ -138,12 +138,12 @@ def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any,
         How many values in the interval of ``key``, which is a single magnitude if the two differ, are among the k largest; and how
         many are in it.
     """
-    digits, most = _digits(k), k * ranks
+    digits, all_k = _digits(k), k
     low, bits = 0, 8 * keys.itemsize - 1
     while True:
         shift = max(0, bits - digits)
         counts = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
-        summed = yield from total(counts, most, rank, ranks)
+        summed = yield from total(counts, all_k * ranks, all_k, rank, ranks)
         from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
         if from_top[0] <= k:
             return max(low, 1), int(from_top[0]), int(from_top[0])
