@@ -13,6 +13,7 @@ import sparseallreduce as sar
 REDUCERS = {
     "gtopk": sar.GTopk,
     "gtopk by allgather": lambda size, k: sar.GTopk(size, k, form="allgather"),
+    "oktopk": sar.OkTopk,
     "topka": sar.TopkA,
     "topkdsa": sar.TopkDSA,
     "topkdsa, dense parts": lambda size, k: sar.TopkDSA(size, k, algorithm="dsar_split_allgather"),

@@ -3,7 +3,8 @@
 from sparseallreduce.reducers.base import Reduced, Reducer
 from sparseallreduce.reducers.feedback import ErrorFeedback
 from sparseallreduce.reducers.gtopk import GTopk
+from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 
-__all__ = ["ErrorFeedback", "GTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+__all__ = ["ErrorFeedback", "GTopk", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
