@@ -6,9 +6,9 @@ from typing import Any
 
 from sparseallreduce.optim.dense import Dense
 from sparseallreduce.optim.optimizer import Optimizer
-from sparseallreduce.reducers import GTopk, Reducer, TopkDSA
+from sparseallreduce.reducers import GTopk, OkTopk, Reducer, TopkDSA
 
-__all__ = ["DenseSGD", "GTopkSGD", "TopKSGD"]
+__all__ = ["DenseSGD", "GTopkSGD", "OkTopkSGD", "TopKSGD"]
 
 
 class DenseSGD(Optimizer):
@@ -45,6 +45,20 @@ class TopKSGD(Optimizer):
 
     def reducer(self, size: int, k: int) -> Reducer:
         return TopkDSA(size, k, **self.options)
+
+
+class OkTopkSGD(Optimizer):
+    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the largest of the sum of the ranks' largest, for O(k) words a rank.
+
+    Residuals are of gradients times their learning rates. Options are those of :class:`~sparseallreduce.OkTopk`:
+    ``threshold_period``, ``boundary_period``, and so on. With ``adam``, as section 5 trains BERT, sums are of gradients.
+    """
+
+    name = "oktopk"
+    rate_first = True
+
+    def reducer(self, size: int, k: int) -> Reducer:
+        return OkTopk(size, k, **self.options)
 
 
 class GTopkSGD(Optimizer):

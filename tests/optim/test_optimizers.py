@@ -8,7 +8,7 @@ from replicas import SIZE, Replicas, top
 
 import sparseallreduce as sar
 from sparseallreduce import optim
-from sparseallreduce.optim import Adam, DensityWarmup, GTopkSGD, TopKSGD, simulated_step
+from sparseallreduce.optim import Adam, DensityWarmup, GTopkSGD, OkTopkSGD, TopKSGD, simulated_step
 
 ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
 LOSSY = [kind for kind in ALL if kind is not optim.DenseSGD]
@@ -24,7 +24,8 @@ def count(density):
 
 @given(kind=KINDS, by_layer=st.booleans(), momentum=st.sampled_from([0.0, 0.9]), ranks=RANKS, seed=SEEDS)
 def test_with_density_1_every_optimiser_is_sgd_to_rounding(kind, by_layer, momentum, ranks, seed):
-    replicas = Replicas(kind, ranks, 0.1, 1.0, seed=seed, momentum=momentum, by_layer=by_layer)
+    options = {"threshold_period": 1} if kind is OkTopkSGD else {}  # a threshold of the step before would not let everything through
+    replicas = Replicas(kind, ranks, 0.1, 1.0, seed=seed, momentum=momentum, by_layer=by_layer, **options)
     w, velocity = replicas.joined(), np.zeros(SIZE)
     for _ in range(3):
         gradients, _ = replicas.step()
@@ -60,6 +61,23 @@ def test_gtopk_sgd_is_algorithm_4_of_its_paper(ranks, density, seed):
         chosen = top(total, k) & (total != 0)
         w -= 0.1 * np.where(chosen, total, 0) / ranks
         residuals += np.where(chosen, 0, sent) - sent  # line 8, and line 10: what was sent in vain is put back
+    np.testing.assert_allclose(replicas.joined(), w, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose([optimizer.residuals[0] for optimizer in replicas.optimizers], residuals, atol=1e-12)
+
+
+@given(ranks=RANKS, density=DENSITIES, seed=SEEDS)
+def test_oktopk_sgd_is_algorithm_2_of_its_paper(ranks, density, seed):
+    rates = [0.4, 0.2, 0.1, 0.05]
+    replicas = Replicas(OkTopkSGD, ranks, rates.__getitem__, density, seed=seed, threshold_period=1, boundary_period=1)
+    w, residuals, k = replicas.joined(), np.zeros((ranks, SIZE)), count(density)
+    for rate in rates:
+        gradients, _ = replicas.step()
+        residuals += rate * np.array(gradients)
+        sent = np.array([np.where(top(residual, k), residual, 0) for residual in residuals])
+        total = sent.sum(0)
+        chosen = top(total, k)
+        w -= np.where(chosen, total, 0) / ranks
+        residuals[chosen & (sent != 0)] = 0
     np.testing.assert_allclose(replicas.joined(), w, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose([optimizer.residuals[0] for optimizer in replicas.optimizers], residuals, atol=1e-12)
 
