@@ -12,7 +12,7 @@ from sparseallreduce.errors import (
     StreamTypeError,
     WireError,
 )
-from sparseallreduce.reducers import ErrorFeedback, GTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
@@ -31,6 +31,7 @@ __all__ = [
     "Machine",
     "MismatchError",
     "Network",
+    "OkTopk",
     "Operator",
     "Reducer",
     "Request",

@@ -122,7 +122,7 @@ class Reducer(ABC):
         """
         return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
-    def planned(self, accumulator: Any, gradient: Any = None) -> Plan:
+    def planned(self, accumulator: Any, *gradient: Any) -> Plan:
         """An operation about to start, during which this reducer takes no other.
 
         Nothing is raised here: a rank that left now would let the others wait.
@@ -131,21 +131,20 @@ class Reducer(ABC):
         ----------
         accumulator : array
             With a gradient, a residual: an ndarray, which is increased by it on the way.
-        gradient : array or SparseStream, optional
+        *gradient : array or SparseStream
+            None or one.
         """
         try:
             self._check_idle()
-            arrays = (as_vector(accumulator, self.size), self._checked_gradient(gradient))
-            dtypes = [array.dtype for array in arrays if array is not None]
-            if len(set(dtypes)) > 1:
-                raise StreamTypeError(f"the gradient is of {dtypes[1]}, but the residual of {dtypes[0]}: convert one of them")
+            vector = as_vector(accumulator, self.size)
+            added = [self._checked_gradient(one, vector.dtype) for one in gradient]
         except SparseAllreduceError as error:
             return Plan(self, Intent((), 0, error))
-        said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": dtypes[0].name, **self.options()}
+        said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
         said["number of operations before this one"] = self.steps
         terms = tuple((name, str(value)) for name, value in said.items())
         self._busy = True
-        return Plan(self, Intent(terms, self.k), *arrays)
+        return Plan(self, Intent(terms, self.k), vector, *added)
 
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
@@ -203,15 +202,14 @@ class Reducer(ABC):
         if self._busy:
             raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
 
-    def _checked_gradient(self, gradient: Any) -> Array | SparseStream | None:
-        if gradient is None:
-            return None
-        if not isinstance(gradient, SparseStream):
-            return as_vector(gradient, self.size)
-        if gradient.size != self.size or gradient.width is not None:
-            shape = (gradient.size,) if gradient.width is None else (gradient.size, gradient.width)
+    def _checked_gradient(self, gradient: Any, dtype: np.dtype[Any]) -> Array | SparseStream:
+        checked = gradient if isinstance(gradient, SparseStream) else as_vector(gradient, self.size)
+        if checked.dtype != dtype:
+            raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {dtype}: convert one of them")
+        if isinstance(checked, SparseStream) and (checked.size != self.size or checked.width is not None):
+            shape = (checked.size,) if checked.width is None else (checked.size, checked.width)
             raise StreamError(f"this reducer takes gradients of shape ({self.size},), not {shape}")
-        return gradient
+        return checked
 
 
 class Plan:

@@ -60,8 +60,9 @@ class ErrorFeedback:
     -----
     A step that fails loses nothing. If the arguments of any rank were wrong, the error is raised before anything has happened, on all
     ranks: ``gradients`` has not grown, and the step may be made again. If a rank fails later (it is out of memory, say, which the
-    others are told), nothing was applied on the ranks that raise the error, and their residuals hold the gradient: ``gradients`` has
-    grown, and the next step is to be made with the next gradient.
+    others are told), nothing was taken out of the residuals of the ranks that raise the error, and they hold the gradient:
+    ``gradients`` has grown, and the next step is to be made with the next gradient. Only a rank that had received all it needed by then
+    has its update, as with any collective.
 
     In the simulator error feedback stands in the place of a reducer, and gradients in that of accumulators.
 

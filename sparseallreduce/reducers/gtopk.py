@@ -13,21 +13,22 @@ from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.reducers.base import Array, Reduced, Reducing, no_indices
 from sparseallreduce.reducers.local import LocalSelection
 from sparseallreduce.streams import kernels
-from sparseallreduce.streams.selection import ExactTopK, Selector
+from sparseallreduce.streams.selection import ExactTopK, Selector, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["GTopk"]
 
 FORMS = ("tree", "allgather")
-# The k largest sums, and what this rank has dropped on its way to them.
-Searching: TypeAlias = "Generator[Step, Any, tuple[SparseStream, list[SparseStream]]]"
 
 
-class Split(NamedTuple):
-    """The entries of a stream, in two."""
+class Level(NamedTuple):
+    """Where two ranks of the tree meet: their sum, and what of it goes on."""
 
-    kept: SparseStream  # the k largest magnitudes
-    rest: SparseStream
+    total: SparseStream
+    kept: SparseStream
+
+
+Searching: TypeAlias = "Generator[Step, Any, tuple[SparseStream, list[Level]]]"  # the k largest sums, and how this rank came to them
 
 
 class GTopk(LocalSelection):
@@ -81,19 +82,20 @@ class GTopk(LocalSelection):
         return super().options() | {"form": self.form}
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
-        mine = self.reduction.freeze(self._largest(self.select(accumulator, gradient)).kept)
+        mine = self._largest(self.select(accumulator, gradient))
         search = self._tree if self.form == "tree" else self._allgather
-        update, dropped = yield from search(mine, rank, ranks)
-        self.returned = self._still_in(dropped, update)
-        return Reduced(self.reduction.leave(update), _shared(mine, update))
+        update, levels = yield from search(mine, rank, ranks)
+        self.returned = self._dropped(levels, update)
+        return Reduced(self.reduction.leave(update), _shared(mine.indices, update.indices))
 
     def _tree(self, mine: SparseStream, rank: int, ranks: int) -> Searching:
-        dropped = []
+        levels = []
         distances = _distances(rank, ranks)
         for distance in distances:
             if rank + distance < ranks:
-                mine, rest = self._largest(self.reduction.pair(mine, (yield Recv(rank + distance))))
-                dropped.append(rest)
+                total = self.reduction.pair(mine, (yield Recv(rank + distance)))
+                mine = self._largest(total)
+                levels.append(Level(total, mine))
         if rank:
             parent = rank - (rank & -rank)
             yield Send(parent, mine)
@@ -101,33 +103,26 @@ class GTopk(LocalSelection):
         for distance in reversed(distances):
             if rank + distance < ranks:
                 yield Send(rank + distance, mine)
-        return mine, dropped
+        return mine, levels
 
     def _allgather(self, mine: SparseStream, rank: int, ranks: int) -> Searching:
         streams = yield from gather_parts(mine, rank, ranks)
-        return self._largest(self.reduction.many(streams)).kept, []
+        return self._largest(self.reduction.many(streams)), []
 
-    def _largest(self, stream: SparseStream) -> Split:
-        """The k entries of largest magnitude, of equals those of lower index, apart from the rest."""
-        if stream.stored <= self.k:
-            return Split(stream, self._of(no_indices(self.size), np.empty(0, stream.dtype)))
-        indices, values = stream._entries()
-        chosen = np.zeros(len(values), np.bool_)
-        chosen[ExactTopK(min(self.k, len(values)))(values).indices] = True
-        return Split(self._of(indices[chosen], values[chosen]), self._of(indices[~chosen], values[~chosen]))
+    def _largest(self, stream: SparseStream) -> SparseStream:
+        return self.reduction.freeze(self.reduction.enter(top_of_stream(stream, self.k)))
 
-    def _still_in(self, dropped: list[SparseStream], update: SparseStream) -> SparseStream:
-        """The sum of the entries of ``dropped`` whose indices are in the result."""
+    def _dropped(self, levels: list[Level], update: SparseStream) -> SparseStream:
+        """The sum of what did not go on from a level, though its index is in the result."""
+        dropped = SparseStream._sparse_form(no_indices(self.size), np.empty(0, update.dtype), self.size)
         wanted = update.indices
-        total = self._of(no_indices(self.size), np.empty(0, update.dtype))
-        for rest in dropped:
-            indices, values = rest._entries()
-            at, _ = kernels.shared(indices, wanted)
-            total = total + self._of(indices[at], values[at])
-        return total
-
-    def _of(self, indices: Array, values: Array) -> SparseStream:
-        return self.reduction.enter(SparseStream._sparse_form(indices, values, self.size))
+        for total, kept in levels:
+            came_along = kernels.shared(wanted, kept.indices)[0]
+            if len(came_along) < len(wanted):
+                indices, values = total._entries()
+                places = kernels.shared(indices, np.delete(wanted, came_along))[0]
+                dropped = dropped + SparseStream._sparse_form(indices[places], values[places], self.size)
+        return dropped
 
 
 def _distances(rank: int, ranks: int) -> list[int]:
@@ -140,8 +135,7 @@ def _distances(rank: int, ranks: int) -> list[int]:
     return [1 << level for level in range((reach - 1).bit_length())]
 
 
-def _shared(mine: SparseStream, update: SparseStream) -> Array:
-    """The indices of ``mine`` that are in the result."""
-    indices = mine.indices
-    shared: Array = indices[kernels.shared(indices, update.indices)[0]]
+def _shared(ours: Array, theirs: Array) -> Array:
+    """The indices that two sets share."""
+    shared: Array = ours[kernels.shared(ours, theirs)[0]]
     return shared

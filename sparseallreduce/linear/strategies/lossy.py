@@ -15,11 +15,11 @@ from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, GTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.streams.selection import ExactTopK
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "TopkAStrategy", "TopkDSAStrategy"]
+__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
 
 Array = NDArray[Any]
 
@@ -126,6 +126,16 @@ class LossyStrategy(Strategy):
 
     def _new_feedback(self) -> ErrorFeedback:
         return ErrorFeedback(self.new_reducer(self.size, self.k), self.dataset.values.dtype)
+
+
+class OkTopkStrategy(LossyStrategy):
+    """The k largest of the sum of the ranks' top k, nearly, in less than 6 k words a rank however many ranks there are."""
+
+    name = OkTopk.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return OkTopk(size, k)
 
 
 class GTopkStrategy(LossyStrategy):

@@ -15,7 +15,8 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["ExactTopK", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
 
 SMALL = 2**15  # values that are sorted out in the cache
-SHARE = 256  # one value of so many is looked at before the pass
+SHARE = 1024  # one value of so many is looked at before the pass, but at least
+FEWEST = 4096
 DEVIATIONS = 4.0  # on either side of what the sample says; it misleads one vector of ten thousand, which then is read again
 
 
@@ -43,7 +44,7 @@ def kth_magnitude(array: Array, k: int) -> float:
 
     Notes
     -----
-    The algorithm has three steps. A sample of one value in 256 brackets the k-th magnitude. One pass over memory counts what is
+    The algorithm has three steps. A sample of one value in 1024 brackets the k-th magnitude. One pass over memory counts what is
     above the bracket, and copies what is inside. A radix selection among those finds the wanted one. Where the sample misled, the
     counts say in which of the other two ranges it lies, and that one is copied in a second pass.
 
@@ -62,7 +63,7 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     """The key of the k-th magnitude, and how many that equal it are among the k largest."""
     if len(array) <= SMALL:
         return loops.kth(array, k)
-    low, high = _bracket(loops.sample(array, None, len(array) // SHARE), len(array), k)
+    low, high = _bracket(array, None, k)
     above, inside, found = loops.collect(array, low - 1, high, len(array) // 16)
     if above < k <= above + inside and low == high:
         return low, k - above
@@ -75,14 +76,15 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     return loops.kth(found, k - above)
 
 
-def _bracket(sampled: Array, size: int, k: int) -> tuple[int, int]:
-    """Keys that almost certainly are not above, and not below, that of the k-th magnitude of ``size``."""
-    count, share = len(sampled), k / size
+def _bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
+    """Keys that almost certainly are not above, and not below, that of the k-th magnitude."""
+    count, share = max(FEWEST, len(array) // SHARE), k / len(array)
+    sampled = loops.sample(array, gradient, count)
     margin = DEVIATIONS * math.sqrt(count * share * (1 - share)) + DEVIATIONS
     lower, upper = math.ceil(count * share + margin), math.floor(count * share - margin)
     low = loops.kth(sampled, lower)[0] if lower <= count else 0
-    high = loops.kth(sampled, upper)[0] if upper >= 1 else _last(sampled)
-    return low, high if high < magnitude.nan(magnitude.bits_of(sampled).dtype) else _last(sampled)
+    high = loops.kth(sampled, upper)[0] if upper >= 1 else _last(array)
+    return low, high if high < magnitude.nan(magnitude.bits_of(array).dtype) else _last(array)
 
 
 def _last(array: Array) -> int:
@@ -120,7 +122,7 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     indices = index_dtype(size)
     reached = 0
     if size > SMALL and k > 0:
-        low, _ = _bracket(loops.sample(accumulator, gradient, size // SHARE), size, k)
+        low, _ = _bracket(accumulator, gradient, k)
         found, values, reached = loops.select(accumulator, gradient, low - 1, indices, expected=k + k // 2, most=2 * k + size // 16)
         if reached == size and len(found) >= k:
             places = loops.top(values, *loops.kth(values, k), k, indices)
