@@ -31,7 +31,7 @@ class Vectors:
     k: int
     dtype: str = "float32"
     contents: str = REAL
-    places: str = "anywhere"  # of large values: "anywhere", the "same" on all ranks, "disjoint", or all in one "region"
+    places: str = "anywhere"  # of the k largest: "anywhere", the "same" on all ranks, "disjoint" if they fit, or all in one "region"
     seed: int = 0
 
     def step(self, number: int) -> list[NDArray[Any]]:
@@ -58,7 +58,7 @@ class Vectors:
             "disjoint": common[rank :: self.ranks],
             "region": np.arange(self.size),
         }[self.places][: self.k]
-        vector[places] *= 5
+        vector[places] += np.copysign(10, vector[places])
         return vector
 
 
