@@ -16,7 +16,7 @@ from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
-from sparseallreduce.streams.selection import ExactTopK
+from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
@@ -24,15 +24,6 @@ __all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkA
 Array = NDArray[Any]
 
 DENSITY = 0.01  # by default
-
-
-class NonZeroTopK(ExactTopK):
-    """The k values of largest magnitude, or as many as are not zero: a residual is zero wherever no batch has had a feature."""
-
-    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        indices, values = super().choose(accumulator, gradient, clear)
-        kept = values != 0
-        return (indices, values) if kept.all() else (indices[kept], values[kept])
 
 
 class LossyStrategy(Strategy):
