@@ -2,7 +2,7 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
-from sparseallreduce.linear.strategies.lossy import GTopkStrategy, LossyStrategy, TopkAStrategy, TopkDSAStrategy
+from sparseallreduce.linear.strategies.lossy import GTopkStrategy, LossyStrategy, OkTopkStrategy, TopkAStrategy, TopkDSAStrategy
 from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
 from sparseallreduce.linear.strategies.parameter_server import (
     AsynchronousParameterServer,
@@ -19,6 +19,7 @@ __all__ = [
     "DenseStrategy",
     "GTopkStrategy",
     "LossyStrategy",
+    "OkTopkStrategy",
     "OverlappedStrategy",
     "ParameterServer",
     "SparseStrategy",
@@ -37,6 +38,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         OverlappedStrategy,
         SynchronousParameterServer,
         AsynchronousParameterServer,
+        OkTopkStrategy,
         GTopkStrategy,
         TopkAStrategy,
         TopkDSAStrategy,
