@@ -12,7 +12,7 @@ from sparseallreduce.errors import (
     StreamTypeError,
     WireError,
 )
-from sparseallreduce.reducers import ErrorFeedback, Reducer, TopkA
+from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
@@ -26,10 +26,12 @@ __all__ = [
     "AlgorithmError",
     "DeadlockError",
     "ErrorFeedback",
+    "GTopk",
     "MPIUnavailableError",
     "Machine",
     "MismatchError",
     "Network",
+    "OkTopk",
     "Operator",
     "Reducer",
     "Request",
@@ -39,6 +41,7 @@ __all__ = [
     "StreamError",
     "StreamTypeError",
     "TopkA",
+    "TopkDSA",
     "Trace",
     "WireError",
     "__version__",

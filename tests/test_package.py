@@ -12,7 +12,7 @@ import pytest
 import sparseallreduce as sar
 
 PACKAGE = Path(sar.__file__).parent
-LAYERS = ("streams", "algorithms", "runtime", "optim", "linear", "cli")  # each may use those before it
+LAYERS = ("streams", "algorithms", "runtime", "reducers", "optim", "linear", "cli")  # each may use those before it
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

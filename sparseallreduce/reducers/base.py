@@ -1,9 +1,12 @@
-"""What all reducers have in common: checked arguments, one operation at a time, and the agreement that comes before it."""
+"""What all reducers have in common: checked arguments, one operation at a time, the agreement that comes before it, and its state."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,7 +14,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent, agree
 from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.reducers.arrays import as_vector
 from sparseallreduce.runtime import mpi
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -48,14 +52,20 @@ class Reducer(ABC):
 
     Attributes
     ----------
-    returned : SparseStream
+    returned : SparseStream or None
         Of the latest operation: partial sums that this rank took over from others and left out of the update. Who keeps a residual
         adds them to it, or they are lost.
     steps : int
         Operations completed.
+    select_seconds : float
+        Of the latest operation: how long this rank computed before it first said something, which is choosing what to send.
+    reduction : Reduction
+        What adds streams; its ``work`` is what the simulator charges.
 
     Raises
     ------
+    StreamTypeError
+        If ``size`` or ``k`` is no integer.
     AlgorithmError
         If ``size`` or ``k`` is out of range.
     """
@@ -63,15 +73,16 @@ class Reducer(ABC):
     name: ClassVar[str]
 
     def __init__(self, size: int, k: int) -> None:
-        if size < 0:
+        self.size = _integer("size", size)
+        self.k = _integer("k", k)
+        if self.size < 0:
             raise AlgorithmError(f"size is the number of elements of an accumulator, at least 0, not {size}")
-        if not min(1, size) <= k <= size:
+        if not min(1, self.size) <= self.k <= self.size:
             raise AlgorithmError(f"k is the number of elements to sum, from 1 to the size, {size}, not {k}")
-        self.size = int(size)
-        self.k = int(k)
         self.steps = 0
+        self.select_seconds = 0.0
         self.returned: SparseStream | None = None
-        self.reduction = Reduction()  # its ``work`` is what the simulator charges
+        self.reduction = Reduction()
         self._busy = False
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
@@ -80,7 +91,8 @@ class Reducer(ABC):
         Parameters
         ----------
         accumulator : ndarray of float32 or float64, shape (size,)
-            Or anything with the buffer protocol, ``__array_interface__`` or DLPack. It is left as it is.
+            Or anything with the buffer protocol, ``__array_interface__`` or DLPack, such as a PyTorch CPU tensor; it is read in place
+            and left as it is.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
@@ -97,36 +109,42 @@ class Reducer(ABC):
             On every rank the same: StreamTypeError or StreamError for an accumulator that does not fit, MismatchError if
             reducers, dtypes or the numbers of their operations differ, AlgorithmError if this reducer has one in flight.
         """
-        result: Reduced = self.start(accumulator, None, comm, blocking=True).wait()
+        result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
         return result
 
-    def iallreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> mpi.Request:
-        """Start an :meth:`allreduce`, and return a request at once; ``accumulator`` has to stay as it is until that is done."""
-        return self.start(accumulator, None, comm, blocking=False)
+    def iallreduce(
+        self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
+    ) -> mpi.Request:
+        """Start an :meth:`allreduce`, and return a request at once; ``accumulator`` has to stay as it is until that is done.
 
-    def start(self, accumulator: Any, gradient: Any, comm: Any, *, blocking: bool) -> mpi.Request:
-        """Start an operation, as error feedback does: ``accumulator``, a residual, is increased by ``gradient`` on the way."""
-        plan = self.planned(accumulator, gradient)
-        return mpi.launch(comm, plan.intent, plan.agree_and_run, blocking=blocking)
+        ``progress`` is that of :func:`sparseallreduce.iallreduce`. The selection is part of the operation: with "thread" it, too, runs
+        beside the program. A reducer takes one operation at a time; those of several reducers may be in flight together.
+        """
+        return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
-    def planned(self, accumulator: Any, gradient: Any = None) -> Plan:
+    def planned(self, accumulator: Any, *gradient: Any) -> Plan:
         """An operation about to start, during which this reducer takes no other.
 
         Nothing is raised here: a rank that left now would let the others wait.
+
+        Parameters
+        ----------
+        accumulator : array
+            With a gradient, a residual: an ndarray, which is increased by it on the way.
+        *gradient : array or SparseStream
+            None or one.
         """
         try:
-            if self._busy:
-                raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
-            arrays = [_checked(array, self.size) for array in (accumulator, gradient) if array is not None]
-            if len({array.dtype for array in arrays}) > 1:
-                raise StreamTypeError(f"the gradient is of {arrays[1].dtype}, but the residual of {arrays[0].dtype}")
+            self._check_idle()
+            vector = as_vector(accumulator, self.size)
+            added = [self._checked_gradient(one, vector.dtype) for one in gradient]
         except SparseAllreduceError as error:
             return Plan(self, Intent((), 0, error))
-        said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": arrays[0].dtype.name, **self.options()}
+        said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
         said["number of operations before this one"] = self.steps
         terms = tuple((name, str(value)) for name, value in said.items())
         self._busy = True
-        return Plan(self, Intent(terms, self.k), *arrays)
+        return Plan(self, Intent(terms, self.k), vector, *added)
 
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
@@ -136,39 +154,122 @@ class Reducer(ABC):
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         """The schedule behind the agreement.
 
-        It changes the reducer's state once nothing can fail any more. With ``gradient``, ``accumulator`` ends as their sum.
+        With ``gradient``, ``accumulator`` is increased by it before the first step, and neither is changed otherwise. The reducer's
+        state changes once nothing can fail any more.
         """
+
+    def reset(self) -> None:
+        """Forget all operations, as if there had been none.
+
+        Raises
+        ------
+        AlgorithmError
+            If one is in flight.
+        """
+        self._check_idle()
+        self.steps = 0
+        self.returned = None
+
+    def state(self) -> dict[str, Any]:
+        """All that later operations depend on, for checkpoints: numbers, texts and arrays by name.
+
+        Raises
+        ------
+        AlgorithmError
+            If an operation is in flight.
+        """
+        self._check_idle()
+        return {"reducer": self.name, "size": self.size, "k": self.k, "steps": self.steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`.
+
+        Raises
+        ------
+        CheckpointError
+            If it is that of another kind of reducer, or of one for another size or k.
+        AlgorithmError
+            If an operation is in flight.
+        """
+        ours = self.state()
+        for term in ("reducer", "size", "k"):
+            if state.get(term) != ours[term]:
+                raise CheckpointError(f"this state is of a reducer with {term} {state.get(term)!r}, and this one has {ours[term]!r}")
+        self.steps = int(state["steps"])
+        self.returned = None
+
+    def _check_idle(self) -> None:
+        if self._busy:
+            raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
+
+    def _checked_gradient(self, gradient: Any, dtype: np.dtype[Any]) -> Array | SparseStream:
+        checked = gradient if isinstance(gradient, SparseStream) else as_vector(gradient, self.size)
+        if checked.dtype != dtype:
+            raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {dtype}: convert one of them")
+        if isinstance(checked, SparseStream) and (checked.size != self.size or checked.width is not None):
+            shape = (checked.size,) if checked.width is None else (checked.size, checked.width)
+            raise StreamError(f"this reducer takes gradients of shape ({self.size},), not {shape}")
+        return checked
 
 
 class Plan:
     """An operation of a reducer: what to tell the other ranks of it, and its schedule."""
 
-    def __init__(self, reducer: Reducer, intent: Intent, accumulator: Array | None = None, gradient: Array | None = None) -> None:
+    def __init__(
+        self, reducer: Reducer, intent: Intent, accumulator: Array | None = None, gradient: Array | SparseStream | None = None
+    ) -> None:
         self.reducer = reducer
         self.intent = intent
-        self._arrays = accumulator, gradient
+        self.accumulator = accumulator
+        self.gradient = gradient
 
-    def agree_and_run(self, rank: int, ranks: int) -> Reducing:
-        """The schedule, agreement included."""
+    def start(self, comm: Any, *, blocking: bool, progress: str = "manual") -> mpi.Request:
+        """Start the operation over MPI."""
         try:
-            yield from agree(self.intent, rank, ranks)
+            return mpi.launch(comm, self.intent, self.agree_and_run, blocking=blocking, progress=progress)
+        except SparseAllreduceError:
+            self.abandon()  # it may not even have begun, as on what is no communicator
+            raise
+
+    def agree_and_run(self, intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, Any]:
+        """The schedule, agreement included; ``intent`` is the plan's own, or one with an error found since."""
+        try:
+            yield from agree(intent, rank, ranks)
         except BaseException:
             self.abandon()
             raise
         return (yield from self.run(rank, ranks))
 
-    def run(self, rank: int, ranks: int) -> Reducing:
+    def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
         """The schedule behind the agreement."""
-        accumulator, gradient = self._arrays
+        return (yield from self.reduced(rank, ranks))
+
+    def reduced(self, rank: int, ranks: int) -> Reducing:
+        """The reducer's own schedule."""
+        accumulator, gradient, reducer = self.accumulator, self.gradient, self.reducer
         assert accumulator is not None
-        reducer = self.reducer
+        start = perf_counter()
         try:
+            if isinstance(gradient, SparseStream):
+                gradient.add_to(accumulator)
+                gradient = None
             reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-            reduced = yield from reducer.reduce(accumulator, gradient, rank, ranks)
+            reduced = yield from self._timed(reducer.reduce(accumulator, gradient, rank, ranks), start)
             reducer.steps += 1
             return reduced
         finally:
             self.abandon()
+
+    def _timed(self, schedule: Reducing, start: float) -> Reducing:
+        """The schedule; the time from ``start`` to its first step is noted as that of selection."""
+        try:
+            step = next(schedule)
+        except StopIteration as stop:
+            alone: Reduced = stop.value
+            return alone
+        finally:
+            self.reducer.select_seconds = perf_counter() - start
+        return (yield from _resumed(schedule, step))
 
     def abandon(self) -> None:
         """Let the reducer go."""
@@ -176,20 +277,25 @@ class Plan:
             self.reducer._busy = False
 
 
-def _checked(array: Any, size: int) -> Array:
-    """``array`` as an ndarray of the right shape, without a copy."""
-    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
-        array = np.from_dlpack(array)
-    checked: Array = np.asarray(array)
-    if checked.dtype not in (np.float32, np.float64):
-        raise StreamTypeError(f"an accumulator holds float32 or float64, not {checked.dtype}: convert it")
-    if checked.shape != (size,):
-        raise StreamError(f"this reducer takes accumulators of shape ({size},), not {checked.shape}")
-    if not checked.flags.c_contiguous:
-        raise StreamError("an accumulator has to be contiguous: pass a copy")
-    return checked
+def _resumed(schedule: Reducing, step: Step) -> Reducing:
+    """The rest of a schedule that has yielded its first step."""
+    with closing(schedule):
+        while True:
+            value = yield step
+            try:
+                step = schedule.send(value)
+            except StopIteration as stop:
+                reduced: Reduced = stop.value
+                return reduced
 
 
 def no_indices(size: int) -> Array:
     """An empty set of indices of a vector of that size."""
     return np.empty(0, index_dtype(size))
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise StreamTypeError(f"{name} must be an integer, not {value!r}") from None

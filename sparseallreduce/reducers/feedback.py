@@ -1,14 +1,30 @@
-"""Error feedback: what a reducer leaves out of one update is kept, and takes part in the next."""
+"""Error feedback: what a reducer leaves out of one update is kept, and takes part in the next.
+
+The residuals are those of each paper's algorithm (thesis algorithm 2, gTop-k algorithm 4, Ok-Topk algorithm 2), which all come to one
+rule: a gradient is added to the residual; the reducer selects from it; and what has become part of the update is taken out.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.reducers.base import Reduced, Reducer
+from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.errors import CheckpointError, StreamTypeError
+from sparseallreduce.reducers.arrays import DTYPES
+from sparseallreduce.reducers.base import Plan, Reduced, Reducer, no_indices
+from sparseallreduce.runtime import mpi
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.serial import SerialCommunicator
 
 __all__ = ["ErrorFeedback"]
 
@@ -16,27 +32,163 @@ __all__ = ["ErrorFeedback"]
 class ErrorFeedback:
     """Keeps the residual of one tensor around a reducer.
 
+    Nothing is ever lost: the gradients of all ranks, summed over all steps, are P times the updates plus the residuals of all ranks,
+    to rounding.
+
     Parameters
     ----------
     reducer : Reducer
+        For this one only.
     dtype : data-type, optional
-        Of the residual, that of the gradients.
+        Of the residual, and of the gradients: float32 or float64.
 
     Attributes
     ----------
     residual : ndarray, shape (size,)
-        What has come in on this rank and was not applied yet: nothing is lost.
+        What has come in on this rank and was not applied yet. It is the operation's own while one is in flight.
+    contributed : ndarray
+        The indices of this rank's residual and gradient that were in the latest update, in increasing order.
+    gradients : int
+        Gradients that the residual has taken in.
+
+    Raises
+    ------
+    StreamTypeError
+        If the dtype is another.
+
+    Notes
+    -----
+    A step that fails loses nothing. If the arguments of any rank were wrong, the error is raised before anything has happened, on all
+    ranks: ``gradients`` has not grown, and the step may be made again. If a rank fails later (it is out of memory, say, which the
+    others are told), nothing was taken out of the residuals of the ranks that raise the error, and they hold the gradient:
+    ``gradients`` has grown, and the next step is to be made with the next gradient. Only a rank that had received all it needed by then
+    has its update, as with any collective.
+
+    In the simulator error feedback stands in the place of a reducer, and gradients in that of accumulators.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sparseallreduce as sar
+    >>> feedback = sar.ErrorFeedback(sar.TopkA(4, k=1))
+    >>> [feedback.step(np.float32([3, 0, 0, 2]), sar.SERIAL).indices.tolist() for _ in range(3)]
+    [[0], [3], [0]]
+    >>> feedback.residual
+    array([0., 0., 0., 2.], dtype=float32)
     """
 
     def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32) -> None:
+        if np.dtype(dtype) not in DTYPES:
+            raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
         self.reducer = reducer
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
+        self.contributed = no_indices(reducer.size)
+        self.gradients = 0
 
-    def step(self, gradient: Any, comm: Any = None) -> SparseStream:
-        """The mean over the ranks of what is selected of residuals and gradients."""
-        reduced: Reduced = self.reducer.start(self.residual, gradient, comm, blocking=True).wait()
-        self.residual[reduced.contributed] = 0
-        returned = self.reducer.returned
+    @property
+    def reduction(self) -> Reduction:
+        """The reducer's."""
+        return self.reducer.reduction
+
+    def step(self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> SparseStream:
+        """The mean over the ranks of what is selected of residuals and gradients; the residuals keep the rest.
+
+        Parameters
+        ----------
+        gradient : ndarray, shape (size,)
+            Of the residual's dtype, or anything with the buffer protocol, ``__array_interface__`` or DLPack; or a SparseStream, which
+            takes one pass over memory less. It is left as it is.
+        comm : mpi4py.MPI.Intracomm or SERIAL, optional
+            ``MPI.COMM_WORLD`` by default.
+
+        Returns
+        -------
+        SparseStream
+            The same on every rank, to the bit.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same, as for :meth:`~sparseallreduce.Reducer.allreduce`.
+        """
+        mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
+        return mean
+
+    def istep(
+        self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
+    ) -> mpi.Request:
+        """Start a :meth:`step`, and return a request at once; ``gradient`` has to stay as it is until that is done.
+
+        ``progress`` is that of :func:`sparseallreduce.iallreduce`.
+        """
+        return self.planned(gradient).start(comm, blocking=False, progress=progress)
+
+    def planned(self, gradient: Any) -> Plan:
+        """A step about to start; nothing is raised here."""
+        return _Step(self, self.reducer.planned(self.residual, gradient))
+
+    def reset(self) -> None:
+        """Forget residual and history; raises AlgorithmError if a step is in flight."""
+        self.reducer.reset()
+        self.residual[:] = 0
+        self.contributed = no_indices(self.reducer.size)
+        self.gradients = 0
+
+    def state(self) -> dict[str, Any]:
+        """All that later steps depend on, for checkpoints: the reducer's state, and a copy of the residual.
+
+        Raises
+        ------
+        AlgorithmError
+            If a step is in flight.
+        """
+        return {**self.reducer.state(), "residual": self.residual.copy(), "gradients": self.gradients}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`: the steps that follow are those that would have followed it, to the bit.
+
+        Raises
+        ------
+        CheckpointError
+            If it is that of another kind of reducer, or of one for another size, k or dtype.
+        AlgorithmError
+            If a step is in flight.
+        """
+        residual = np.asarray(state.get("residual"))
+        if (residual.shape, residual.dtype) != (self.residual.shape, self.residual.dtype):
+            ours = f"shape {self.residual.shape} and dtype {self.residual.dtype}"
+            raise CheckpointError(f"this state has a residual of shape {residual.shape} and dtype {residual.dtype}, not of {ours}")
+        self.reducer.restore(state)
+        self.residual[:] = residual
+        self.contributed = no_indices(self.reducer.size)
+        self.gradients = int(state["gradients"])
+
+
+class _Step(Plan):
+    """The reducer's plan, between taking the gradient in and taking out what was applied."""
+
+    def __init__(self, feedback: ErrorFeedback, plan: Plan) -> None:
+        super().__init__(plan.reducer, plan.intent, plan.accumulator, plan.gradient)
+        self.feedback = feedback
+
+    def run(self, rank: int, ranks: int) -> Generator[Step, Any, SparseStream]:
+        feedback = self.feedback
+        feedback.gradients += 1
+        reduced: Reduced = yield from self.reduced(rank, ranks)
+        mean = _divided(reduced.update, ranks)
+        contributed, returned = reduced.contributed, self.reducer.returned
+        kernels.scatter_set(contributed, np.zeros(len(contributed), feedback.residual.dtype), 0, feedback.residual)
         assert returned is not None
-        returned.add_to(self.residual)
-        return reduced.update  # to be divided by the number of ranks
+        returned.add_to(feedback.residual)
+        feedback.contributed = contributed
+        return mean
+
+
+def _divided(stream: SparseStream, ranks: int) -> SparseStream:
+    """The stream with its values divided by a number of ranks."""
+    if ranks == 1:
+        return stream
+    indices, stored, present = stream._indices, stream._stored / stream.dtype.type(ranks), stream._present
+    if indices is None:
+        return Reduction.freeze(SparseStream._dense_form(stored, stream.size, present=present, density=stream.switch_density))
+    return SparseStream._sparse_form(indices, stored, stream.size, density=stream.switch_density)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent
@@ -19,6 +20,7 @@ from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllredu
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.runtime.trace import entries_of
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -58,8 +60,8 @@ def allreduce(
     Returns
     -------
     SparseStream
-        The same on every rank, to the bit. From run to run, too, of a named algorithm or with a given ``machine``: "auto" may take
-        another algorithm, which adds in another order, where it measures the network otherwise.
+        The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
+        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``.
 
     Raises
     ------
@@ -176,9 +178,13 @@ class Request:
         if self._operation is not None:
             self._result, self._error = self._operation.result, self._operation.error
             self._operation = None
+            _pending.discard(self)
         if self._error is not None:
             raise self._error
         return self._result
+
+
+_pending: WeakSet[Request] = WeakSet()  # requests that nobody has seen complete yet
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
@@ -215,8 +221,15 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
     return _launched(comm, intent, schedule, collective, blocking, progress)
 
 
-def launch(comm: Any, intent: Intent, schedule: Callable[[int, int], Generator[Step, Any, Any]], *, blocking: bool) -> Request:
-    """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
+def launch(
+    comm: Any,
+    intent: Intent,
+    schedule: Callable[[Intent, int, int], Generator[Step, Any, Any]],
+    *,
+    blocking: bool,
+    progress: str = "manual",
+) -> Request:
+    """Start an operation of any kind, of which ``schedule`` makes the steps from the intent, the rank and the number of ranks.
 
     Parameters
     ----------
@@ -224,10 +237,17 @@ def launch(comm: Any, intent: Intent, schedule: Callable[[int, int], Generator[S
     intent : Intent
         Which the schedule is to agree on first.
     schedule : callable
+        Called with ``intent``, or with one that has an error besides: ``progress`` may not be what there is.
     blocking : bool
         Whether the request is done when this returns; errors are then raised here.
+    progress : str
+        As for :func:`iallreduce`.
     """
-    return _launched(comm, intent, lambda _intent, rank, ranks, _machine, _patient: schedule(rank, ranks), lambda _: True, blocking)
+
+    def steps(intent: Intent, rank: int, ranks: int, _machine: Machine | None, _patient: bool) -> Generator[Step, Any, Any]:
+        return schedule(intent, rank, ranks)
+
+    return _launched(comm, intent, steps, lambda _: True, blocking, progress)
 
 
 def _launched(
@@ -254,12 +274,16 @@ def _launched(
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
 
+    # Whether a request is waited for, not whether it is done: what follows, and so the bits, must not be a matter of time.
+    patient = blocking and not _pending
+
     def steps() -> Generator[Step, Any, Any]:
-        return schedule(intent, channel.rank, channel.ranks, channel.machine, blocking and not channel.crowded and engine.alone())
+        return schedule(intent, channel.rank, channel.ranks, channel.machine, patient and not channel.crowded and engine.alone())
 
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
     request = Request(engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel)))
+    _pending.add(request)
     if progress == "thread":
         engine.progress_thread()
     return request
@@ -277,7 +301,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             for counts in traces:
                 counts.operations += 1
                 counts.entries_in += entries
-                counts.entries_out += stop.value.stored if isinstance(stop.value, SparseStream) else 0
+                counts.entries_out += entries_of(stop.value)
             return stop.value
         if isinstance(step, Share):
             value = [step.record]

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["Trace", "active", "trace"]
+__all__ = ["Trace", "active", "entries_of", "trace"]
 
 
 @dataclass(eq=False)
@@ -42,6 +43,11 @@ class Trace:
 
 
 active: list[Trace] = []
+
+
+def entries_of(result: Any) -> int:
+    """Entries of what an operation came to: of a stream, or of the update of a reducer; 0 if it failed."""
+    return int(getattr(getattr(result, "update", result), "stored", 0))
 
 
 @contextmanager

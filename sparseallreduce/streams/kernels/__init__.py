@@ -19,7 +19,7 @@ from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import SUM, Operator
 
-__all__ = ["first_violation", "gather_present", "merge", "scatter", "scatter_set", "sum_duplicates", "warm_up"]
+__all__ = ["first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates", "warm_up"]
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -236,6 +236,27 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return iout, vout
 
 
+def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Find the indices that two sorted sets share.
+
+    Parameters
+    ----------
+    ia, ib : ndarray of uint32 or uint64, shapes (m,) and (n,)
+        Strictly increasing, both of one dtype, C-contiguous.
+
+    Returns
+    -------
+    in_a, in_b : ndarray of uint64, shape (s,)
+        Where they lie: ``ia[in_a]`` and ``ib[in_b]`` are the same, in increasing order.
+    """
+    entry = _compiled("shared_positions", None, ia.dtype, _UINT32, 1)
+    if entry is None:
+        return reference.shared(ia, ib)
+    in_a, in_b = np.empty((2, min(len(ia), len(ib)) + 1), np.uint64)
+    count = entry(ia, ib, in_a, in_b)
+    return in_a[:count], in_b[:count]
+
+
 def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.float32, ndim: int = 1, op: Operator = SUM) -> None:
     """Compile, or load from disk, the kernels for one kind of stream, so that no later call has to.
 
@@ -254,23 +275,19 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
     """Merge in compiled code, leave room where indices meet, and fill it with what the operator makes of whole arrays."""
-    shared_positions = _compiled("shared_positions", None, ia.dtype, _UINT32, 1)
     copied = (va, vb, vout)
     if va.dtype == np.float16:  # which numba does not know on processors
         copied = (va.view(np.uint16), vb.view(np.uint16), vout.view(np.uint16))
     copy = _compiled("merge", "replace", ia.dtype, copied[0].dtype, va.ndim)
-    if shared_positions is None or copy is None:
+    if copy is None:
         return reference.merge(ia, va, ib, vb, op, iout, vout)
     n: int = copy(ia, copied[0], ib, copied[1], iout, copied[2])
     if n < 0:
         return n
-    shared = len(ia) + len(ib) - n
-    if shared == 0:
+    if n == len(ia) + len(ib):
         return n
-    in_a, in_b = np.empty((2, shared + 1), np.uint64)
-    shared_positions(ia, ib, in_a, in_b)
-    in_a, in_b = in_a[:shared], in_b[:shared]
-    vout[in_a + in_b - np.arange(shared, dtype=np.uint64)] = reference.combine(op, va[in_a], vb[in_b])
+    in_a, in_b = shared(ia, ib)
+    vout[in_a + in_b - np.arange(len(in_a), dtype=np.uint64)] = reference.combine(op, va[in_a], vb[in_b])
     return n
 
 

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.operator import SUM, Operator
 
-__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "sum_duplicates"]
+__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates"]
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -79,6 +79,12 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
         turn += 1
         longer = longer[repeats[longer] > turn]
     return indices[starts], combined
+
+
+def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Where the indices lie that both sets hold."""
+    _, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
+    return in_a.astype(np.uint64), in_b.astype(np.uint64)
 
 
 def combine(op: Operator, a: Values, b: Values) -> Values:

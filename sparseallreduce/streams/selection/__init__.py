@@ -13,6 +13,7 @@ from sparseallreduce.streams.selection.base import Selector
 from sparseallreduce.streams.selection.exact import ExactTopK, kth_magnitude, top_of_stream
 from sparseallreduce.streams.selection.gaussian import Gaussian
 from sparseallreduce.streams.selection.mstopk import MSTopK
+from sparseallreduce.streams.selection.nonzero import NonZeroTopK
 from sparseallreduce.streams.selection.randomk import RandomK
 from sparseallreduce.streams.selection.reuse import ThresholdForecast, ThresholdReuse, adjusted_threshold
 from sparseallreduce.streams.selection.sampling import DoubleSampling
@@ -25,6 +26,7 @@ __all__ = [
     "Gaussian",
     "MSTopK",
     "RandomK",
+    "NonZeroTopK",
     "Selector",
     "Threshold",
     "ThresholdForecast",

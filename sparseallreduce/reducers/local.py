@@ -1,0 +1,83 @@
+"""Reducers that begin with a selection which each rank makes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.errors import AlgorithmError, CheckpointError
+from sparseallreduce.reducers.base import Array, Reducer
+from sparseallreduce.streams.selection import ExactTopK, Selector
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["LocalSelection"]
+
+
+class LocalSelection(Reducer):
+    """What those reducers share: the selector, and its part in options and state.
+
+    Parameters
+    ----------
+    size, k : int
+        As for :class:`~sparseallreduce.Reducer`.
+    selector : callable
+        Makes the selector from k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes
+        options of it on. The exact top k by default.
+
+    Raises
+    ------
+    AlgorithmError
+        If ``selector`` makes none.
+    """
+
+    def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK) -> None:
+        super().__init__(size, k)
+        self._make_selector = selector
+        self.selector = self._new_selector()
+
+    def select(self, accumulator: Array, gradient: Array | None) -> SparseStream:
+        """This rank's choice, as the algorithms take it; ``gradient`` is added to ``accumulator`` first.
+
+        A selector that has to choose k values takes zeros where there is nothing else; those are not sent.
+        """
+        return self.reduction.enter(_without_zeros(self.selector(accumulator, gradient)))
+
+    def options(self) -> dict[str, Any]:
+        return {"selector": type(self.selector).__name__}
+
+    def reset(self) -> None:
+        super().reset()
+        self.selector = self._new_selector()
+
+    def state(self) -> dict[str, Any]:
+        # A selector's attributes are its options and what it remembers, numbers and texts; None stands for what it does not know yet.
+        known = {f"selector.{name}": value for name, value in vars(self.selector).items() if value is not None}
+        return super().state() | {"selector": type(self.selector).__name__} | known
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        ours = self.state()["selector"]
+        if state.get("selector") != ours:
+            raise CheckpointError(f"this state is of a reducer with selector {state.get('selector')}, and this one has {ours}")
+        super().restore(state)
+        self.selector = self._new_selector()
+        for name in vars(self.selector):
+            setattr(self.selector, name, state.get(f"selector.{name}"))
+
+    def _new_selector(self) -> Selector:
+        make: Any = self._make_selector
+        selector = make(self.k) if callable(make) and not isinstance(make, Selector) else None
+        if not isinstance(selector, Selector):
+            raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does: {make!r} does not")
+        return selector
+
+
+def _without_zeros(stream: SparseStream) -> SparseStream:
+    if stream.is_dense:  # which has no entries of their own for them
+        return stream
+    indices, values = stream._entries()
+    if np.count_nonzero(values) == len(values):
+        return stream
+    present = values != 0
+    return SparseStream._sparse_form(indices[present], values[present], stream.size)

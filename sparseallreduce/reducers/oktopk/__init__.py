@@ -1,0 +1,5 @@
+"""Ok-Topk: a sparse allreduce that takes O(k) words whatever the number of ranks (Ok-Topk section 3)."""
+
+from sparseallreduce.reducers.oktopk.reducer import OkTopk
+
+__all__ = ["OkTopk"]

@@ -1,0 +1,182 @@
+"""Balance and allgatherv: the chosen values of all regions on all ranks, no rank sending much more than others (Ok-Topk section 3.1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.exchange import gather_parts, lower_power_of_two
+from sparseallreduce.algorithms.steps import Recv, Send, Step
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["balance_and_gather", "gather_loads", "plan"]
+
+LARGE = 1 / 3  # share of all values from which on a rank is spared in what follows the balancing
+
+
+class Piece(NamedTuple):
+    """Some of the values that rank ``source`` has chosen: those at places ``start`` to ``stop``, in the order of their indices."""
+
+    source: int
+    start: int
+    stop: int
+
+
+class Transfer(NamedTuple):
+    """A piece that goes from its source to ``dest``."""
+
+    piece: Piece
+    dest: int
+
+
+def balance_and_gather(
+    chosen: SparseStream, sizes: Sequence[int], rank: int, ranks: int, max_imbalance: float | None
+) -> Generator[Step, Any, SparseStream]:
+    """The values of all ranks in one stream.
+
+    Parameters
+    ----------
+    chosen : SparseStream
+        Of this rank's region; the regions of ranks 0, 1, ... follow each other.
+    sizes : sequence of int
+        Of what each rank has chosen.
+    rank, ranks : int
+    max_imbalance : float or None
+        As for :func:`plan`.
+    """
+    transfers = plan(sizes, max_imbalance)
+    contents = _contents(sizes, transfers)
+    block = yield from _balance(chosen, transfers, contents[rank], rank)
+    blocks = yield from gather_parts(block, rank, ranks)
+    return _joined(blocks, contents)
+
+
+def plan(sizes: Sequence[int], max_imbalance: float | None) -> list[Transfer]:
+    """What goes where before the allgatherv; every rank derives the same from the sizes.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+    max_imbalance : float or None
+        Balance where the largest size is more than so many times the mean (4 in the paper). That alone does not bound what the ranks
+        send, because recursive doubling passes on whatever lies together: nor may a rank have to send so much that its share of the
+        bound, less the k values of the split, would be used up. None never balances.
+    """
+    ranks, entries = len(sizes), sum(sizes)
+    if max_imbalance is None or entries == 0:
+        return []
+    # What the busiest rank sends when one rank held all (see _shares), or four fifths of 3 (P - 1)/P - 1.
+    allowed = max(4 * (ranks - 1) / (3 * ranks - 2), 1.6 - 2.4 / ranks) * entries
+    if max(sizes) * ranks <= max_imbalance * entries and gather_loads(sizes).max() <= allowed:
+        return []
+    return _transfers(sizes, _shares(sizes))
+
+
+def gather_loads(sizes: Sequence[int]) -> NDArray[np.int64]:
+    """How many values each rank sends in the allgatherv of so many."""
+    ranks, distance = len(sizes), 1
+    ends = np.concatenate([[0], np.cumsum([*sizes, *sizes])])
+    loads, every = np.zeros(ranks, np.int64), np.arange(ranks)
+    while distance < ranks:
+        passed_on = min(distance, ranks - distance)
+        first = every // distance * distance if ranks == lower_power_of_two(ranks) else every
+        loads += ends[first + passed_on] - ends[first]
+        distance *= 2
+    return loads
+
+
+def _shares(sizes: Sequence[int]) -> list[int]:
+    """How many values each rank is to have for the allgatherv.
+
+    Equal numbers, unless one rank holds a large share of all. That rank has sent its part of the split, and sends what it gives away:
+    k (1 - 1/P) and more in either. With an equal share it would send as much again in the allgatherv, and the paper's bound of
+    6 k (P - 1)/P words would leave no word for the counts. Therefore the values go to ranks far from it: most to those that it
+    exchanges with in the last round, whose values it never passes on, the rest to those of the last but one.
+    """
+    ranks, entries, largest = len(sizes), sum(sizes), int(np.argmax(sizes))
+    weights = np.ones(ranks)
+    if ranks > 2 and sizes[largest] > LARGE * entries:
+        far, near = _by_round(largest, ranks)
+        weights[:] = 0
+        weights[far] = 2 * ranks / len(far)
+        weights[near] = (ranks - 2) / len(near)
+    ends = np.floor(np.cumsum(weights) * (entries / weights.sum()) + 0.5).astype(int)
+    ends[-1] = entries
+    return [int(share) for share in np.diff(ends, prepend=0)]
+
+
+def _by_round(rank: int, ranks: int) -> tuple[list[int], list[int]]:
+    """The ranks whose values reach ``rank`` in the last round of the allgatherv, and in the last but one."""
+    last = 1 << ((ranks - 1).bit_length() - 1)
+    ways = [rank ^ other if ranks == lower_power_of_two(ranks) else (other - rank) % ranks for other in range(ranks)]
+    far = [other for other, way in enumerate(ways) if way >= last]
+    near = [other for other, way in enumerate(ways) if last // 2 <= way < last]
+    return far, near
+
+
+def _transfers(sizes: Sequence[int], shares: Sequence[int]) -> list[Transfer]:
+    """Whoever has more than its share keeps its first values, and gives the others to those that have less.
+
+    >>> _transfers([5, 0, 1], [2, 2, 2])
+    [Transfer(piece=Piece(source=0, start=2, stop=4), dest=1), Transfer(piece=Piece(source=0, start=4, stop=5), dest=2)]
+    """
+    found, dest = [], 0
+    missing = [max(0, share - size) for size, share in zip(sizes, shares)]
+    for source, (size, share) in enumerate(zip(sizes, shares)):
+        start = share
+        while start < size:
+            while missing[dest] == 0:
+                dest += 1
+            stop = min(size, start + missing[dest])
+            found.append(Transfer(Piece(source, start, stop), dest))
+            missing[dest] -= stop - start
+            start = stop
+    return found
+
+
+def _contents(sizes: Sequence[int], transfers: Sequence[Transfer]) -> list[list[Piece]]:
+    """What each rank has after the transfers, in the order of the indices."""
+    kept = list(sizes)
+    for piece, _ in transfers:
+        kept[piece.source] = min(kept[piece.source], piece.start)
+    contents = [[Piece(rank, 0, size)] for rank, size in enumerate(kept)]
+    for piece, dest in transfers:
+        contents[dest].append(piece)
+    return [sorted(pieces) for pieces in contents]
+
+
+def _balance(
+    chosen: SparseStream, transfers: Sequence[Transfer], content: Sequence[Piece], rank: int
+) -> Generator[Step, Any, SparseStream]:
+    """What this rank has after the transfers."""
+    for piece, dest in transfers:
+        if piece.source == rank:
+            yield Send(dest, _cut(chosen, piece.start, piece.stop))
+    parts = []
+    for source, start, stop in content:
+        parts.append(_cut(chosen, start, stop) if source == rank else (yield Recv(source)))
+    return parts[0] if len(parts) == 1 else _concatenated(parts)
+
+
+def _joined(blocks: Sequence[SparseStream], contents: Sequence[Sequence[Piece]]) -> SparseStream:
+    """The blocks of all ranks, as one stream in the order of the indices."""
+    parts = {}
+    for block, content in zip(blocks, contents):
+        at = 0
+        for piece in content:
+            parts[piece] = _cut(block, at, at + piece.stop - piece.start)
+            at += piece.stop - piece.start
+    return _concatenated([parts[piece] for piece in sorted(parts)])
+
+
+def _cut(stream: SparseStream, start: int, stop: int) -> SparseStream:
+    indices, values = stream._entries()
+    return SparseStream._sparse_form(indices[start:stop], values[start:stop], stream.size)
+
+
+def _concatenated(streams: Sequence[SparseStream]) -> SparseStream:
+    indices, values = zip(*(stream._entries() for stream in streams))
+    return SparseStream._sparse_form(np.concatenate(indices), np.concatenate(values), streams[0].size)

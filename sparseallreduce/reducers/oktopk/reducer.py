@@ -1,0 +1,161 @@
+"""Ok-Topk: the top k of the sum of the ranks' top k in less than 6 k words a rank (Ok-Topk algorithm 1)."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
+from sparseallreduce.reducers.oktopk.gather import balance_and_gather
+from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
+from sparseallreduce.reducers.oktopk.split import split_and_reduce
+from sparseallreduce.reducers.oktopk.thresholds import select_global, select_local
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["OkTopk"]
+
+
+class History(NamedTuple):
+    """What one operation leaves for the next."""
+
+    ranks: int = 0
+    operations: int = 0  # with so many ranks
+    local_threshold: float | None = None
+    global_threshold: float | None = None
+    bounds: tuple[int, ...] = ()  # of the regions
+
+
+class OkTopk(Reducer):
+    """The k largest of the sum of the ranks' top k.
+
+    The algorithm has two phases:
+
+    1. Split and reduce: each rank selects its local top k. The index space is cut into one region a rank, about as many of these values
+       in each, and every rank receives and adds what lies in its region.
+    2. Balance and allgatherv: each rank selects those of its sums that are among the global top k. If they are distributed too
+       unevenly over the ranks, some move. An allgatherv brings all to all.
+
+    The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. No rank sends or
+    receives more than 6 k (P - 1)/P words, counts included, for P from 4 on and k from about 8 P on: below, the counts weigh more
+    than the values. It takes P - 1 messages for the split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and
+    about 3 log2 P for counts.
+
+    Parameters
+    ----------
+    size, k : int
+        As for :class:`~sparseallreduce.Reducer`.
+    threshold_period : int
+        Operations from one evaluation of the thresholds to the next: the paper's tau'. A threshold that lets through a number of
+        values more than a fifth off k is evaluated ahead of its time. An operation that evaluates returns the exact result, apart
+        from which of several equal magnitudes are chosen; in between, there may be fewer than k values.
+    boundary_period : int
+        Operations from one evaluation of the regions to the next: the paper's tau. They are balanced ahead of their time if one
+        holds far too many values.
+    balance_boundaries : bool
+        Whether to balance the regions; otherwise, they are of one length.
+    max_imbalance : float or None
+        How many times the mean the largest number of global top-k values on a rank may be before some move. They also move where the
+        allgatherv would otherwise have a rank send more than its bound. None lets none move.
+    bucket : int
+        Destinations in a bucket of the split, whose messages travel while those of the bucket before it are added.
+
+    Raises
+    ------
+    AlgorithmError
+        If an option makes no sense.
+
+    Notes
+    -----
+    What a rank has sent and is not in the result counts as not contributed: error feedback keeps it (algorithm 2).
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> accumulators = np.float32([[3, 0, -1, 0], [2, 2, -4, 1]])
+    >>> out = sar.simulate(list(accumulators), algorithm=[sar.OkTopk(4, k=1) for _ in range(2)])
+    >>> out.outputs[0].update.to_dense(), out.outputs[0].contributed, out.outputs[1].contributed
+    (array([ 0.,  0., -4.,  0.], dtype=float32), array([], dtype=uint32), array([2], dtype=uint32))
+    """
+
+    name = "oktopk"
+
+    def __init__(
+        self,
+        size: int,
+        k: int,
+        *,
+        threshold_period: int = 32,
+        boundary_period: int = 64,
+        balance_boundaries: bool = True,
+        max_imbalance: float | None = 4.0,
+        bucket: int = 4,
+    ) -> None:
+        super().__init__(size, k)
+        if max_imbalance is not None and not max_imbalance >= 1:
+            raise AlgorithmError(f"max_imbalance is a multiple of the mean, at least 1, or None, not {max_imbalance}")
+        self.threshold_period = _at_least_one("threshold_period", threshold_period)
+        self.boundary_period = _at_least_one("boundary_period", boundary_period)
+        self.balance_boundaries = bool(balance_boundaries)
+        self.max_imbalance = max_imbalance
+        self.bucket = _at_least_one("bucket", bucket)
+        self._history = History()
+
+    def options(self) -> dict[str, Any]:
+        names = ("threshold_period", "boundary_period", "balance_boundaries", "max_imbalance", "bucket")
+        # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere.
+        regions = f"{zlib.crc32(repr((self._history.ranks, self._history.operations, self._history.bounds)).encode()):08x}"
+        return {name: getattr(self, name) for name in names} | {"regions of the operation before this one (a checksum)": regions}
+
+    def reset(self) -> None:
+        super().reset()
+        self._history = History()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | self._history._asdict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        bounds = tuple(int(bound) for bound in state["bounds"])
+        self._history = History(**{name: state[name] for name in History._fields} | {"bounds": bounds})
+
+    def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
+        if self.size == 0:
+            return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
+        history = self._history if self._history.ranks == ranks else History(ranks)
+        reused = history.operations % self.threshold_period != 0
+        mine, local_threshold = select_local(accumulator, gradient, self.k, history.local_threshold if reused else None)
+        indices, _ = mine._entries()
+        bounds = yield from self._regions(indices, history, rank, ranks)
+        region = yield from split_and_reduce(mine, bounds, rank, ranks, self.reduction, self.bucket)
+        threshold = history.global_threshold if reused else None
+        chosen, sizes, global_threshold = yield from select_global(region, self.k, threshold, rank, ranks)
+        update = yield from balance_and_gather(chosen, sizes, rank, ranks, self.max_imbalance)
+        contributed = indices[kernels.shared(indices, update._entries()[0])[0]]
+        result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
+        self._history = History(ranks, history.operations + 1, local_threshold, global_threshold, tuple(bounds))
+        return result
+
+    def _regions(self, indices: Array, history: History, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
+        """The bounds of the regions."""
+        if ranks == 1 or not self.balance_boundaries:
+            return equal(self.size, ranks)
+        due = history.operations % self.boundary_period == 0
+        bounds = (yield from averaged(indices, self.size, self.k, rank, ranks)) if due else list(history.bounds)
+        return (yield from rebalanced(indices, bounds, not due, self.k, rank, ranks))
+
+
+def _stream(indices: Array, values: Array, size: int) -> SparseStream:
+    return SparseStream._sparse_form(indices, values, size)
+
+
+def _at_least_one(option: str, value: int) -> int:
+    if operator.index(value) < 1:
+        raise AlgorithmError(f"{option} is at least 1, not {value}")
+    return operator.index(value)

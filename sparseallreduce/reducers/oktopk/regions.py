@@ -1,0 +1,127 @@
+"""The regions of the index space, one a rank, balanced so that no rank has to reduce much more than others (Ok-Topk section 3.1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.reducers.oktopk.consensus import total
+from sparseallreduce.streams.partition import boundaries
+
+__all__ = ["averaged", "equal", "rebalanced", "tolerance"]
+
+Bounds = list[int]  # P + 1 of them, from 0 to N, not decreasing: region j is [bounds[j], bounds[j + 1])
+
+
+def equal(size: int, ranks: int) -> Bounds:
+    """Regions of one length."""
+    return boundaries(size, ranks)
+
+
+def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
+    """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks."""
+    local = np.array(equal(size, ranks)[1:-1], np.int64)
+    if len(indices):
+        local = indices[np.arange(1, ranks) * len(indices) // ranks].astype(np.int64)
+    summed = yield from total(local, size * ranks, k, rank, ranks)
+    return [0, *(summed // ranks).tolist(), size]
+
+
+def tolerance(k: int, ranks: int) -> int:
+    """The entries of all ranks that a region may hold, k on average.
+
+    A rank then receives so little in the split that with the k entries which it gathers, and the counts that the ranks tell each other,
+    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many.
+    """
+    return int(k * max(1.2, 1.8 - 2.4 / ranks))
+
+
+def rebalanced(
+    indices: NDArray[Any], bounds: Bounds, average: bool, k: int, rank: int, ranks: int
+) -> Generator[Step, Any, Bounds]:
+    """``bounds``, or others if one of their regions holds too much.
+
+    The averages of the paper are balanced where the ranks' indices are distributed alike. Where they are not, the ranks count what lies
+    below some more places, most of them where most is unknown, and cut at places that they have counted.
+
+    Parameters
+    ----------
+    indices : ndarray
+        Of this rank's entries.
+    bounds : list of int
+    average : bool
+        Whether the averages are still to be tried, since ``bounds`` are others.
+    k : int
+    rank, ranks : int
+    """
+    limit = tolerance(k, ranks)
+    known = yield from _counted(indices, bounds, k, rank, ranks)
+    if average and _fullest(known, bounds) > limit:
+        bounds = yield from averaged(indices, bounds[-1], k, rank, ranks)
+        known |= yield from _counted(indices, bounds, k, rank, ranks)
+    for _ in range(_attempts(k, ranks)):
+        if _fullest(known, bounds) <= limit:
+            break
+        places = _places(known, ranks)
+        if known.keys() >= set(places):
+            break
+        known |= yield from _counted(indices, places, k, rank, ranks)
+        bounds = _quantiles(known, ranks)
+    return bounds
+
+
+def _attempts(k: int, ranks: int) -> int:
+    """How often more places are counted: each time takes 2 P words, and the more, the more words there are to lose."""
+    return max(3, min(16, k // (8 * ranks)))
+
+
+def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
+    """How many indices of all ranks lie below each of the places."""
+    below = np.searchsorted(indices, np.array(places[1:-1], indices.dtype))
+    summed = yield from total(np.append(below, len(indices)), k * ranks, k, rank, ranks)
+    return dict(zip(places, [0, *summed.tolist()]))
+
+
+def _fullest(known: dict[int, int], bounds: Bounds) -> int:
+    """The most entries that a region has."""
+    return max(known[hi] - known[lo] for lo, hi in pairwise(bounds))
+
+
+def _quantiles(known: dict[int, int], parts: int) -> Bounds:
+    """Those places, of which it is known how much lies below, that cut all in parts as equal as possible.
+
+    >>> _quantiles({0: 0, 10: 90, 40: 130, 100: 200}, 2)
+    [0, 10, 100]
+    """
+    places, below = zip(*sorted(known.items()))
+    wanted = np.arange(1, parts) * below[-1] // parts
+    after = np.maximum(np.searchsorted(below, wanted), 1)
+    nearer = np.take(below, after) - wanted < wanted - np.take(below, after - 1)
+    return [0, *(places[at] for at in np.where(nearer, after, after - 1).tolist()), places[-1]]
+
+
+def _places(known: dict[int, int], parts: int) -> Bounds:
+    """Where to count next: at places evenly spread between two known ones, the more, the more lies between beyond what one region takes.
+
+    Integers throughout, so that all ranks find the same.
+
+    >>> _places({0: 0, 10: 90, 100: 110}, 4)
+    [0, 2, 5, 7, 100]
+    """
+    gaps = list(pairwise(sorted(known.items())))
+    enough = 3 * gaps[-1][1][1] // (4 * parts)  # of entries in one gap, which need not be told apart
+    weights = [max(0, upto - below - enough) ** 3 if hi - lo > 1 else 0 for (lo, below), (hi, upto) in gaps]
+    ends = [0, *accumulate(weights)]
+    places, at = [0], 0
+    for part in range(1, parts):
+        wanted = part * ends[-1] // parts
+        while ends[at + 1] < wanted:
+            at += 1
+        (lo, _), (hi, _) = gaps[at]
+        places.append(lo + (hi - lo) * (wanted - ends[at]) // max(1, weights[at]))
+    return [*places, gaps[-1][1][0]]

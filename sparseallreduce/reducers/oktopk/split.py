@@ -1,0 +1,47 @@
+"""Split and reduce: every rank receives all ranks' values of its region, and adds them up (Ok-Topk section 3.1.1, figure 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from sparseallreduce.algorithms.steps import RecvAny, Send, Step
+from sparseallreduce.streams.partition import split
+from sparseallreduce.streams.reduction import Reduction, Tree
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["split_and_reduce"]
+
+
+def split_and_reduce(
+    stream: SparseStream, bounds: Sequence[int], rank: int, ranks: int, reduction: Reduction, bucket: int
+) -> Generator[Step, Any, SparseStream]:
+    """The sum of all ranks' streams on this rank's region.
+
+    Destinations rotate: at a time, every rank sends to another. They are taken in buckets of some destinations, and each bucket is on
+    its way while the one before it is received and added.
+
+    Parameters
+    ----------
+    stream : SparseStream
+    bounds : sequence of int
+        Region j is ``[bounds[j], bounds[j + 1])``.
+    rank, ranks : int
+    reduction : Reduction
+    bucket : int
+        Destinations in a bucket.
+    """
+    parts = [reduction.enter(part) for part in split(stream, bounds)]
+    buckets = [range(first, min(first + bucket, ranks)) for first in range(1, ranks, bucket)]
+    sums = Tree(reduction, ranks)  # by distance, so that what comes together is added together, in one order always
+    sums.add(0, parts[rank])
+    for number in range(-1, len(buckets)):
+        for distance in buckets[number + 1] if number + 1 < len(buckets) else ():
+            dest = (rank + distance) % ranks
+            yield Send(dest, parts[dest])
+        missing = {(rank - distance) % ranks for distance in buckets[number]} if number >= 0 else set()
+        while missing:
+            source, part = yield RecvAny(missing)
+            missing.remove(source)
+            sums.add((rank - source) % ranks, part)
+    return sums.result()

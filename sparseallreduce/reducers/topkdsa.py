@@ -1,0 +1,81 @@
+"""TopkDSA: every rank's top k, summed by the dynamic sparse allreduce of the thesis, fill-in and all (Ok-Topk section 2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.reducers.base import Array, Reduced, Reducing
+from sparseallreduce.reducers.local import LocalSelection
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.selection import ExactTopK, Selector
+
+__all__ = ["TopkDSA"]
+
+
+class TopkDSA(LocalSelection):
+    """The sum of the ranks' top k by an exact sparse allreduce.
+
+    By default a reduce-scatter and an allgather of streams, each of which becomes dense as soon as that is smaller. Where no part
+    is much longer than the others, a rank receives from 4 k (P - 1)/P words (the same indices on all ranks) to
+    (2 k + N) (P - 1)/P (Ok-Topk table 1), at (P - 1 + log2 P) alpha.
+
+    Parameters
+    ----------
+    size, k : int
+        As for :class:`~sparseallreduce.Reducer`.
+    algorithm : str
+        Any of :func:`~sparseallreduce.algorithms` but "auto"; "dsar_split_allgather" gathers dense parts in any case.
+    selector : callable, optional
+        Of each rank's values, made from k; the exact top k by default.
+    switch_density : float, optional
+        Share of the size above which streams go dense, if less than where that takes fewer words.
+    **options
+        Of the algorithm.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such algorithm or option.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sparseallreduce as sar
+    >>> accumulators = np.float32([[3, 0, -1, 0, 0], [0, 2, -4, 1, 0]])
+    >>> out = sar.simulate(list(accumulators), algorithm=[sar.TopkDSA(5, k=2) for _ in range(2)])
+    >>> out.outputs[0].update.to_dense()
+    array([ 3.,  2., -5.,  0.,  0.], dtype=float32)
+    """
+
+    name = "topkdsa"
+
+    def __init__(
+        self,
+        size: int,
+        k: int,
+        *,
+        algorithm: str = "ssar_split_allgather",
+        selector: Callable[[int], Selector] = ExactTopK,
+        switch_density: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(size, k, selector=selector)
+        self.algorithm_options = checked_options(algorithm, options)
+        if algorithm == AUTO:
+            raise AlgorithmError(f"algorithm 'auto' needs a measured network: name one of {', '.join(ALGORITHMS)}")
+        if switch_density is not None and not 0 <= switch_density <= 1:
+            raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {switch_density!r}")
+        self.algorithm = algorithm
+        self.reduction = Reduction(switch_density=switch_density)
+
+    def options(self) -> dict[str, Any]:
+        ours = {"algorithm": self.algorithm, "switch_density": self.reduction.switch_density, **self.algorithm_options}
+        return super().options() | ours
+
+    def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
+        chosen = self.select(accumulator, gradient)
+        total = yield from ALGORITHMS[self.algorithm].run(chosen, rank, ranks, self.reduction, **self.algorithm_options)
+        return Reduced(self.reduction.leave(total), chosen.indices)
