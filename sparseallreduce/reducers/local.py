@@ -71,7 +71,7 @@ class LocalSelection(Reducer):
 
 
 def _attributes(of: Any, prefix: str) -> dict[str, Any]:
-    """The options of a selector and what it remembers, its parts included: numbers and texts. None, for what it does not know, is left out."""
+    """The options of a selector and what it remembers, with those of its parts: numbers and texts, and None left out."""
     found: dict[str, Any] = {}
     for name, value in vars(of).items():
         if hasattr(value, "__dict__"):
