@@ -28,7 +28,7 @@ import sparseallreduce as sar
 GOAL = {"oktopk": 11, "gtopk": 11}  # copies
 AUTHORS = {"oktopk": 105, "gtopk": 97}
 REDUCERS = {reducer.name: reducer for reducer in (sar.OkTopk, sar.GTopk, sar.TopkA, sar.TopkDSA)}
-GRADIENTS = 2  # different ones, in turn
+SHIFT = 2**20  # elements by which the gradients of two steps may be shifted: views of one array, nearly independent
 
 
 def meet(comm: MPI.Intracomm) -> None:
@@ -52,12 +52,12 @@ def copy_time(comm: MPI.Intracomm, source: NDArray[Any], target: NDArray[Any]) -
     return float(comm.bcast(taken))
 
 
-def step_times(comm: MPI.Intracomm, feedback: sar.ErrorFeedback, gradients: list[NDArray[Any]], steps: int) -> list[float]:
+def step_times(comm: MPI.Intracomm, feedback: sar.ErrorFeedback, values: NDArray[Any], steps: int, seed: int) -> list[float]:
     """Of each step, on the slowest rank."""
-    times = []
-    for step in range(steps):
+    times, size = [], len(feedback.residual)
+    for start in np.random.default_rng(seed).integers(0, SHIFT, steps).tolist():
         meet(comm)
-        taken = seconds(lambda gradient=gradients[step % len(gradients)]: feedback.step(gradient, comm))
+        taken = seconds(lambda gradient=values[start : start + size]: feedback.step(gradient, comm))
         times.append(comm.allreduce(taken, MPI.MAX))
     return times
 
@@ -66,28 +66,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=2**24, help="N (default: %(default)s)")
     parser.add_argument("--density", type=float, default=0.01, help="k / N (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=32, help="steps timed, behind 3 that are not (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=32, help="steps timed (default: %(default)s)")
+    parser.add_argument("--before", type=int, default=48, help="steps before, in which residuals grow (default: %(default)s)")
     parser.add_argument("--reducers", default=",".join(REDUCERS), help="names, separated by commas (default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="print where rank 0 spends its time")
     arguments = parser.parse_args()
     comm, size = MPI.COMM_WORLD, arguments.size
     k = max(1, int(size * arguments.density))
     rng = np.random.default_rng(comm.rank)
-    gradients = [rng.standard_normal(size, np.float32) for _ in range(GRADIENTS)]
+    values = rng.standard_normal(size + SHIFT, np.float32)
     target = np.empty(size, np.float32)
     if comm.rank == 0:
         print(f"N = {size}, k = {k}, P = {comm.size}; times in copies of N float32")
         print(f"{'reducer':<10} {'copy ms':>8} {'steady':>7} {'mean':>7} {'most':>7} {'goal':>5} {'authors':>8}")
     for name in arguments.reducers.split(","):
         feedback = sar.ErrorFeedback(REDUCERS[name](size, k))
-        copies = [copy_time(comm, gradients[0], target)]
-        step_times(comm, feedback, gradients, 3)
+        copies = [copy_time(comm, values[:size], target)]
+        step_times(comm, feedback, values, arguments.before, seed=1)
         profile = cProfile.Profile()
         if arguments.profile:
             profile.enable()
-        times = step_times(comm, feedback, gradients, arguments.steps)
+        times = step_times(comm, feedback, values, arguments.steps, seed=2)
         profile.disable()
-        copies.append(copy_time(comm, gradients[0], target))
+        copies.append(copy_time(comm, values[:size], target))
         if comm.rank == 0:
             copy = statistics.mean(copies)
             steady, mean, most = (function(times) / copy for function in (statistics.median, statistics.mean, max))

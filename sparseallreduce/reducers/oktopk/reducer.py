@@ -145,7 +145,7 @@ class OkTopk(Reducer):
         if ranks == 1 or not self.balance_boundaries:
             return equal(self.size, ranks)
         due = history.operations % self.boundary_period == 0
-        bounds = (yield from averaged(indices, self.size, rank, ranks)) if due else list(history.bounds)
+        bounds = (yield from averaged(indices, self.size, self.k, rank, ranks)) if due else list(history.bounds)
         return (yield from rebalanced(indices, bounds, not due, self.k, rank, ranks))
 
 

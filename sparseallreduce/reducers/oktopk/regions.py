@@ -23,12 +23,12 @@ def equal(size: int, ranks: int) -> Bounds:
     return boundaries(size, ranks)
 
 
-def averaged(indices: NDArray[Any], size: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
+def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
     """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks."""
     local = np.array(equal(size, ranks)[1:-1], np.int64)
     if len(indices):
         local = indices[np.arange(1, ranks) * len(indices) // ranks].astype(np.int64)
-    summed = yield from total(local, size * ranks, rank, ranks)
+    summed = yield from total(local, size * ranks, k, rank, ranks)
     return [0, *(summed // ranks).tolist(), size]
 
 
@@ -62,7 +62,7 @@ def rebalanced(
     limit = tolerance(k, ranks)
     known = yield from _counted(indices, bounds, k, rank, ranks)
     if average and _fullest(known, bounds) > limit:
-        bounds = yield from averaged(indices, bounds[-1], rank, ranks)
+        bounds = yield from averaged(indices, bounds[-1], k, rank, ranks)
         known |= yield from _counted(indices, bounds, k, rank, ranks)
     for _ in range(_attempts(k, ranks)):
         if _fullest(known, bounds) <= limit:
@@ -83,7 +83,7 @@ def _attempts(k: int, ranks: int) -> int:
 def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
     """How many indices of all ranks lie below each of the places."""
     below = np.searchsorted(indices, np.array(places[1:-1], indices.dtype))
-    summed = yield from total(np.append(below, len(indices)), k * ranks, rank, ranks)
+    summed = yield from total(np.append(below, len(indices)), k * ranks, k, rank, ranks)
     return dict(zip(places, [0, *summed.tolist()]))
 
 
