@@ -7,4 +7,7 @@ from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 
-__all__ = ["ErrorFeedback", "GTopk", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+__all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+
+#: All reducers by name.
+REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA)}

@@ -10,10 +10,12 @@ all ranks, and does not stay behind in a residual. Among equal magnitudes the on
 
 from sparseallreduce.streams.selection.base import Selector
 from sparseallreduce.streams.selection.exact import ExactTopK, kth_magnitude, top_of_stream
+from sparseallreduce.streams.selection.nonzero import NonZeroTopK
 from sparseallreduce.streams.selection.threshold import Threshold, select_at_least, stream_at_least
 
 __all__ = [
     "ExactTopK",
+    "NonZeroTopK",
     "Selector",
     "Threshold",
     "kth_magnitude",
