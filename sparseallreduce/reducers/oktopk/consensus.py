@@ -36,9 +36,10 @@ def total(vector: Counts, most: int, k: int, rank: int, ranks: int) -> Generator
     vector = vector.astype(np.int32 if most < 2**31 else np.int64)
     if (ranks - 1) * len(vector) <= k // 64:
         told = yield Share(vector.tobytes())
-        return np.sum([np.frombuffer(record, vector.dtype) for record in told], axis=0, dtype=np.int64)
-    summed = yield from rabenseifner(SparseStream._dense_form(vector, len(vector)), rank, ranks, Reduction())
-    return summed.to_dense().astype(np.int64)
+        summed: Counts = np.sum([np.frombuffer(record, vector.dtype) for record in told], axis=0, dtype=np.int64)
+        return summed
+    stream = yield from rabenseifner(SparseStream._dense_form(vector, len(vector)), rank, ranks, Reduction())
+    return stream.to_dense().astype(np.int64)
 
 
 def shared(count: int, most: int, ranks: int) -> Generator[Step, Any, list[int]]:

@@ -62,14 +62,15 @@ def plan(sizes: Sequence[int], max_imbalance: float | None) -> list[Transfer]:
     sizes : sequence of int
     max_imbalance : float or None
         Balance where the largest size is more than so many times the mean (4 in the paper). That alone does not bound what the ranks
-        send, because recursive doubling passes on whatever lies together: nor may a rank have to send more than the busiest rank of
-        a balanced allgatherv. None never balances.
+        send, because recursive doubling passes on whatever lies together: nor may a rank have to send so much that its share of the
+        bound, less the k values of the split, would be used up. None never balances.
     """
     ranks, entries = len(sizes), sum(sizes)
     if max_imbalance is None or entries == 0:
         return []
-    busiest = 4 * (ranks - 1) / (3 * ranks - 2) * entries
-    if max(sizes) * ranks <= max_imbalance * entries and gather_loads(sizes).max() <= busiest:
+    # What the busiest rank sends when one rank held all (see _shares), or four fifths of 3 (P - 1)/P - 1.
+    allowed = max(4 * (ranks - 1) / (3 * ranks - 2), 1.6 - 2.4 / ranks) * entries
+    if max(sizes) * ranks <= max_imbalance * entries and gather_loads(sizes).max() <= allowed:
         return []
     return _transfers(sizes, _shares(sizes))
 

@@ -42,9 +42,10 @@ class OkTopk(Reducer):
     2. Balance and allgatherv: each rank selects those of its sums that are among the global top k. If they are distributed too
        unevenly over the ranks, some move. An allgatherv brings all to all.
 
-    The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. A rank sends and
-    receives no more than 6 k (P - 1)/P words, counts included, in about (2 P + 6 log2 P) messages; more for k below about 6 P, where the
-    counts weigh most. For P = 2, up to 4 k words.
+    The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. No rank sends or
+    receives more than 6 k (P - 1)/P words, counts included, for P from 4 on and k from about 8 P on: below, the counts weigh more
+    than the values. It takes P - 1 messages for the split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and
+    about 3 log2 P for counts.
 
     Parameters
     ----------
@@ -60,7 +61,8 @@ class OkTopk(Reducer):
     balance_boundaries : bool
         Whether to balance the regions; otherwise, they are of one length.
     max_imbalance : float or None
-        How many times the mean the largest number of global top-k values on a rank may be before some move. None lets none move.
+        How many times the mean the largest number of global top-k values on a rank may be before some move. They also move where the
+        allgatherv would otherwise have a rank send more than its bound. None lets none move.
     bucket : int
         Destinations in a bucket of the split, whose messages travel while those of the bucket before it are added.
 
