@@ -13,6 +13,7 @@ import sparseallreduce as sar
 REDUCERS = {
     "gtopk": sar.GTopk,
     "gtopk by allgather": lambda size, k: sar.GTopk(size, k, form="allgather"),
+    "gaussiank": sar.GaussianK,
     "oktopk": sar.OkTopk,
     "topka": sar.TopkA,
     "topkdsa": sar.TopkDSA,

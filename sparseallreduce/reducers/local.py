@@ -52,9 +52,7 @@ class LocalSelection(Reducer):
         self.selector = self._new_selector()
 
     def state(self) -> dict[str, Any]:
-        # A selector's attributes are its options and what it remembers, numbers and texts; None stands for what it does not know yet.
-        known = {f"selector.{name}": value for name, value in vars(self.selector).items() if value is not None}
-        return super().state() | {"selector": type(self.selector).__name__} | known
+        return super().state() | {"selector": type(self.selector).__name__} | _attributes(self.selector, "selector.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         ours = self.state()["selector"]
@@ -62,8 +60,7 @@ class LocalSelection(Reducer):
             raise CheckpointError(f"this state is of a reducer with selector {state.get('selector')}, and this one has {ours}")
         super().restore(state)
         self.selector = self._new_selector()
-        for name in vars(self.selector):
-            setattr(self.selector, name, state.get(f"selector.{name}"))
+        _set_attributes(self.selector, "selector.", state)
 
     def _new_selector(self) -> Selector:
         make: Any = self._make_selector
@@ -71,6 +68,25 @@ class LocalSelection(Reducer):
         if not isinstance(selector, Selector):
             raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does: {make!r} does not")
         return selector
+
+
+def _attributes(of: Any, prefix: str) -> dict[str, Any]:
+    """The options of a selector and what it remembers, with those of its parts: numbers and texts, and None left out."""
+    found: dict[str, Any] = {}
+    for name, value in vars(of).items():
+        if hasattr(value, "__dict__"):
+            found |= _attributes(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = value
+    return found
+
+
+def _set_attributes(of: Any, prefix: str, values: Mapping[str, Any]) -> None:
+    for name, value in vars(of).items():
+        if hasattr(value, "__dict__"):
+            _set_attributes(value, f"{prefix}{name}.", values)
+        else:
+            setattr(of, name, values.get(prefix + name))
 
 
 def _without_zeros(stream: SparseStream) -> SparseStream:
