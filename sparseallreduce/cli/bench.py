@@ -15,6 +15,7 @@ from tqdm import tqdm
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.cli import bench_lossy
+from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
@@ -66,8 +67,7 @@ class Measured:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
 @click.option("--cold-caches", is_flag=True, help="Repeat all algorithms in turn, so that each finds the caches full of another's data.")
-@click.option("--lossy", is_flag=True, help="Measure the reducers on dense gradients instead: they sum about k of the N values.")
-@click.option("--reducers", metavar="A,B|all", callback=bench_lossy.named, help="Which of them to measure with --lossy.  [default: all]")
+@lossy_options()
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results, all times included.")
 @click.pass_context
@@ -86,8 +86,6 @@ def bench(
     if lossy:
         bench_lossy.run(context, reducers, json_path, chosen)
         return
-    if reducers is not None:
-        raise click.UsageError("--reducers is of --lossy: leave it out, or give --lossy too")
     if chosen["density"] is None:
         raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
     setting = Setting(**chosen)

@@ -10,38 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from sparseallreduce.cli.lossy_options import WORD, lossy_density, refuse_lossless
 from sparseallreduce.cli.lossy_steps import LossySetting, MeasuredReducer, measure
 from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.timing import spread
 from sparseallreduce.reducers import REDUCERS
 from sparseallreduce.runtime.mpi import world
 
-__all__ = ["named", "run"]
+__all__ = ["run"]
 
 Array = NDArray[Any]
 
-_DENSITY = 0.01  # by default
-_WORD = 4  # bytes of a value or an index, as Ok-Topk counts them
 _PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
-
-
-def named(context: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
-    """The reducers that an option names."""
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if names == ["all"]:
-        return list(REDUCERS)
-    unknown = [name for name in names if name not in REDUCERS]
-    if unknown or not names:
-        what = f"unknown reducer {unknown[0]!r}" if unknown else "no reducer is named"
-        raise click.BadParameter(f"{what}: give all, or some of {','.join(REDUCERS)}", context, option)
-    return names
 
 
 def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any]) -> None:
     """Measure reducers as the options of bench ask, print a table, and write a report."""
-    setting = _setting(context, chosen)
+    refuse_lossless(context, {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches"}, chosen["dtype"])
+    density = lossy_density(chosen["density"])
+    setting = LossySetting(**{name: chosen[name] for name in LossySetting._fields} | {"density": density})
     names = names or list(REDUCERS)
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
@@ -57,26 +44,6 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
     faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
     if faults:
         raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
-
-
-def _setting(context: click.Context, chosen: dict[str, Any]) -> LossySetting:
-    """The options that reducers know.
-
-    Raises
-    ------
-    click.UsageError
-        If one of the others was given.
-    """
-    given = click.core.ParameterSource.DEFAULT
-    for name, option in {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches"}.items():
-        if context.get_parameter_source(name) is not given:
-            raise click.UsageError(f"{option} is of the lossless algorithms: leave it out, or leave out --lossy")
-    if not chosen["dtype"].startswith("float"):
-        raise click.UsageError(f"reducers take floats, not {chosen['dtype']}: give --dtype float32 or float64")
-    density = _DENSITY if chosen["density"] is None else chosen["density"]
-    if not 0 < density <= 1:
-        raise click.UsageError("--density must be above 0 with --lossy: a reducer sums at least one value")
-    return LossySetting(**{name: chosen[name] for name in LossySetting._fields} | {"density": density})
 
 
 def _results(
@@ -113,7 +80,7 @@ def _row(
         "communicate": spread(total - select),
         "bytes_sent": _mean(measured.bytes_sent, steps),
         "header_bytes": _mean(measured.header_bytes, steps),
-        "words": _mean((measured.bytes_sent - measured.header_bytes) // _WORD, steps),
+        "words": _mean((measured.bytes_sent - measured.header_bytes) // WORD, steps),
         "messages": _mean(measured.messages, steps),
         "contributed": measured.contributed / steps / size,
         "result_density": measured.entries / steps / size,
@@ -134,7 +101,7 @@ def _table(setting: LossySetting, results: dict[str, Any], surroundings: dict[st
         f"{library}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): of {results['ranks']} x {setting.size:,} "
         f"{setting.dtype} values, k = {k:,} (density {setting.density:.4g})",
         f"{'non-blocking, ' if setting.non_blocking else ''}milliseconds of the slowest rank, median and quartiles of "
-        f"{setting.experiments * setting.repeats}; words of {_WORD} bytes that a rank sends, values and indices",
+        f"{setting.experiments * setting.repeats}; words of {WORD} bytes that a rank sends, values and indices",
         "",
         f"{'reducer':<14} {'select':>9} {'communicate':>11} {'total':>9} {'25 %':>9} {'75 %':>9} {'slowest':>9} {'/ copy':>7} "
         f"{'/ dense':>8} {'words / k':>9} {'messages':>8} {'chosen':>8} {'result':>8}",

@@ -16,7 +16,9 @@ from tqdm import tqdm
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.cli import simulate_lossy
 from sparseallreduce.cli.failure import launched_rank
+from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
@@ -34,23 +36,33 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch")  # al
 @click.command()
 @click.option("--ranks", type=click.IntRange(min=1), required=True, help="How many are simulated.")
 @click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
-@click.option("--density", type=click.FloatRange(0, 1), required=True, help="Share of the N positions that each rank has: k = N * density.")
+@click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="alpha, seconds a message.")
 @click.option("--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes a second.")
 @click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Where the ranks have entries.")
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
+@lossy_options()
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
 @click.pass_context
-def simulate(context: click.Context, /, names: list[str], json_path: Path | None, **chosen: Any) -> None:
+def simulate(
+    context: click.Context, /, names: list[str], json_path: Path | None, lossy: bool, reducers: list[str] | None, **chosen: Any
+) -> None:
     """Run every algorithm on a virtual network of any number of ranks, with real data in this one process.
 
     A message of L bytes takes latency + L / bandwidth, and computation no time (thesis section 3.1.1). Every result is checked
     against the dense sum. Positions of the ranks are independent and uniform, or disjoint, or the same for all (fully overlapping).
+
+    With --lossy every rank has N values, and the words that reducers send are counted. --density is 0.01 then by default.
     """
     if launched_rank() != 0:  # one process does all; started by an mpiexec, the others have nothing to do
         return
+    if lossy:
+        simulate_lossy.run(context, reducers, json_path, chosen)
+        return
+    if chosen["density"] is None:
+        raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
     check_output(json_path)
     ranks, size, entries = chosen["ranks"], chosen["size"], entries_of(chosen["size"], chosen["density"])
     if chosen["positions"] == "disjoint" and entries * ranks > size:

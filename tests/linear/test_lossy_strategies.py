@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ from sparseallreduce.linear import (
     SparseStrategy,
     StepDecay,
     Trainer,
+    load,
+    two_classes,
 )
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ALL = pytest.mark.parametrize("name", LOSSY)
 
 
@@ -241,3 +245,29 @@ def test_bad_arguments_are_one_line_and_status_2(samples, arguments, message):
     refused = train(samples, *arguments, status=2)
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def phishing():
+    """The real URLs, and what the sparse strategy makes of them in one pass."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data set is not here")
+    train, test = load(SHARED / "phishing_url.svm.bz2", SHARED / "phishing_url.t.svm.bz2", comm=sar.SERIAL, n_features=3_231_961)
+    train, classes = two_classes(train, sar.SERIAL)
+    test, _ = two_classes(test, sar.SERIAL, classes)
+    return train, test, accuracy(SparseStrategy, train, test)
+
+
+def accuracy(strategy, train, test):
+    made = Trainer(MODELS["logistic"](), strategy(train, sar.SERIAL), Constant(1.0), Options(1, 200))
+    return list(made.run(test))[-1].test_accuracy
+
+
+@pytest.mark.slow
+@ALL
+@pytest.mark.parametrize("density", [0.01, 0.001])
+def test_real_urls_are_told_from_phishing_by_few_entries_a_step(phishing, name, density):
+    train, test, expected = phishing
+    found = accuracy(partial(STRATEGIES[name], density=density), train, test)
+    assert expected > 0.985
+    assert found > expected - 0.002

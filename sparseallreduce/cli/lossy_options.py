@@ -1,0 +1,71 @@
+"""The options of `--lossy`, which bench and simulate share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from sparseallreduce.reducers import REDUCERS
+
+__all__ = ["WORD", "lossy_density", "lossy_options", "refuse_lossless"]
+
+WORD = 4  # bytes of a value or an index, as Ok-Topk counts them
+
+_DENSITY = 0.01  # by default
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def lossy_options() -> Callable[[Command], Command]:
+    """The options ``--lossy``, and ``--reducers a,b|all``, passed on as a list or None."""
+
+    def mark(command: Command) -> Command:
+        what = "Which of them to take with --lossy.  [default: all]"
+        command = click.option("--reducers", metavar="A,B|all", callback=_named, help=what)(command)
+        what = "Take the reducers instead, on dense values: they sum about k of N."
+        return click.option("--lossy", is_flag=True, is_eager=True, help=what)(command)
+
+    return mark
+
+
+def _named(context: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    if not context.params.get("lossy"):
+        raise click.UsageError("--reducers is of --lossy: leave it out, or give --lossy too", context)
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if names == ["all"]:
+        return list(REDUCERS)
+    unknown = [name for name in names if name not in REDUCERS]
+    if unknown or not names:
+        what = f"unknown reducer {unknown[0]!r}" if unknown else "no reducer is named"
+        raise click.BadParameter(f"{what}: give all, or some of {','.join(REDUCERS)}", context, option)
+    return names
+
+
+def lossy_density(density: float | None) -> float:
+    """The density that was given, or that by default.
+
+    Raises
+    ------
+    click.UsageError
+        If it is zero.
+    """
+    if density == 0:
+        raise click.UsageError("--density must be above 0 with --lossy: a reducer sums at least one value")
+    return _DENSITY if density is None else density
+
+
+def refuse_lossless(context: click.Context, options: Mapping[str, str], dtype: str) -> None:
+    """Refuse options, by their parameters' names, that mean nothing to reducers, and dtypes that they do not take.
+
+    Raises
+    ------
+    click.UsageError
+    """
+    for name, option in options.items():
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"{option} is of the lossless algorithms: leave it out, or leave out --lossy")
+    if dtype not in ("float32", "float64"):
+        raise click.UsageError(f"reducers take float32 and float64, not {dtype}: give --dtype float32 or float64")
