@@ -56,7 +56,8 @@ def _random_set(rng: np.random.Generator, size: int, k: int) -> Array:
     while len(drawn) < k:  # some are drawn twice, k * k / (2 * size) of them, so a few more than that are added at once
         missing = k - len(drawn)
         more = rng.integers(0, size, missing + missing * k // size + 4 * math.isqrt(missing) + 4)
-        drawn = np.union1d(drawn, more)
+        drawn = np.sort(np.concatenate([drawn, more]))  # np.unique takes ten times as long
+        drawn = drawn[np.append(True, drawn[1:] != drawn[:-1])]
     kept = np.ones(len(drawn), np.bool_)
     kept[rng.permutation(len(drawn))[: len(drawn) - k]] = False
     return drawn[kept]
