@@ -507,7 +507,7 @@ class TestTwins:
         over = data.draw(st.sampled_from([0, largest - 2, magnitude.key_of(1.0, array.dtype) - 1]))
         seed = data.draw(st.sampled_from([0, 5, 2**64 - 3]))
         options = {
-            "bucket": data.draw(st.sampled_from([1, 64, 70, 512, 10_000])),
+            "bucket": data.draw(st.sampled_from([1, 7, 64, 70, 512, 10_000] if size < 300 else [64, 70, 512, 10_000])),
             "share": data.draw(st.sampled_from([0.5, 3.0, 40.0, 100.0])),
             "at_most": data.draw(st.booleans()),
             "fixed": data.draw(st.sampled_from([0, 1, 4, 70])),
