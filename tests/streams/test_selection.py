@@ -262,7 +262,7 @@ class TestThresholdReuse:
         selector = selection.ThresholdReuse(2, 100)
         for values in ([np.nan, np.inf, 1.0], [1.0, 2.0, 3.0], [np.inf, 5.0, 5.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]):
             assert selector(np.array(values)).nnz <= 3
-        assert selector.forecast.threshold == 2.0
+        assert selector.threshold == 2.0
 
     def test_finds_the_threshold_anew_when_too_few_are_left(self):
         selector = selection.ThresholdReuse(100, 1000)
@@ -426,7 +426,7 @@ class TestApproximateTopK:
 class TestRandomK:
     @pytest.mark.parametrize("k", [0, 1, 5, 12, 20])
     def test_takes_every_place_equally_often(self, k):
-        selector, taken, runs = selection.RandomK(k, seed=3), np.zeros(20), 4000
+        selector, taken, runs = selection.RandomK(k, seed=3), np.zeros(20), 1000
         for _ in range(runs):
             stream = selector(np.ones(20))
             assert stream.nnz == k
@@ -507,7 +507,7 @@ class TestTwins:
         over = data.draw(st.sampled_from([0, largest - 2, magnitude.key_of(1.0, array.dtype) - 1]))
         seed = data.draw(st.sampled_from([0, 5, 2**64 - 3]))
         options = {
-            "bucket": data.draw(st.sampled_from([1, 64, 70, 512, 10_000])),
+            "bucket": data.draw(st.sampled_from([1, 7, 64, 70, 512, 10_000] if size < 300 else [64, 70, 512, 10_000])),
             "share": data.draw(st.sampled_from([0.5, 3.0, 40.0, 100.0])),
             "at_most": data.draw(st.booleans()),
             "fixed": data.draw(st.sampled_from([0, 1, 4, 70])),
@@ -519,8 +519,9 @@ class TestTwins:
                 ours = array.copy()
                 indices, values, reached = loops.select(ours, gradient, over, np.uint64, clear=True)
                 above, inside, found = loops.collect(array, over, largest, 2 * size)
-                ranks = [loops.kth(array, k) for k in range(1, size, 97)]
-                tops = [loops.top(array, *rank, k, np.uint32) for rank, k in zip(ranks, range(1, size, 97))]
+                some_k = [k for k in (1, size // 3, size) if 1 <= k <= size]
+                ranks = [loops.kth(array, k) for k in some_k]
+                tops = [loops.top(array, *rank, k, np.uint32) for rank, k in zip(ranks, some_k)]
                 sampled = loops.sample(array, gradient, size // 7, seed) if size >= 7 else None
                 sums = [measure(array.copy(), other) for measure in (loops.moments, loops.norms) for other in (None, gradient)]
                 drawn = loops.draw(theirs := array.copy(), gradient, np.uint32, **options, seed=seed, clear=True)

@@ -15,7 +15,7 @@ from sparseallreduce.streams.selection.gaussian import Gaussian
 from sparseallreduce.streams.selection.mstopk import MSTopK
 from sparseallreduce.streams.selection.nonzero import NonZeroTopK
 from sparseallreduce.streams.selection.randomk import RandomK
-from sparseallreduce.streams.selection.reuse import ThresholdForecast, ThresholdReuse, adjusted_threshold
+from sparseallreduce.streams.selection.reuse import ThresholdReuse, adjusted_threshold
 from sparseallreduce.streams.selection.sampling import DoubleSampling
 from sparseallreduce.streams.selection.threshold import Threshold, select_at_least, stream_at_least
 
@@ -29,7 +29,6 @@ __all__ = [
     "RandomK",
     "Selector",
     "Threshold",
-    "ThresholdForecast",
     "ThresholdReuse",
     "adjusted_threshold",
     "kth_magnitude",

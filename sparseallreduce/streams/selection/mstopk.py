@@ -78,14 +78,14 @@ class MSTopK(Selector):
     def _thresholds(self, keys: Array, floor: int, mean: float, largest: float, dtype: np.dtype[np.floating]) -> tuple[int, int]:
         """Algorithm 1, lines 4 to 24, in keys: the upper threshold chooses at most k values, the lower one more, if they were found.
 
-        ``keys`` are sorted, and all that there are from ``floor`` on, at least k.
+        ``keys`` are sorted, and all that there are from ``floor`` on, more than k if that is above 0.
         """
         upper, lower = magnitude.last(keys) + 1, 0  # that choose nothing, and everything
         left, right = 0.0, 1.0
         for _ in range(self.searches):
             ratio = left + (right - left) / 2
             key = magnitude.key_of(mean + ratio * (largest - mean), dtype)
-            count = len(keys) - int(np.searchsorted(keys, key))
+            count = len(keys) - int(np.searchsorted(keys, keys.dtype.type(key)))
             if key < floor or count > self.k:
                 left, lower = ratio, key
             else:

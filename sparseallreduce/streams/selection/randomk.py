@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
@@ -38,25 +36,10 @@ class RandomK(Selector):
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         add(accumulator, gradient)
         size = len(accumulator)
-        indices = _random_set(np.random.default_rng([self.seed, self.steps]), size, self.k).astype(index_dtype(size))
+        rng = np.random.default_rng([self.seed, self.steps])
+        indices = np.sort(rng.choice(size, self.k, replace=False, shuffle=False)).astype(index_dtype(size))
         values = accumulator[indices]
         if clear:
             clear_places(accumulator, indices)
         self.steps += 1
         return indices, values
-
-
-def _random_set(rng: np.random.Generator, size: int, k: int) -> Array:
-    """k of ``size`` numbers, in increasing order."""
-    if k > size // 2:
-        left = np.ones(size, np.bool_)
-        left[_random_set(rng, size, size - k)] = False
-        return np.flatnonzero(left)
-    drawn = np.empty(0, np.int64)
-    while len(drawn) < k:  # some are drawn twice, k * k / (2 * size) of them, so a few more than that are added at once
-        missing = k - len(drawn)
-        more = rng.integers(0, size, missing + missing * k // size + 4 * math.isqrt(missing) + 4)
-        drawn = np.union1d(drawn, more)
-    kept = np.ones(len(drawn), np.bool_)
-    kept[rng.permutation(len(drawn))[: len(drawn) - k]] = False
-    return drawn[kept]
