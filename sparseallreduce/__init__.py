@@ -12,7 +12,7 @@ from sparseallreduce.errors import (
     StreamTypeError,
     WireError,
 )
-from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
@@ -27,6 +27,7 @@ __all__ = [
     "DeadlockError",
     "ErrorFeedback",
     "GTopk",
+    "GaussianK",
     "MPIUnavailableError",
     "Machine",
     "MismatchError",

@@ -3,10 +3,16 @@
 HYPOTHESIS_PROFILE=thorough tries twenty times as many examples. With CI set, the examples are the same in every run.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anything imports NumPy or numba
+if "SPARSEALLREDUCE_CACHE" not in os.environ:
+    os.environ["SPARSEALLREDUCE_CACHE"] = tempfile.mkdtemp(prefix="sparseallreduce-")
+    atexit.register(shutil.rmtree, os.environ["SPARSEALLREDUCE_CACHE"], ignore_errors=True)
 
 import mpi_launch
 import pytest

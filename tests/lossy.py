@@ -13,6 +13,7 @@ import sparseallreduce as sar
 REDUCERS = {
     "gtopk": sar.GTopk,
     "gtopk by allgather": lambda size, k: sar.GTopk(size, k, form="allgather"),
+    "gaussiank": sar.GaussianK,
     "oktopk": sar.OkTopk,
     "topka": sar.TopkA,
     "topkdsa": sar.TopkDSA,
@@ -32,7 +33,7 @@ class Vectors:
     k: int
     dtype: str = "float32"
     contents: str = REAL
-    places: str = "anywhere"  # of large values: "anywhere", the "same" on all ranks, "disjoint", or all in one "region"
+    places: str = "anywhere"  # of the k largest: "anywhere", the "same" on all ranks, "disjoint" if they fit, or all in one "region"
     seed: int = 0
 
     def step(self, number: int) -> list[NDArray[Any]]:
@@ -59,7 +60,7 @@ class Vectors:
             "disjoint": common[rank :: self.ranks],
             "region": np.arange(self.size),
         }[self.places][: self.k]
-        vector[places] *= 5
+        vector[places] += np.copysign(10, vector[places])
         return vector
 
 

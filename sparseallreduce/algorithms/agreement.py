@@ -11,8 +11,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Generator, Mapping, Sequence
-from functools import lru_cache, reduce
-from operator import and_
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparseallreduce import errors
@@ -72,10 +71,18 @@ def agree(
         if intent.error is not None:
             raise common_error([intent.said()])
         return Agreed((intent.entries,), (payload,), flags)
-    said = yield Share(_RECORD.pack(intent.error is None, flags, _digest(intent.terms), intent.entries), payload, room)
-    well, common, digests, entries = zip(*map(_RECORD.unpack_from, said))
-    if all(well) and digests.count(digests[0]) == ranks:
-        return Agreed(entries, tuple(message[_RECORD.size :] for message in said), reduce(and_, common))
+    digest = _digest(intent.terms)
+    ours = _RECORD.pack(intent.error is None, flags, digest, intent.entries)
+    said: list[bytes] = yield Share(ours, payload, room)
+    entries, payloads, common, alike = [], [], flags, intent.error is None
+    for message in said:
+        well, theirs, of_theirs, count = _RECORD.unpack_from(message)
+        alike = alike and well and of_theirs == digest
+        common &= theirs
+        entries.append(count)
+        payloads.append(message[_RECORD.size :])
+    if alike:
+        return Agreed(tuple(entries), tuple(payloads), common)
     texts: Sequence[bytes] = yield Share(_text(intent))
     raise common_error([json.loads(text.rstrip(b"\0")) for text in texts])
 

@@ -86,8 +86,7 @@ def operation(
         flags, ready = _READY, (stream, memory.empty(stream._stored.shape, stream.dtype))
     entries, payloads, common = yield from agree(intent, rank, ranks, payload or b"", _room(ranks), flags)
     if common & _PACKED:
-        streams = [_unpacked(packed, count, call.stream, reduction) for packed, count in zip(payloads, entries)]
-        return reduction.leave(reduction.many(streams))
+        return reduction.leave(reduction.many(_unpacked(payloads, entries, call.stream, reduction)))
     if ready is not None and common & _READY:
         return reduction.leave((yield DenseAllreduce(ready[0], call.op, ready[1])))
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
@@ -124,15 +123,26 @@ def _packed(call: Call, room: int) -> bytes | None:
     return stream._array.tobytes() if call.op.is_sum else None
 
 
-def _unpacked(packed: bytes, entries: int, ours: SparseStream, reduction: Reduction) -> SparseStream:
-    """The stream of a rank with that many entries, of the kind of ``ours``."""
-    stored = ours._stored
-    values = np.frombuffer(packed, stored.dtype, entries * (ours.width or 1)).reshape(entries, *stored.shape[1:])
-    if len(packed) == values.nbytes and entries:
-        return SparseStream._dense_form(values, ours.size, density=reduction.switch_density)
-    indices = np.frombuffer(packed, index_dtype(ours.size), entries, values.nbytes)
-    stream = SparseStream._sparse_form(indices, values, ours.size, density=reduction.switch_density)
-    return reduction.densify(stream) if entries > reduction.limit(stream) else stream
+def _unpacked(
+    payloads: Sequence[bytes], entries: Sequence[int], ours: SparseStream, reduction: Reduction
+) -> list[SparseStream]:
+    """The streams of all ranks, of the kind of ``ours`` and with that many entries each."""
+    stored, size, density = ours._stored, ours.size, reduction.switch_density
+    dtype, shape, indices_of = stored.dtype, stored.shape[1:], index_dtype(size)
+    limit, row = reduction.limit(ours), dtype.itemsize * (ours.width or 1)
+    streams = []
+    for packed, count in zip(payloads, entries, strict=True):
+        values = np.frombuffer(packed, dtype, count * row // dtype.itemsize)
+        if shape:
+            values = values.reshape(count, *shape)
+        if len(packed) == count * row and count:
+            stream = SparseStream._dense_form(values, size, density=density)
+        else:
+            stream = SparseStream._sparse_form(np.frombuffer(packed, indices_of, count, count * row), values, size, density=density)
+            if count > limit:
+                stream = reduction.densify(stream)
+        streams.append(stream)
+    return streams
 
 
 def _expects_dense(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> bool:

@@ -16,7 +16,7 @@ from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["choose", "measure"]
+__all__ = ["choose", "measure", "pack_machine", "unpack_machine"]
 
 # Candidates in the order of preference among equals. The ring is never expected to win (its latency grows with P and its volume
 # is that of the split), and is left to those who know that their network wants neighbours to talk.
@@ -28,6 +28,8 @@ _CANDIDATES = (
     "dsar_early_switch",
     "allgather",
 )
+
+_LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
 
 
 def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine) -> str:
@@ -119,9 +121,18 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
     )
     if ranks == 1:
         return ours
-    layout = struct.Struct(f"<{len(ours)}d")
-    records: list[bytes] = yield Share(layout.pack(*ours))
-    return Machine(*(max(values) for values in zip(*map(layout.unpack, records), strict=True)))
+    records: list[bytes] = yield Share(pack_machine(ours))
+    return Machine(*(max(values) for values in zip(*map(_LAYOUT.unpack, records), strict=True)))
+
+
+def pack_machine(machine: Machine) -> bytes:
+    """The bytes of a machine all of whose constants were measured."""
+    return _LAYOUT.pack(*machine)
+
+
+def unpack_machine(packed: bytes) -> Machine:
+    """The machine of these bytes."""
+    return Machine(*_LAYOUT.unpack(packed))
 
 
 def _evenly(entries: int, size: int, shift: int = 0) -> SparseStream:

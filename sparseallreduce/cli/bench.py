@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import click
@@ -16,9 +14,11 @@ from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
+from sparseallreduce.cli import bench_lossy
 from sparseallreduce.cli.network import machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.mpi import world
 from sparseallreduce.streams.operator import OPERATORS, Operator
 
@@ -57,7 +57,7 @@ class Measured:
 
 @click.command()
 @click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
-@click.option("--density", type=click.FloatRange(0, 1), required=True, help="Share of the N positions that each rank has: k = N * density.")
+@click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(["float32", "float64", "int32", "int64"]), default="float32", show_default=True)
 @click.option("--op", type=click.Choice(list(OPERATORS)), default="sum", show_default=True)
@@ -66,16 +66,30 @@ class Measured:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
 @click.option("--cold-caches", is_flag=True, help="Repeat all algorithms in turn, so that each finds the caches full of another's data.")
+@click.option("--lossy", is_flag=True, help="Measure the reducers on dense gradients instead: they sum about k of the N values.")
+@click.option("--reducers", metavar="A,B|all", callback=bench_lossy.named, help="Which of them to measure with --lossy.  [default: all]")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results, all times included.")
 @click.pass_context
-def bench(context: click.Context, /, names: list[str], json_path: Path | None, device: str, **chosen: Any) -> None:
+def bench(
+    context: click.Context, /, names: list[str], json_path: Path | None, device: str, lossy: bool, reducers: Any, **chosen: Any
+) -> None:
     """Measure every algorithm against the dense allreduce of the MPI library.
 
     Every rank has k entries at random positions of its own. A time is that of the slowest rank from a barrier on. The repeats of an
     algorithm follow each other, and the algorithms come in another order in each experiment. Every result is checked against the
     dense reduction.
+
+    With --lossy every rank has a dense gradient and a residual: selection, communication and their total are timed, in multiples of
+    an array copy too, and checked: all ranks end with the same bits, and nothing is lost. --density is 0.01 then by default.
     """
+    if lossy:
+        bench_lossy.run(context, reducers, json_path, chosen)
+        return
+    if reducers is not None:
+        raise click.UsageError("--reducers is of --lossy: leave it out, or give --lossy too")
+    if chosen["density"] is None:
+        raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
     setting = Setting(**chosen)
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
@@ -125,9 +139,9 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
             on_step()
         times = np.empty((len(calls), setting.repeats))
         for place, repeat in _turns(setting, experiment, len(calls)):
-            times[place, repeat] = _timed(list(calls.values())[place], comm)
+            times[place, repeat] = timed(list(calls.values())[place], comm)
             on_step()
-        for each, row in zip(measured.values(), _slowest(times, comm)):
+        for each, row in zip(measured.values(), slowest(times, comm)):
             each.seconds.append(row.tolist())
     if AUTO in names:
         machine = machine_of(comm)
@@ -154,7 +168,7 @@ class _Dense:
         if self.comm.size == 1:
             np.copyto(self.total, self.ours)
             return
-        self.comm.Allreduce(self.ours, self.total, _mpi_operator(self.op))
+        self.comm.Allreduce(self.ours, self.total, mpi_operator(self.op))
 
     def expect(self, stream: sar.SparseStream) -> None:
         """Take the data of a new experiment, and find out what rank 0 will compare with."""
@@ -172,7 +186,7 @@ class _Dense:
     def _reduced(self, array: Array, op: Operator) -> Array:
         total = array.copy()
         if self.comm.size > 1:
-            self.comm.Allreduce(array, total, _mpi_operator(op))
+            self.comm.Allreduce(array, total, mpi_operator(op))
         return total
 
 
@@ -181,18 +195,12 @@ def _fill(array: Array, stream: sar.SparseStream, neutral: Any) -> None:
     array[stream.indices] = stream.values
 
 
-def _mpi_operator(op: Operator) -> Any:
-    from mpi4py import MPI
-
-    return getattr(MPI, op.name.upper())
-
-
 def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measured: Measured) -> None:
     """Run once, untimed: whether rank 0's result is right, whether all ranks have the same bits, and what was sent."""
     with sar.trace() as traffic:
         result = call()
     ranks = comm.size
-    ours = (_checksum(result), traffic.bytes_sent, traffic.header_bytes, traffic.messages)
+    ours = (checksum(result), traffic.bytes_sent, traffic.header_bytes, traffic.messages)
     rows = [ours] if ranks == 1 else comm.allgather(ours)
     deviation = 0.0
     if comm.rank == 0:
@@ -215,39 +223,12 @@ def _finish(measured: Measured, experiments: int) -> None:
         setattr(measured, name, [round(count / experiments) for count in getattr(measured, name)])
 
 
-def _checksum(stream: sar.SparseStream) -> tuple[bool, int, int]:
-    parts = (stream.indices, stream.values) if not stream.is_dense else (stream._stored,)
-    value = 0
-    for part in parts:
-        value = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, value)
-    return stream.is_dense, stream.stored, value
-
-
 def _turns(setting: Setting, experiment: int, calls: int) -> list[tuple[int, int]]:
     """The order of an experiment's timings, as places among the calls and numbers of repeats: random, and the same on all ranks."""
     rng = np.random.default_rng((setting.seed, experiment))
     if setting.cold_caches:
         return [(int(place), repeat) for repeat in range(setting.repeats) for place in rng.permutation(calls)]
     return [(int(place), repeat) for place in rng.permutation(calls) for repeat in range(setting.repeats)]
-
-
-def _timed(call: Callable[[], Any], comm: Any) -> float:
-    """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
-    if comm.size > 1:
-        comm.Barrier()
-    start = perf_counter()
-    result = call()
-    seconds = perf_counter() - start
-    del result
-    return seconds
-
-
-def _slowest(times: Array, comm: Any) -> Array:
-    if comm.size == 1:
-        return times
-    slowest = np.empty_like(times)
-    comm.Allreduce(times, slowest, _mpi_operator(OPERATORS["max"]))
-    return slowest
 
 
 def _results(setting: Setting, measured: dict[str, Measured], ranks: int) -> dict[str, Any]:
@@ -264,9 +245,8 @@ def _results(setting: Setting, measured: dict[str, Measured], ranks: int) -> dic
 
 
 def _row(name: str, measured: Measured, baseline: float) -> dict[str, Any]:
-    lower, median, upper = (float(value) for value in np.quantile(measured.seconds, [0.25, 0.5, 0.75]))
-    row: dict[str, Any] = {"algorithm": name, "median": median, "lower_quartile": lower, "upper_quartile": upper}
-    row["ratio"] = median / baseline if baseline else None
+    row: dict[str, Any] = {"algorithm": name, **spread(measured.seconds)}
+    row["ratio"] = row["median"] / baseline if baseline else None
     if measured.bytes_sent:
         row |= {
             "bytes_sent": measured.bytes_sent,

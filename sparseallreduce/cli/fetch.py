@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import pooch
 
+from sparseallreduce.cache import CACHE_VARIABLE
 from sparseallreduce.cli.convert import byte_bar, convert_with_bars
 from sparseallreduce.cli.signals import stop_as_interrupted
-from sparseallreduce.linear.fetch import CACHE_VARIABLE, COLLECTION, SETS
+from sparseallreduce.linear.fetch import COLLECTION, SETS
 from sparseallreduce.linear.fetch import fetch as fetch_set
 from sparseallreduce.runtime.mpi import world
 

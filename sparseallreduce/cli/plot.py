@@ -180,6 +180,9 @@ def _draw_benchmarks(figure: Figure, runs: Mapping[str, Run]) -> None:
         below = medians - [1e3 * row["lower_quartile"] for row in found]
         above = [1e3 * row["upper_quartile"] for row in found] - medians
         times.bar(places, medians, width, yerr=np.array([below, above]), label=_setting(name, runs[name]["results"]), capsize=2)
+        selects = [1e3 * row["select"]["median"] if "select" in row else np.nan for row in found]
+        if not np.isnan(selects).all():
+            times.plot(places, selects, "k_", label=f"{name}: selection")
         sent.bar(places, [max(row.get("bytes_sent") or [np.nan]) / 1e6 for row in found], width)
     times.set(ylabel="milliseconds", title="time of the slowest rank, median and quartiles")
     sent.set(ylabel="MB sent by a rank", title="bytes of the rank that sends most (of MPI's own Allreduce nobody knows)")
@@ -192,8 +195,8 @@ def _draw_benchmarks(figure: Figure, runs: Mapping[str, Run]) -> None:
 
 
 def _bench_rows(results: Run) -> dict[str, Run]:
-    rows = [results["dense"], results["dense_with_densifying"], *results["algorithms"]]
-    return {row["algorithm"]: row for row in rows}
+    rows = [results[name] for name in ("dense", "dense_with_densifying") if name in results]  # with --lossy only the former
+    return {row["algorithm"]: row for row in (*rows, *results["algorithms"])}
 
 
 def _setting(name: str, results: Run) -> str:

@@ -27,7 +27,8 @@ from sparseallreduce.linear.early_stopping import WATCHED
 from sparseallreduce.linear.modelfile import FittedModel, save_model
 from sparseallreduce.linear.models import MODELS, LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES
-from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
+from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.runtime.mpi import world
 
@@ -62,6 +63,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--average", type=_COUNT, metavar="EPOCH", help="Take the mean of the weights after all steps from this epoch on.")
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="sparse", show_default=True, help="How gradients are summed.")
 @click.option("--algorithm", type=click.Choice(algorithms()), default="auto", show_default=True, help="Of sparse and overlapped.")
+@click.option(
+    "--density",
+    type=click.FloatRange(0, 1, min_open=True),
+    help=f"Share of the N entries that the strategies {', '.join(LOSSY)} sum in a step [{DENSITY:g}]; the rest waits in residuals.",
+)
 @click.option("--servers", type=_COUNT, default=1, show_default=True, help="Ranks that are parameter servers.")
 @click.option("--threads", type=_COUNT, default=1, show_default=True, help="Of each rank; how many changes no result.")
 @click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="End when this figure gets no better.")
@@ -243,8 +249,8 @@ def _peak_memory() -> int:
 
 
 _HEADER = (
-    f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7}   {'compute':>8} {'communicate':>11} {'wait':>8} "
-    f"{'update':>8} {'evaluate':>8} {'total s':>8}   {'sent MB':>9} {'gradient':>9} {'sum':>9}"
+    f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7}   {'compute':>8} {'select':>8} "
+    f"{'communicate':>11} {'wait':>8} {'update':>8} {'evaluate':>8} {'total s':>8}   {'sent MB':>9} {'gradient':>9} {'sum':>9}"
 )
 
 
@@ -254,8 +260,8 @@ def _line(epoch: Epoch) -> str:
     seconds = epoch.seconds
     return (
         f"{epoch.epoch:5} {epoch.loss:10.6g} {train_accuracy:>9} {train_auc:>7} {test_accuracy:>9} {test_auc:>7}   "
-        f"{seconds['compute']:8.3f} {seconds['communicate']:11.3f} {seconds['wait']:8.3f} {seconds['update']:8.3f} "
-        f"{seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
+        f"{seconds['compute']:8.3f} {seconds['select']:8.3f} {seconds['communicate']:11.3f} {seconds['wait']:8.3f} "
+        f"{seconds['update']:8.3f} {seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
         f"{epoch.bytes_sent / 1e6:9.2f} {epoch.gradient_density:9.3%} {epoch.total_density:9.3%}"
     )
 

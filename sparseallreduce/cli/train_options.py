@@ -12,7 +12,7 @@ from sparseallreduce.linear.class_weights import BALANCED
 from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.models import MODELS
 from sparseallreduce.linear.schedules import SCHEDULES, LargeBatch, Schedule
-from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy
 from sparseallreduce.linear.weights import Descent
 
 __all__ = ["ClassWeights", "check", "checkpoints", "descent", "schedule", "stopping", "strategy_options"]
@@ -51,6 +51,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     wrong = {
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
+        f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
+        and not issubclass(kind, LossyStrategy),
         "--servers is of the strategies ps-sync and ps-async: leave it out, or take one of them": chosen["servers"] != 1
         and not issubclass(kind, ParameterServer),
         "--decay is of every --schedule but constant: leave it out, or choose one": chosen["decay"] is not None and not decays,
@@ -132,6 +134,8 @@ def strategy_options(chosen: dict[str, Any]) -> dict[str, Any]:
     """What the chosen strategy is told beside the data set, the communicator and the descent."""
     kind = STRATEGIES[chosen["strategy"]]
     options = {"threads": chosen["threads"]}
+    if issubclass(kind, LossyStrategy) and chosen["density"] is not None:
+        options["density"] = chosen["density"]
     if issubclass(kind, SparseStrategy):
         options["algorithm"] = chosen["algorithm"]
     if issubclass(kind, ParameterServer):

@@ -13,9 +13,11 @@ from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_m
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, BoldDriver, Constant, InverseScaling, InverseTime, LargeBatch, Plateau, StepDecay
 from sparseallreduce.linear.strategies import (
+    LOSSY,
     STRATEGIES,
     AsynchronousParameterServer,
     DenseStrategy,
+    LossyStrategy,
     OverlappedStrategy,
     SparseStrategy,
     Strategy,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 
 __all__ = [
+    "LOSSY",
     "MODELS",
     "SCHEDULES",
     "STRATEGIES",
@@ -53,6 +56,7 @@ __all__ = [
     "LinearSVM",
     "Logistic",
     "LogisticRegression",
+    "LossyStrategy",
     "ModelFileError",
     "Options",
     "OverlappedStrategy",

@@ -26,3 +26,8 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now
+
+    def part(self, phase: str, seconds: float) -> None:
+        """Give a phase so many seconds of the one that goes on."""
+        self.seconds[phase] += seconds
+        self._last += seconds

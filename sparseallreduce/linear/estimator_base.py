@@ -27,7 +27,7 @@ from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES, Plateau, Reactive, Schedule
-from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, SparseStrategy, Strategy
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import world
@@ -78,6 +78,9 @@ PARAMETERS = """
         servers.
     algorithm : str
         Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
+    density : float, optional
+        Of the lossy strategies, :data:`sparseallreduce.linear.LOSSY`: the share of the weights that a step may change, by default 0.01.
+        What the others would change waits in residuals, and is dropped at the end of a call.
     threads : int
         Of every rank; how many there are changes no bit.
     random_state : int, RandomState or None
@@ -134,6 +137,7 @@ class LinearEstimator(BaseEstimator):
         scale_features: bool = True,
         strategy: str = "sparse",
         algorithm: str = "auto",
+        density: float | None = None,
         threads: int = 1,
         random_state: Any = 0,
         warm_start: bool = False,
@@ -154,6 +158,7 @@ class LinearEstimator(BaseEstimator):
         self.scale_features = scale_features
         self.strategy = strategy
         self.algorithm = algorithm
+        self.density = density
         self.threads = threads
         self.random_state = random_state
         self.warm_start = warm_start
@@ -307,6 +312,11 @@ class LinearEstimator(BaseEstimator):
             raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
         if self.strategy not in _REPLICATED:
             raise ValueError(f"strategy must be one of {', '.join(_REPLICATED)}, not {self.strategy!r}")
+        if self.density is not None:
+            if self.strategy not in LOSSY:
+                raise ValueError(f"density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them")
+            if not (isinstance(self.density, int | float) and 0 < self.density <= 1):
+                raise ValueError(f"density must be above 0 and at most 1, not {self.density!r}")
         if not callable(self.schedule) and self.schedule not in (PLATEAU, *SCHEDULES):
             raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES))}, not {self.schedule!r}")
 
@@ -395,7 +405,9 @@ class LinearEstimator(BaseEstimator):
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]
-        options = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
+        options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
+        if issubclass(kind, LossyStrategy) and self.density is not None:
+            options["density"] = self.density
         descent = Descent(
             l2=self.l2,
             l1=self.l1,

@@ -16,6 +16,7 @@ from typing import Any
 import pooch
 from filelock import FileLock
 
+from sparseallreduce.cache import default_cache
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.binary_writer import written
@@ -24,12 +25,10 @@ from sparseallreduce.linear.convert import convert
 from sparseallreduce.linear.download import AbsentError, Downloader
 from sparseallreduce.linear.text_pieces import PathLike
 
-__all__ = ["CACHE_VARIABLE", "COLLECTION", "SETS", "Remote", "default_cache", "fetch"]
+__all__ = ["COLLECTION", "SETS", "Remote", "fetch"]
 
 #: Where the collection is at home.
 COLLECTION = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-#: The environment variable that names another cache folder.
-CACHE_VARIABLE = "SPARSEALLREDUCE_CACHE"
 
 Converter = Callable[..., Header]
 Received = Callable[[int, int | None], object] | None
@@ -129,11 +128,6 @@ def fetch(
                     convert(text, result, comm, n_features=chosen.features, n_samples=samples)
         paths.append(result if binary else text)
     return paths
-
-
-def default_cache() -> Path:
-    """The cache folder where no other is given."""
-    return Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("sparseallreduce"))
 
 
 @dataclass(frozen=True)

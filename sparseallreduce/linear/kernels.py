@@ -49,6 +49,7 @@ _TWELVE = np.uint64(12)
 _THIRTY_TWO = np.uint64(32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _LINE = 64  # bytes of a cache line
+_ROWS_AHEAD = 8
 _AHEAD = 16  # entries that a weight is fetched before its turn
 
 
@@ -78,7 +79,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
 def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
     """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights."""
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 1)
+        _fetch_row(indptr, indices, values, rows, i + 2)
         entry = np.uint64(indptr[rows[i]])
         end = np.uint64(indptr[rows[i] + 1])
         # Four sums at once, because each addition of a single one would wait for the one before.
@@ -102,7 +103,7 @@ def accumulate(indptr: Array, indices: Array, values: Array, rows: Array, coeffi
     Features outside are left to others; rows of coefficient zero cost nothing.
     """
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 1)
+        _fetch_row(indptr, indices, values, rows, i + 2)
         coefficient = coefficients[i]
         if coefficient == 0:
             continue
@@ -126,7 +127,7 @@ def accumulate_marked(
 ) -> None:
     """As :func:`accumulate`, and mark every entry that was touched in the bitmap of ``words`` and ``blocks``."""
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 1)
+        _fetch_row(indptr, indices, values, rows, i + 2)
         coefficient = coefficients[i]
         if coefficient == 0:
             continue
@@ -223,6 +224,8 @@ def _mixed(bits: Any) -> Any:
 @kernel
 def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int) -> None:
     """Ask for the cache lines of row ``rows[i]``, if there is one."""
+    if i + _ROWS_AHEAD < rows.size:  # where a row begins has to be fetched, too
+        prefetch(indptr, np.uint64(rows[i + _ROWS_AHEAD]))
     if i >= rows.size:
         return
     begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])

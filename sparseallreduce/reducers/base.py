@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
+from contextlib import closing
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -55,6 +57,8 @@ class Reducer(ABC):
         adds them to it, or they are lost.
     steps : int
         Operations completed.
+    select_seconds : float
+        Of the latest operation: how long this rank computed before it first said something, which is choosing what to send.
     reduction : Reduction
         What adds streams; its ``work`` is what the simulator charges.
 
@@ -76,6 +80,7 @@ class Reducer(ABC):
         if not min(1, self.size) <= self.k <= self.size:
             raise AlgorithmError(f"k is the number of elements to sum, from 1 to the size, {size}, not {k}")
         self.steps = 0
+        self.select_seconds = 0.0
         self.returned: SparseStream | None = None
         self.reduction = Reduction()
         self._busy = False
@@ -243,21 +248,45 @@ class Plan:
         """The reducer's own schedule."""
         accumulator, gradient, reducer = self.accumulator, self.gradient, self.reducer
         assert accumulator is not None
+        start = perf_counter()
         try:
             if isinstance(gradient, SparseStream):
                 gradient.add_to(accumulator)
                 gradient = None
             reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-            reduced = yield from reducer.reduce(accumulator, gradient, rank, ranks)
+            reduced = yield from self._timed(reducer.reduce(accumulator, gradient, rank, ranks), start)
             reducer.steps += 1
             return reduced
         finally:
             self.abandon()
 
+    def _timed(self, schedule: Reducing, start: float) -> Reducing:
+        """The schedule; the time from ``start`` to its first step is noted as that of selection."""
+        try:
+            step = next(schedule)
+        except StopIteration as stop:
+            alone: Reduced = stop.value
+            return alone
+        finally:
+            self.reducer.select_seconds = perf_counter() - start
+        return (yield from _resumed(schedule, step))
+
     def abandon(self) -> None:
         """Let the reducer go."""
         if self.intent.error is None:
             self.reducer._busy = False
+
+
+def _resumed(schedule: Reducing, step: Step) -> Reducing:
+    """The rest of a schedule that has yielded its first step."""
+    with closing(schedule):
+        while True:
+            value = yield step
+            try:
+                step = schedule.send(value)
+            except StopIteration as stop:
+                reduced: Reduced = stop.value
+                return reduced
 
 
 def no_indices(size: int) -> Array:

@@ -117,6 +117,8 @@ class GTopk(LocalSelection):
         dropped = SparseStream._sparse_form(no_indices(self.size), np.empty(0, update.dtype), self.size)
         wanted = update.indices
         for total, kept in levels:
+            if kept is update:
+                continue
             came_along = kernels.shared(wanted, kept.indices)[0]
             if len(came_along) < len(wanted):
                 indices, values = total._entries()

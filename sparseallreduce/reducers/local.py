@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparseallreduce.errors import AlgorithmError
+import numpy as np
+
+from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers.base import Array, Reducer
 from sparseallreduce.streams.selection import ExactTopK, Selector
 from sparseallreduce.streams.stream import SparseStream
@@ -36,8 +38,11 @@ class LocalSelection(Reducer):
         self.selector = self._new_selector()
 
     def select(self, accumulator: Array, gradient: Array | None) -> SparseStream:
-        """This rank's choice, as the algorithms take it; ``gradient`` is added to ``accumulator`` first."""
-        return self.reduction.enter(self.selector(accumulator, gradient))
+        """This rank's choice, as the algorithms take it; ``gradient`` is added to ``accumulator`` first.
+
+        A selector that has to choose k values takes zeros where there is nothing else; those are not sent.
+        """
+        return self.reduction.enter(_without_zeros(self.selector(accumulator, gradient)))
 
     def options(self) -> dict[str, Any]:
         return {"selector": type(self.selector).__name__}
@@ -46,9 +51,49 @@ class LocalSelection(Reducer):
         super().reset()
         self.selector = self._new_selector()
 
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"selector": type(self.selector).__name__} | _attributes(self.selector, "selector.")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        ours = self.state()["selector"]
+        if state.get("selector") != ours:
+            raise CheckpointError(f"this state is of a reducer with selector {state.get('selector')}, and this one has {ours}")
+        super().restore(state)
+        self.selector = self._new_selector()
+        _set_attributes(self.selector, "selector.", state)
+
     def _new_selector(self) -> Selector:
         make: Any = self._make_selector
         selector = make(self.k) if callable(make) and not isinstance(make, Selector) else None
         if not isinstance(selector, Selector):
             raise AlgorithmError(f"selector makes a Selector from k, as the class MSTopK does: {make!r} does not")
         return selector
+
+
+def _attributes(of: Any, prefix: str) -> dict[str, Any]:
+    """The options of a selector and what it remembers, with those of its parts: numbers and texts, and None left out."""
+    found: dict[str, Any] = {}
+    for name, value in vars(of).items():
+        if hasattr(value, "__dict__"):
+            found |= _attributes(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = value
+    return found
+
+
+def _set_attributes(of: Any, prefix: str, values: Mapping[str, Any]) -> None:
+    for name, value in vars(of).items():
+        if hasattr(value, "__dict__"):
+            _set_attributes(value, f"{prefix}{name}.", values)
+        else:
+            setattr(of, name, values.get(prefix + name))
+
+
+def _without_zeros(stream: SparseStream) -> SparseStream:
+    if stream.is_dense:  # which has no entries of their own for them
+        return stream
+    indices, values = stream._entries()
+    if np.count_nonzero(values) == len(values):
+        return stream
+    present = values != 0
+    return SparseStream._sparse_form(indices[present], values[present], stream.size)

@@ -31,7 +31,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.algorithms.choose import measure
+from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
 from sparseallreduce.algorithms.steps import (
@@ -48,6 +48,7 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
+from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire
@@ -77,6 +78,8 @@ _PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel 
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
+_CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
 
@@ -150,10 +153,10 @@ class Channel:
         self.collectives, duplicated = self.messages.Idup()
         while not duplicated.Test():
             yield False
-        neighbours = yield from self._outcome(_co_located(self.ranks))
-        sharing = max(1.0, neighbours / (os.cpu_count() or 1))
+        hosts = yield from self._outcome(_hosts())
+        sharing = max(1.0, hosts.count(hosts[self.rank]) / (os.cpu_count() or 1))
         self.crowded = sharing > 1
-        self.machine = yield from self._outcome(measure(self.rank, self.ranks, sharing))
+        self.machine = yield from self._outcome(_calibrated(self.rank, self.ranks, hosts, sharing))
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
@@ -526,10 +529,11 @@ def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MP
 
 def _heard(step: Share, rows: Bytes) -> tuple[list[bytes], bool]:
     """What the ranks have said, and whether the channel is sound on all of them."""
-    said, all_sound, record = [], True, _PREFIX.size + len(step.record)
-    for row in rows:
-        sound, payload = _PREFIX.unpack_from(row)
-        said.append(row[_PREFIX.size : record + payload].tobytes())
+    said, all_sound, record, length = [], True, _PREFIX.size + len(step.record), rows.shape[1]
+    text = rows.data.cast("B")
+    for at in range(0, len(text), length):
+        sound, payload = _PREFIX.unpack_from(text, at)
+        said.append(bytes(text[at + _PREFIX.size : at + record + payload]))
         all_sound = all_sound and sound
     return said, all_sound
 
@@ -659,10 +663,33 @@ def wait_until(done: Callable[[], bool]) -> None:
         rounds += 1
 
 
-def _co_located(ranks: int) -> Generator[Step, Any, int]:
-    """The ranks on this host."""
-    host = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
-    return list((yield Share(host))).count(host) if ranks > 1 else 1
+def _hosts() -> Generator[Step, Any, list[bytes]]:
+    """What stands for the host of each rank."""
+    hosts: list[bytes] = yield Share(hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest())
+    return hosts
+
+
+def _calibrated(rank: int, ranks: int, hosts: list[bytes], sharing: float) -> Generator[Step, Any, Machine]:
+    """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
+    measured = yield from measure(rank, ranks, sharing)
+    calibration = Calibration(MPI.Get_library_version().splitlines()[0], hosts) if rank == 0 else None
+    machine = yield from _told(None if calibration is None else calibration.like(measured))
+    if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
+        for _ in range(_CAREFUL - 1):
+            again = yield from measure(rank, ranks, sharing)
+            constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
+            measured = Machine(*map(min, constants))
+        machine = measured
+        if calibration is not None:
+            calibration.keep(machine)
+    return machine
+
+
+def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:
+    """What rank 0 knows, on all ranks."""
+    records: list[bytes] = yield Share(pack_machine(machine or _UNKNOWN))
+    told = unpack_machine(records[0])
+    return None if told == _UNKNOWN else told
 
 
 class _ProgressThread:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent
@@ -59,8 +60,8 @@ def allreduce(
     Returns
     -------
     SparseStream
-        The same on every rank, to the bit. From run to run, too, of a named algorithm or with a given ``machine``: "auto" may take
-        another algorithm, which adds in another order, where it measures the network otherwise.
+        The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
+        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``.
 
     Raises
     ------
@@ -177,9 +178,13 @@ class Request:
         if self._operation is not None:
             self._result, self._error = self._operation.result, self._operation.error
             self._operation = None
+            _pending.discard(self)
         if self._error is not None:
             raise self._error
         return self._result
+
+
+_pending: WeakSet[Request] = WeakSet()  # requests that nobody has seen complete yet
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
@@ -269,12 +274,16 @@ def _launched(
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
 
+    # Whether a request is waited for, not whether it is done: what follows, and so the bits, must not be a matter of time.
+    patient = blocking and not _pending
+
     def steps() -> Generator[Step, Any, Any]:
-        return schedule(intent, channel.rank, channel.ranks, channel.machine, blocking and not channel.crowded and engine.alone())
+        return schedule(intent, channel.rank, channel.ranks, channel.machine, patient and not channel.crowded and engine.alone())
 
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
     request = Request(engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel)))
+    _pending.add(request)
     if progress == "thread":
         engine.progress_thread()
     return request

@@ -50,7 +50,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     (2, 3)
     """
     dtype = np.dtype(dtype)
-    nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype.itemsize
+    nbytes = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
     if nbytes < SMALLEST:
         return np.empty(shape, dtype)
     # Sizes have three significant bits, so that a fourth at most is wasted and few sizes are told apart.

@@ -142,8 +142,9 @@ class Reduction:
         self.work += len(ia) + len(ib)
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        indices = memory.empty(len(ia) + len(ib), ia.dtype)
-        values = memory.empty((len(ia) + len(ib), *va.shape[1:]), va.dtype)
+        room = len(ia) + len(ib)
+        indices = memory.empty(room, ia.dtype)
+        values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
         count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
         return SparseStream._sparse_form(indices[:count], values[:count], first.size, first.lo, first.hi, self.switch_density)
 

@@ -156,6 +156,36 @@ def test_a_killed_conversion_leaves_no_result_and_the_next_one_clears_up(tmp_pat
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.svm", "out.csr"]
 
 
+def convert_and_die(folder, doomed):
+    """Convert on all ranks, of which one is killed when it has written its first samples."""
+    from mpi4py import MPI
+
+    from sparseallreduce.linear.binary_writer import BinaryWriter
+
+    append = BinaryWriter.append
+
+    def last(self, block):
+        append(self, block)
+        if MPI.COMM_WORLD.rank == int(doomed):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    BinaryWriter.append = last
+    convert(Path(folder) / "in.svm", Path(folder) / "out.csr", MPI.COMM_WORLD)
+
+
+@pytest.mark.parametrize("doomed", [0, 1])
+def test_a_killed_rank_leaves_no_result_and_the_next_conversion_clears_up(tmp_path, text, expected, mpi_run, doomed):
+    (tmp_path / "in.svm").write_bytes(text)
+
+    ran = mpi_run(2, convert_and_die, tmp_path, doomed, check=False)
+
+    assert ran.returncode != 0
+    assert not (tmp_path / "out.csr").exists()
+    convert(tmp_path / "in.svm", tmp_path / "out.csr", sar.SERIAL, n_features=90)
+    assert (tmp_path / "out.csr").read_bytes() == expected
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.svm", "out.csr"]
+
+
 @pytest.mark.parametrize("limit", [50_000, 200_000, 330_000])
 def test_a_disk_that_is_full_leaves_nothing(tmp_path, text, limit):
     """A limit on the size of a file stands for the full disk: the first while the columns are collected, the last while they are joined."""

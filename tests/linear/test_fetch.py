@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
+from sparseallreduce.cache import CACHE_VARIABLE, default_cache
 from sparseallreduce.cli import main
 from sparseallreduce.linear import DatasetError, download, load
 from sparseallreduce.linear.convert import convert
-from sparseallreduce.linear.fetch import CACHE_VARIABLE, SETS, Remote, default_cache, fetch
+from sparseallreduce.linear.fetch import SETS, Remote, fetch
 
 TEXT = b"".join(b"%d 1:%d 7:0.5\n" % (number % 2, number * 7919 % 99991 + 1) for number in range(20_000))
 FILE = bz2.compress(TEXT)

@@ -30,7 +30,7 @@ def assert_nothing_is_lost(feedbacks, came_in, applied, magnitudes):
 @every_reducer
 @pytest.mark.parametrize("ranks", [1, 3, 4, 8])
 def test_nothing_is_lost_over_hundreds_of_steps(name, ranks):
-    case = Vectors(ranks, 300, 6, "float32", places="region" if ranks % 2 else "anywhere", seed=ranks)
+    case = Vectors(ranks, 300, 6, "float32", seed=ranks)
     group = feedbacks(case, REDUCERS[name])
     came_in, applied, magnitudes = np.zeros((3, case.size), np.longdouble)
     returned = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import importlib
 import pkgutil
@@ -104,7 +105,7 @@ class TestKthMagnitude:
     @pytest.mark.parametrize("misled", [(0.0, 0.0), (9.0, 9.0), (2.0, 9.0), (0.0, 0.5), (0.0, 9.0)])
     def test_does_not_depend_on_what_the_sample_says(self, misled, monkeypatch, twin):
         array = vector(4, LARGE, np.float32, "real")
-        monkeypatch.setattr(exact, "_bracket", lambda *_: tuple(magnitude.key_of(t, array.dtype) for t in misled))
+        monkeypatch.setattr(exact, "bracket", lambda *_: tuple(magnitude.key_of(t, array.dtype) for t in misled))
         k = LARGE // 50
         assert selection.kth_magnitude(array, k) == np.abs(array[order(array)[k - 1]])
         np.testing.assert_array_equal(selection.ExactTopK(k)(array).indices, np.sort(order(array)[:k]))
@@ -174,6 +175,273 @@ class TestThreshold:
                 select()
 
 
+def selectors(k):
+    """One of each kind."""
+    return (
+        selection.ExactTopK(k),
+        selection.Threshold(0.5),
+        selection.ThresholdReuse(k, 3),
+        selection.ThresholdReuse(k, 100, most=k),
+        selection.Gaussian(k),
+        selection.MSTopK(k, 7),
+        selection.DoubleSampling(k, share=0.3),
+        selection.ApproximateTopK(k),
+        selection.ApproximateTopK(k, form="at most", bucket=None, seed=4),
+        selection.ApproximateTopK(k, bucket=10, fixed=True),
+        selection.RandomK(k),
+    )
+
+
+class TestEverySelector:
+    @given(vectors(st.integers(0, 200)), st.integers(0, 2**32), st.data())
+    def test_sends_what_it_takes_and_keeps_the_rest(self, array, seed, data):
+        k = data.draw(st.integers(0, len(array)))
+        selector = data.draw(st.sampled_from(selectors(k)))
+        residual = array.copy()
+        for step in range(4):
+            gradient = vector(seed + step, len(array), array.dtype, "real") / 10
+            summed = total(residual, gradient)
+            stream = selector(residual, gradient, clear=True)
+            indices, values = stream.indices, stream.values
+            filled = (values == 0) & (summed[indices] != 0)
+            assert not filled.any() or getattr(selector, "fixed", False)
+            assert same_bits(values[~filled], summed[indices][~filled])
+            remaining = summed.copy()
+            remaining[indices[~filled]] = 0
+            assert same_bits(residual, remaining)
+
+    @given(vectors(st.integers(1, 200)), st.data())
+    def test_takes_what_is_not_finite_first(self, array, data):
+        k = data.draw(st.integers(1, len(array)))
+        selector = data.draw(st.sampled_from(selectors(k)[:9]))
+        stream = selector(array.copy())
+        left = np.setdiff1d(np.flatnonzero(~np.isfinite(array)), stream.indices)
+        assert len(left) == 0 or stream.nnz >= k
+
+    @pytest.mark.parametrize("number", range(11))
+    def test_chooses_the_same_again_in_a_new_run(self, number):
+        array = vector(11, LARGE, np.float32, "real")
+        runs = []
+        for _ in range(2):
+            selector = selectors(LARGE // 50)[number]
+            runs.append([selector(array) for _ in range(3)])
+        for one, two in zip(*runs):
+            np.testing.assert_array_equal(one.indices, two.indices)
+            np.testing.assert_array_equal(bits(one.values), bits(two.values))
+
+    @pytest.mark.parametrize("number", range(11))
+    def test_leaves_its_state_alone_when_an_argument_is_wrong(self, number):
+        selector = selectors(2)[number]
+        before = copy.deepcopy(selector)
+        with pytest.raises(StreamTypeError):
+            selector(np.ones(5, np.int32))
+        for array in (vector(1, 9, np.float32, "real"), vector(2, 9, np.float32, "real")):
+            np.testing.assert_array_equal(selector(array).indices, before(array).indices)
+
+
+class TestThresholdReuse:
+    def test_with_period_one_takes_the_top(self):
+        selector, top = selection.ThresholdReuse(40, 1), selection.ExactTopK(40)
+        for seed in range(5):
+            array = vector(seed, 1000, np.float32, "real")
+            np.testing.assert_array_equal(selector(array).indices, top(array).indices)
+
+    @pytest.mark.parametrize("shrink", [1.0, 0.98])
+    @pytest.mark.parametrize("distribution", ["normal", "laplace"])
+    def test_stays_near_k_while_gradients_shrink_and_residuals_grow(self, distribution, shrink):
+        k, residual, counts = LARGE // 100, np.zeros(LARGE, np.float32), []
+        selector, rng = selection.ThresholdReuse(k, 32), np.random.default_rng(0)
+        for step in range(100):
+            gradient = (getattr(rng, distribution)(size=LARGE) * shrink**step).astype(np.float32)
+            counts.append(selector(residual, gradient, clear=True).nnz)
+        errors = np.abs(np.array(counts) / k - 1)
+        assert counts[0] == counts[32] == counts[64] == k
+        assert errors[8:].mean() < 0.11  # what Ok-Topk section 5.2 reports; the residual of no step is far from that of eight
+
+    def test_does_not_look_further_ahead_than_values_are_finite(self):
+        selector = selection.ThresholdReuse(2, 100)
+        for values in ([np.nan, np.inf, 1.0], [1.0, 2.0, 3.0], [np.inf, 5.0, 5.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]):
+            assert selector(np.array(values)).nnz <= 3
+        assert selector.forecast.threshold == 2.0
+
+    def test_finds_the_threshold_anew_when_too_few_are_left(self):
+        selector = selection.ThresholdReuse(100, 1000)
+        array = vector(1, 5000, np.float32, "real")
+        selector(array)
+        assert selector(array / 10).nnz < 50
+        assert selector(array / 10).nnz == 100
+
+    def test_takes_no_more_than_it_may(self):
+        selector = selection.ThresholdReuse(100, 1000, most=120)
+        array = vector(1, 5000, np.float32, "real")
+        selector(array)
+        residual = 3 * array
+        stream = selector(residual, clear=True)
+        np.testing.assert_array_equal(stream.indices, selection.ExactTopK(120)(3 * array).indices)
+        assert np.count_nonzero(residual) == 5000 - 120
+
+    @pytest.mark.parametrize("k", [1000, 1500, 2000, 2500, 3000])
+    def test_an_adjusted_threshold_chooses_nearly_k(self, k):
+        array = vector(2, 100_000, np.float32, "real")
+        chosen = selection.select_at_least(array, 2.326)  # 2000
+        threshold = selection.adjusted_threshold(2.326, chosen.values, k)
+        assert abs(selection.select_at_least(array, threshold).nnz / k - 1) < 0.08
+
+    def test_options_out_of_range_are_errors(self):
+        for options in ({"period": 0}, {"most": 3}):
+            with pytest.raises(StreamError, match="at least"):
+                selection.ThresholdReuse(4, **options)
+
+
+class TestGaussian:
+    @pytest.mark.parametrize("contents", ["real", "heavy tail", "mostly zero", "few different", "special"])
+    @pytest.mark.parametrize("least", [0.0, 0.75])
+    def test_scales_its_threshold_until_enough_are_chosen(self, contents, least, twin):
+        array = vector(9, 5000, np.float64, contents)
+        finite = array[np.isfinite(array)]
+        k = 60
+        mean, square = finite.sum() / len(array), (finite**2).sum() / len(array)
+        threshold = abs(mean) + np.sqrt(square - mean**2) * 2.5121443279304616  # the normal quantile of 1 - 60 / 10000
+        magnitudes = np.where(np.isnan(array), np.inf, np.abs(array))
+        while np.count_nonzero((magnitudes >= threshold) & (magnitudes > 0)) <= least * k and threshold > 1e-300 and least:
+            threshold *= 0.95
+        stream = selection.Gaussian(k, least=least)(array)
+        np.testing.assert_array_equal(stream.indices, np.flatnonzero(magnitudes >= threshold))
+
+    def test_options_out_of_range_are_errors(self):
+        for options in ({"least": 1.0}, {"scale": 1.0}):
+            with pytest.raises(StreamError):
+                selection.Gaussian(4, **options)
+
+
+def algorithm_1(x, k, searches, rng):
+    """CommLib's algorithm 1, line by line."""
+    a = np.abs(x)
+    mean, u = a.mean(), a.max()
+    left, right, k1, k2, above, below = 0.0, 1.0, -1, len(x) + 1, np.inf, 0.0
+    for _ in range(searches):
+        ratio = left + (right - left) / 2
+        threshold = mean + ratio * (u - mean)
+        nnz = np.count_nonzero(a >= threshold)
+        if nnz <= k:
+            right = ratio
+            if nnz > k1:
+                k1, above = nnz, threshold
+        else:
+            left = ratio
+            if nnz < k2:
+                k2, below = nnz, threshold
+    first, second = np.flatnonzero(a >= above), np.flatnonzero((a < above) & (a >= below))
+    start = rng.integers(0, len(second) - (k - len(first)) + 1)
+    return np.sort(np.concatenate([first, second[start : start + k - len(first)]]))
+
+
+class TestMSTopK:
+    @pytest.mark.parametrize("contents", ["real", "few different", "all equal", "mostly zero", "sorted"])
+    @pytest.mark.parametrize("size", [700, LARGE])
+    @pytest.mark.parametrize("searches", [1, 3, 30])
+    def test_is_algorithm_1(self, contents, size, searches):
+        array = vector(10, size, np.float64, contents)
+        for k in (1, size // 100, size // 3, size):
+            found = selection.MSTopK(k, searches, seed=7)(array)
+            np.testing.assert_array_equal(found.indices, algorithm_1(array, k, searches, np.random.default_rng([7, 0])))
+
+    def test_nearly_takes_the_top(self):
+        array = vector(12, LARGE, np.float32, "real")
+        k = LARGE // 100
+        found, top = selection.MSTopK(k)(array), selection.ExactTopK(k)(array)
+        assert found.nnz == k
+        assert len(np.intersect1d(found.indices, top.indices)) > 0.99 * k
+
+    def test_no_searches_are_an_error(self):
+        with pytest.raises(StreamError, match="at least 1"):
+            selection.MSTopK(3, 0)
+
+
+class TestDoubleSampling:
+    def test_takes_about_k_and_the_largest_ones(self):
+        array, k = vector(13, LARGE, np.float32, "real"), LARGE // 50
+        selector = selection.DoubleSampling(k, share=0.1, overshoot=10.0)
+        found = [selector(array) for _ in range(8)]
+        assert all(abs(stream.nnz / k - 1) < 0.3 for stream in found)
+        assert len({stream.nnz for stream in found}) > 1  # another sample each time
+        for stream in found:
+            np.testing.assert_array_equal(stream.indices, selection.ExactTopK(stream.nnz)(array).indices)
+
+    def test_chooses_again_where_that_is_far_too_much(self):
+        array, k = vector(13, LARGE, np.float32, "few different"), LARGE // 50
+        np.testing.assert_array_equal(selection.DoubleSampling(k)(array).indices, selection.ExactTopK(k)(array).indices)
+
+    def test_options_out_of_range_are_errors(self):
+        for options in ({"share": 0.0}, {"share": 1.1}, {"overshoot": 0.9}):
+            with pytest.raises(StreamError):
+                selection.DoubleSampling(4, **options)
+
+
+class TestApproximateTopK:
+    def probabilities(self, array, k, form):
+        """Both forms of the thesis, section 2.4.1."""
+        v, norm = np.abs(array.astype(float)), np.abs(array.astype(float)).sum()
+        if form == "at most":
+            return np.minimum(1, k * v / norm)
+        if v.max() <= norm / k:
+            return k * v / norm
+        shift = (k * v.max() - norm) / (len(v) - k)
+        return k * (v + shift) / (norm + len(v) * shift)
+
+    @pytest.mark.parametrize("form", ["expected", "at most"])
+    @pytest.mark.parametrize("contents", ["real", "heavy tail"])
+    @pytest.mark.parametrize("bucket", [None, 512])
+    def test_takes_each_value_as_often_as_the_thesis_says(self, form, contents, bucket):
+        size, k, runs = 1536, 96, 3000
+        array = vector(14, size, np.float64, contents)
+        parts = np.split(array, 1 if bucket is None else 3)
+        expected = np.concatenate([self.probabilities(part, 32 * len(part) / 512, form) for part in parts])
+        selector, taken = selection.ApproximateTopK(k, form=form, bucket=bucket), np.zeros(size)
+        for _ in range(runs):
+            taken[selector(array).indices] += 1
+        if form == "expected":
+            assert abs(taken.sum() / runs / k - 1) < 0.01
+        deviations = np.sqrt(expected * (1 - expected) / runs)
+        assert (np.abs(taken / runs - expected) <= 5 * deviations + 1e-6).all()
+
+    @pytest.mark.parametrize("contents", ["real", "mostly zero"])
+    def test_fills_up_and_truncates_each_bucket(self, contents):
+        array = vector(15, 5 * 512 + 3, np.float32, contents)
+        stream = selection.ApproximateTopK(50, fixed=True)(array)
+        per_bucket = np.bincount(stream.indices // 512, minlength=6)
+        np.testing.assert_array_equal(per_bucket, [10, 10, 10, 10, 10, 3])
+        taken = stream.values != 0
+        np.testing.assert_array_equal(stream.values[taken], array[stream.indices[taken]])
+
+    def test_of_zeros_takes_nothing(self):
+        assert selection.ApproximateTopK(10)(np.zeros(1000)).nnz == 0
+
+    def test_options_out_of_range_are_errors(self):
+        for options in ({"form": "about"}, {"bucket": 0}):
+            with pytest.raises(StreamError):
+                selection.ApproximateTopK(4, **options)
+
+
+class TestRandomK:
+    @pytest.mark.parametrize("k", [0, 1, 5, 12, 20])
+    def test_takes_every_place_equally_often(self, k):
+        selector, taken, runs = selection.RandomK(k, seed=3), np.zeros(20), 4000
+        for _ in range(runs):
+            stream = selector(np.ones(20))
+            assert stream.nnz == k
+            taken[stream.indices] += 1
+        share = k / 20
+        assert np.abs(taken / runs - share).max() <= 5 * np.sqrt(share * (1 - share) / runs)
+
+    def test_takes_the_same_places_on_all_ranks(self):
+        one, other = selection.RandomK(100, seed=3), selection.RandomK(100, seed=3)
+        for step in range(3):
+            a, b = one(vector(step, 1000, np.float32, "real")), other(vector(50 + step, 1000, np.float32, "real"))
+            np.testing.assert_array_equal(a.indices, b.indices)
+        assert (one(np.ones(1000)).indices != selection.RandomK(100, seed=4)(np.ones(1000)).indices).any()
+
+
 class TestOfStreams:
     @given(vectors(), st.data())
     def test_the_top_of_a_stream_is_that_of_its_values(self, values, data):
@@ -237,6 +505,13 @@ class TestTwins:
         array, gradient = array[:size].copy(), other[:size].astype(array.dtype)
         largest = magnitude.nan(bits(array).dtype)
         over = data.draw(st.sampled_from([0, largest - 2, magnitude.key_of(1.0, array.dtype) - 1]))
+        seed = data.draw(st.sampled_from([0, 5, 2**64 - 3]))
+        options = {
+            "bucket": data.draw(st.sampled_from([1, 64, 70, 512, 10_000])),
+            "share": data.draw(st.sampled_from([0.5, 3.0, 40.0, 100.0])),
+            "at_most": data.draw(st.booleans()),
+            "fixed": data.draw(st.sampled_from([0, 1, 4, 70])),
+        }
         results = []
         for module in (selection_compiled, selection_reference):
             with pytest.MonkeyPatch.context() as patch:
@@ -246,8 +521,10 @@ class TestTwins:
                 above, inside, found = loops.collect(array, over, largest, 2 * size)
                 ranks = [loops.kth(array, k) for k in range(1, size, 97)]
                 tops = [loops.top(array, *rank, k, np.uint32) for rank, k in zip(ranks, range(1, size, 97))]
-                sampled = loops.sample(array, gradient, size // 7) if size >= 7 else None
-            results.append((ours, indices, values, reached, above, inside, found, ranks, *tops, sampled))
+                sampled = loops.sample(array, gradient, size // 7, seed) if size >= 7 else None
+                sums = [measure(array.copy(), other) for measure in (loops.moments, loops.norms) for other in (None, gradient)]
+                drawn = loops.draw(theirs := array.copy(), gradient, np.uint32, **options, seed=seed, clear=True)
+            results.append((ours, indices, values, reached, above, inside, found, ranks, *tops, sampled, sums, theirs, *drawn))
         for one, two in zip(*results):
             if isinstance(one, np.ndarray) and one.dtype.kind == "f":
                 assert same_bits(one, two)

@@ -2,6 +2,7 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
+from sparseallreduce.linear.strategies.lossy import GTopkStrategy, LossyStrategy, OkTopkStrategy, TopkAStrategy, TopkDSAStrategy
 from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
 from sparseallreduce.linear.strategies.parameter_server import (
     AsynchronousParameterServer,
@@ -12,18 +13,37 @@ from sparseallreduce.linear.strategies.parameter_server import (
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
 
 __all__ = [
+    "LOSSY",
     "STRATEGIES",
     "AsynchronousParameterServer",
     "DenseStrategy",
+    "GTopkStrategy",
+    "LossyStrategy",
+    "OkTopkStrategy",
     "OverlappedStrategy",
     "ParameterServer",
     "SparseStrategy",
     "Strategy",
     "SynchronousParameterServer",
+    "TopkAStrategy",
+    "TopkDSAStrategy",
     "read_on_workers",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
-    for strategy in (DenseStrategy, SparseStrategy, OverlappedStrategy, SynchronousParameterServer, AsynchronousParameterServer)
+    for strategy in (
+        DenseStrategy,
+        SparseStrategy,
+        OverlappedStrategy,
+        SynchronousParameterServer,
+        AsynchronousParameterServer,
+        OkTopkStrategy,
+        GTopkStrategy,
+        TopkAStrategy,
+        TopkDSAStrategy,
+    )
 }
+
+#: Names of those that sum a part of the entries, of a density that can be chosen.
+LOSSY = tuple(name for name, kind in STRATEGIES.items() if issubclass(kind, LossyStrategy))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bits_of", "from_key", "key_of", "keys", "mask", "nan"]
+__all__ = ["bits_of", "from_key", "key_of", "keys", "last", "mask", "nan"]
 
 Array = NDArray[Any]
 
@@ -22,6 +22,11 @@ def bits_of(array: Array) -> Array:
 def mask(dtype: np.dtype[Any]) -> int:
     """All bits but the sign."""
     return int(np.iinfo(dtype).max)
+
+
+def last(array: Array) -> int:
+    """The largest key that the values of an array can have."""
+    return mask(np.dtype(f"i{array.itemsize}"))
 
 
 def nan(dtype: np.dtype[Any]) -> int:

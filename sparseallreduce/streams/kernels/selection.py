@@ -8,6 +8,7 @@ are compiled by numba on first use and cached on disk; where numba is told not t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["collect", "kth", "sample", "select", "top", "warm_up"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top", "warm_up"]
 
 Array = NDArray[Any]
 ROOM = 4096  # entries at least, for which the loops need room at any time
@@ -58,18 +59,83 @@ def select(
         Up to which place the array was treated; N unless there were more than ``most``.
     """
     loops = _loops()
-    room = min(len(accumulator), max(expected, 0)) + 2 * ROOM
-    indices, values = np.empty(room, index_dtype), np.empty(room, accumulator.dtype)
+
+    def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
+        return loops.select(accumulator, gradient, over, clear, start, indices, values)  # type: ignore[no-any-return]
+
+    return _gathered(step, accumulator, index_dtype, expected, ROOM, most)
+
+
+def _gathered(
+    step: Callable[[int, Array, Array], tuple[int, int]],
+    array: Array,
+    index_dtype: DTypeLike,
+    expected: int,
+    least: int,
+    most: int | None = None,
+) -> tuple[Array, Array, int]:
+    """Run a loop, again from where it stopped for want of room; it goes on while there is twice as much as ``least``."""
+    room = min(len(array), expected) + 2 * least
+    indices, values = np.empty(room, index_dtype), np.empty(room, array.dtype)
     reached = n = 0
-    while reached < len(accumulator) and (most is None or n <= most):
-        if len(indices) - n < 2 * ROOM:
+    while reached < len(array) and (most is None or n <= most):
+        if len(indices) - n < 2 * least:
             indices.resize(2 * len(indices), refcheck=False)
             values.resize(2 * len(values), refcheck=False)
-        reached, chosen = loops.select(accumulator, gradient, over, clear, reached, indices[n:], values[n:])
+        reached, chosen = step(reached, indices[n:], values[n:])
         n += chosen
     indices.resize(n, refcheck=False)
     values.resize(n, refcheck=False)
     return indices, values, reached
+
+
+def draw(
+    accumulator: Array,
+    gradient: Array | None,
+    index_dtype: DTypeLike,
+    *,
+    bucket: int,
+    share: float,
+    at_most: bool,
+    fixed: int,
+    seed: int,
+    clear: bool,
+) -> tuple[Array, Array]:
+    """Add two arrays, and draw values of each bucket by chances that grow with their magnitudes (thesis sections 2.4.1, 4.3.3).
+
+    Parameters
+    ----------
+    accumulator : ndarray, shape (N,)
+        With ``gradient``, or to be cleared, it has to be writeable.
+    gradient : ndarray of the same shape and dtype, or None
+    index_dtype : {uint32, uint64}
+    bucket : int
+        Values in a bucket, at least 1; the last may be shorter.
+    share : float
+        Expected number of a bucket.
+    at_most : bool
+        Whether large magnitudes may make it less than that.
+    fixed : int
+        If not 0, exactly so many of each bucket: truncated, or filled up with zeros at places that were not drawn.
+    seed : int
+        From 0 to 2**64 - 1.
+    clear : bool
+        Whether to leave zeros in the accumulator where values were drawn.
+
+    Returns
+    -------
+    indices, values : ndarray, shape (n,)
+        In increasing order.
+    """
+    loops = _loops()
+    options = bucket, share, at_most, fixed, seed, clear
+
+    def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
+        return loops.draw(accumulator, gradient, options, start, indices, values)  # type: ignore[no-any-return]
+
+    expected = int(1.25 * (share + 1) * (len(accumulator) // bucket + 1))
+    indices, values, _ = _gathered(step, accumulator, index_dtype, expected, bucket + ROOM)
+    return indices, values
 
 
 def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, Array]:
@@ -110,10 +176,22 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     return key, ties
 
 
-def sample(accumulator: Array, gradient: Array | None, count: int) -> Array:
-    """``count`` values of the array, or of the sum of two, evenly spread at hashed places: the same ones in every call."""
-    sampled: Array = _loops().sample(accumulator, gradient, count)
+def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
+    """``count`` values of the array, or of the sum of two, evenly spread, at places that depend on nothing but the seed."""
+    sampled: Array = _loops().sample(accumulator, gradient, count, seed)
     return sampled
+
+
+def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    """Add the gradient, if there is one, and sum up the values and their squares, in float64, what is not finite as zeros."""
+    total, squares = _loops().moments(accumulator, gradient)
+    return total, squares
+
+
+def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    """Add the gradient, if there is one, and find the sum of the magnitudes and the largest of them, what is not finite as zeros."""
+    total, largest = _loops().norms(accumulator, gradient)
+    return total, largest
 
 
 def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Array:

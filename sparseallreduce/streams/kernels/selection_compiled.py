@@ -16,19 +16,22 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
 
-__all__ = ["collect", "kth", "sample", "select", "top"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
 GROUP = 64  # values compared together
 AT_ONCE = 4  # entries written for each group at least: more are rare up to a density of a few per cent
+MIX = (0x7FEB352D, 0x846CA68B)  # lowbias32, a hash of 32 bits whose multipliers were searched for (C. Wellons)
 AHEAD = 4096  # bytes from where memory is read to where it is asked for
 LINE = 64  # bytes of a cache line
 CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
+LANES = 8  # sums that grow side by side, each of every eighth value
 DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
 
 Array = NDArray[Any]
@@ -93,10 +96,8 @@ def _ask_ahead(builder: Any, pointer: Any, size: int) -> None:
 
 def _compare(builder: Any, bits: Any, over: Any) -> Any:
     vector = bits.type
-    limit = builder.insert_element(ir.Constant(vector, ir.Undefined), over, _INT32(0))
-    limits = builder.shuffle_vector(limit, limit, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
     unsigned = ir.Constant(vector, [2 ** (over.type.width - 1) - 1] * GROUP)
-    return builder.bitcast(builder.icmp_signed(">", builder.and_(bits, unsigned), limits), ir.IntType(GROUP))
+    return builder.bitcast(builder.icmp_signed(">", builder.and_(bits, unsigned), _spread(builder, over)), ir.IntType(GROUP))
 
 
 @_intrinsic
@@ -245,10 +246,10 @@ def _kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any
 
 
 @kernel
-def _sample(accumulator: Array, gradient: Array | None, stride: Any, sampled: Array) -> None:
+def _sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, sampled: Array) -> None:
     """Take one value of each ``stride``, at a place that a hash of its number chooses."""
     for entry in range(U(sampled.shape[0])):
-        i = entry * stride + _hash(entry) % stride
+        i = entry * stride + _hash(seed + entry) % stride
         if gradient is None:
             sampled[entry] = accumulator[i]
         else:
@@ -277,6 +278,224 @@ def _top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: A
     return np.int64(n)
 
 
+def _sums(signed: bool, fused: bool) -> Any:
+    """An intrinsic that adds up values in lanes of float64, those not finite as zeros.
+
+    ``signed`` sums up the values and their squares; else their magnitudes are summed up, and the largest is found.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_types, arrays = signature.args[: 1 + fused], arguments[: 1 + fused]
+        start, end, lanes = arguments[1 + fused :]
+        element = context.get_data_type(array_types[0].dtype)
+        integer = ir.IntType(64 if element == ir.DoubleType() else 32)
+        vector, bits, doubles = (ir.VectorType(of, LANES) for of in (element, integer, ir.DoubleType()))
+        infinity = magnitude.nan(np.dtype(f"i{integer.width // 8}")) - 1
+        unsigned, infinite, zeros = (ir.Constant(bits, [of] * LANES) for of in (2 ** (integer.width - 1) - 1, infinity, 0))
+        results = [_pointer(context, builder, signature.args[-1], lanes, ir.IntType(64)(at), doubles) for at in (0, LANES)]
+        kept_in = cgutils.alloca_once_value  # a register, after optimisation
+        totals = [kept_in(builder, builder.load(result, align=8)) for result in results]  # type: ignore[no-untyped-call]
+
+        def widened(value: Any) -> Any:
+            value = builder.bitcast(value, vector)
+            return value if vector == doubles else builder.fpext(value, doubles)
+
+        with cgutils.for_range_slice(builder, start, end, start.type(LANES)) as (i, _):
+            pointers = [_pointer(context, builder, kind, array, i, vector) for kind, array in zip(array_types, arrays)]
+            value = builder.load(pointers[0], align=1)
+            if fused:
+                value = builder.fadd(value, builder.load(pointers[1], align=1))
+                builder.store(value, pointers[0], align=1)
+            value = builder.bitcast(value, bits)
+            size = builder.and_(value, unsigned)
+            finite = builder.icmp_signed("<", size, infinite)
+            kept = widened(builder.select(finite, value if signed else size, zeros))
+            builder.store(builder.fadd(builder.load(totals[0]), kept), totals[0])
+            if signed:
+                second = builder.fadd(builder.load(totals[1]), builder.fmul(kept, kept))
+            else:
+                largest = builder.load(totals[1])
+                second = builder.select(builder.fcmp_ordered(">", kept, largest), kept, largest)
+            builder.store(second, totals[1])
+        for total, result in zip(totals, results):
+            builder.store(builder.load(total), result, align=8)
+        return context.get_dummy_value()
+
+    def typed_of_sum(typing: Any, accumulator: Any, gradient: Any, start: Any, end: Any, lanes: Any) -> Any:
+        return types.void(accumulator, gradient, types.uint64, types.uint64, lanes), generate
+
+    def typed(typing: Any, accumulator: Any, start: Any, end: Any, lanes: Any) -> Any:
+        return types.void(accumulator, types.uint64, types.uint64, lanes), generate
+
+    return _intrinsic(typed_of_sum if fused else typed)
+
+
+_moments_of, _moments_of_sum = _sums(signed=True, fused=False), _sums(signed=True, fused=True)
+_norms_of, _norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False, fused=True)
+
+
+@_inline
+def _rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any) -> Array:
+    """What is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
+    rest = np.zeros(LANES, accumulator.dtype)
+    for i in range(begin, end):
+        if gradient is not None:
+            accumulator[i] += gradient[i]
+        rest[i - begin] = accumulator[i]
+    return rest
+
+
+@kernel
+def _moments(accumulator: Array, gradient: Array | None) -> Any:
+    size = U(accumulator.shape[0])
+    whole, lanes = size & ~U(LANES - 1), np.zeros(2 * LANES)
+    if gradient is None:
+        _moments_of(accumulator, U(0), whole, lanes)
+    else:
+        _moments_of_sum(accumulator, gradient, U(0), whole, lanes)
+    if whole < size:
+        _moments_of(_rest(accumulator, gradient, whole, size), U(0), U(LANES), lanes)
+    total, squares = 0.0, 0.0
+    for lane in range(LANES):
+        total += lanes[lane]
+        squares += lanes[LANES + lane]
+    return total, squares
+
+
+@_inline
+def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, lanes: Array) -> Any:
+    lanes[:] = 0.0
+    whole = begin + ((end - begin) & ~U(LANES - 1))
+    if gradient is None:
+        _norms_of(accumulator, begin, whole, lanes)
+    else:
+        _norms_of_sum(accumulator, gradient, begin, whole, lanes)
+    if whole < end:
+        _norms_of(_rest(accumulator, gradient, whole, end), U(0), U(LANES), lanes)
+    total, largest = 0.0, 0.0
+    for lane in range(LANES):
+        total += lanes[lane]
+        largest = max(largest, lanes[LANES + lane])
+    return total, largest
+
+
+@kernel
+def _norms(accumulator: Array, gradient: Array | None) -> Any:
+    return _norms_in(accumulator, gradient, U(0), U(accumulator.shape[0]), np.empty(2 * LANES))
+
+
+@_intrinsic
+def _drawn(typing: Any, values: Any, start: Any, shift: Any, scale: Any, seed: Any) -> Any:
+    """Which of 64 values are drawn with probability ``(magnitude + shift) * scale``, as the bits of an integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, start, shift, scale, seed = arguments
+        element = shift.type
+        vector, numbers = ir.VectorType(element, GROUP), ir.VectorType(_INT32, GROUP)
+        bits = ir.VectorType(ir.IntType(64 if element == ir.DoubleType() else 32), GROUP)
+        pointer = _pointer(context, builder, signature.args[0], values, start, bits)
+        _ask_ahead(builder, pointer, GROUP * bits.element.width // 8)
+        unsigned = ir.Constant(bits, [2 ** (bits.element.width - 1) - 1] * GROUP)
+        size = builder.bitcast(builder.and_(builder.load(pointer, align=1), unsigned), vector)
+        chance = builder.fmul(builder.fadd(size, _spread(builder, shift)), _spread(builder, scale))
+        low = _spread(builder, builder.trunc(seed, _INT32))
+        high = _spread(builder, builder.trunc(builder.lshr(seed, seed.type(32)), _INT32))
+
+        def mixed(number: Any, by: int) -> Any:
+            return builder.xor(number, builder.lshr(number, ir.Constant(numbers, [by] * GROUP)))
+
+        number = builder.add(ir.Constant(numbers, list(range(GROUP))), low)
+        number = builder.mul(mixed(number, 16), ir.Constant(numbers, [MIX[0]] * GROUP))
+        number = builder.add(mixed(number, 15), high)
+        number = mixed(builder.mul(number, ir.Constant(numbers, [MIX[1]] * GROUP)), 16)
+        number = builder.lshr(number, ir.Constant(numbers, [8] * GROUP))  # 24 bits, which float32 holds exactly
+        drawn = builder.fmul(builder.sitofp(number, vector), ir.Constant(vector, [2.0**-24] * GROUP))
+        return builder.bitcast(builder.fcmp_unordered("<", drawn, chance), ir.IntType(GROUP))  # NaN is drawn
+
+    return types.uint64(values, types.uint64, values.dtype, values.dtype, types.uint64), generate
+
+
+def _spread(builder: Any, value: Any) -> Any:
+    vector = ir.VectorType(value.type, GROUP)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
+
+
+@_inline
+def _chances(norm: float, largest: float, size: Any, share: float, at_most: bool) -> Any:
+    """Shift and scale that make probabilities of magnitudes (thesis 2.4.1)."""
+    if share >= size:
+        return 1.0, np.inf
+    if not at_most and share * largest > norm:
+        shift = (share * largest - norm) / (size - share)
+        return shift, share / (norm + size * shift)
+    return 0.0, share / norm if norm > 0.0 else 0.0
+
+
+@kernel
+def _draw(
+    accumulator: Array,
+    bits: Array,
+    gradient: Array | None,
+    bucket: Any,
+    share: float,
+    at_most: bool,
+    fixed: Any,
+    seed: Any,
+    clear: bool,
+    start: Any,
+    indices: Array,
+    values: Array,
+) -> Any:
+    """Draw bucket after bucket from ``start`` on, while there is room for a whole one; ``fixed`` as many of each, unless it is 0."""
+    size, room, n, lanes = U(bits.shape[0]), U(indices.shape[0]), U(0), np.empty(2 * LANES)
+    last = np.zeros(GROUP, accumulator.dtype)
+    while start < size and n + bucket + U(GROUP) <= room:
+        end, begin = min(start + bucket, size), n
+        length = float(end - start)
+        norm, largest = _norms_in(accumulator, gradient, start, end, lanes)
+        shift, scale = _chances(norm, largest, length, share * length / bucket, at_most)
+        whole = start + ((end - start) & ~U(GROUP - 1))
+        for group in range(start, whole, U(GROUP)):
+            n = _emit(_drawn(accumulator, group, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
+        if whole < end:
+            for i in range(whole, end):
+                last[i - whole] = accumulator[i]
+            word = _drawn(last, U(0), shift, scale, _hash(seed + whole))
+            n = _emit(word & ((U(1) << (end - whole)) - U(1)), whole, bits, indices, values, n)
+        wanted = min(fixed, end - start)
+        if fixed > U(0):
+            n = min(n, begin + wanted)
+        if clear:
+            for entry in range(begin, n):
+                bits[indices[entry]] = 0
+        if n < begin + wanted:
+            n = _fill_up(start, indices, values, begin, n, begin + wanted)
+        start = end
+    return np.int64(start), np.int64(n)
+
+
+@_inline
+def _fill_up(place: Any, indices: Array, values: Array, begin: Any, n: Any, end: Any) -> Any:
+    """Add zeros at the first places that were not drawn, and sort them in."""
+    drawn, chosen = begin, n
+    while n < end:
+        if drawn < chosen and indices[drawn] == place:
+            drawn += U(1)
+        else:
+            indices[n] = place
+            values[n] = 0
+            n += U(1)
+        place += U(1)
+    for entry in range(chosen, end):
+        at, index = entry, indices[entry]
+        while at > begin and indices[at - U(1)] > index:
+            indices[at], values[at] = indices[at - U(1)], values[at - U(1)]
+            at -= U(1)
+        indices[at], values[at] = index, 0
+    return end
+
+
 def select(
     accumulator: Array, gradient: Array | None, over: int, clear: bool, start: int, indices: Array, values: Array
 ) -> tuple[int, int]:
@@ -299,10 +518,26 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     return key, ties
 
 
-def sample(accumulator: Array, gradient: Array | None, count: int) -> Array:
+def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) -> Array:
     sampled = np.empty(count, accumulator.dtype)
-    _entry("sample", accumulator.dtype, unfused=gradient is None)(accumulator, gradient, len(accumulator) // count, sampled)
+    _entry("sample", accumulator.dtype, unfused=gradient is None)(accumulator, gradient, len(accumulator) // count, seed, sampled)
     return sampled
+
+
+def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    return _entry("moments", accumulator.dtype, unfused=gradient is None)(accumulator, gradient)  # type: ignore[no-any-return]
+
+
+def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    return _entry("norms", accumulator.dtype, unfused=gradient is None)(accumulator, gradient)  # type: ignore[no-any-return]
+
+
+def draw(
+    accumulator: Array, gradient: Array | None, options: tuple[int, float, bool, int, int, bool], start: int, indices: Array, values: Array
+) -> tuple[int, int]:
+    entry = _entry("draw", accumulator.dtype, indices.dtype, gradient is None)
+    outputs = start, indices, magnitude.bits_of(values)
+    return entry(accumulator, magnitude.bits_of(accumulator), gradient, *options, *outputs)  # type: ignore[no-any-return]
 
 
 def top(array: Array, key: int, ties: int, positions: Array) -> int:
@@ -318,12 +553,15 @@ def _entry(name: str, dtype: Any, index_dtype: Any = np.uint32, unfused: bool = 
     f, i = (numba.from_dtype(np.dtype(of)) for of in (dtype, f"i{np.dtype(dtype).itemsize}"))
     floats, bits, indices = (types.Array(of, 1, "C", aligned=False) for of in (f, i, numba.from_dtype(np.dtype(index_dtype))))
     gradient = types.none if unfused else types.Array(f, 1, "C", readonly=True, aligned=False)
-    u = types.uint64
+    u, flag = types.uint64, types.boolean
     dispatcher, signature = {
-        "select": (_select, (floats, bits, gradient, i, i, types.boolean, u, indices, bits)),
+        "select": (_select, (floats, bits, gradient, i, i, flag, u, indices, bits)),
         "collect": (_collect, (bits, i, i, i, bits)),
         "kth": (_kth, (bits, i, i, u, bits)),
-        "sample": (_sample, (floats, gradient, u, floats)),
+        "sample": (_sample, (floats, gradient, u, u, floats)),
+        "moments": (_moments, (floats, gradient)),
+        "norms": (_norms, (floats, gradient)),
+        "draw": (_draw, (floats, bits, gradient, u, types.float64, flag, u, u, flag, u, indices, bits)),
         "top": (_top, (bits, i, i, i, u, indices)),
     }[name]
     return compiled_entry(dispatcher, signature)

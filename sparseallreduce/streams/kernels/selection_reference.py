@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
 
-__all__ = ["collect", "kth", "sample", "select", "top"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
 Array = NDArray[Any]
 CHUNK = 4096
+GROUP, LANES = 64, 8
+MIX = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 
 
 def select(
@@ -53,19 +55,93 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     return int(key), k - int(np.count_nonzero(keys > key))
 
 
-def sample(accumulator: Array, gradient: Array | None, count: int) -> Array:
-    """One value of each stride, at a hashed place (SplitMix64)."""
+def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) -> Array:
+    """One value of each stride, at a hashed place."""
     stride = np.uint64(len(accumulator) // count)
     numbers = np.arange(count, dtype=np.uint64)
-    hashed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    places = numbers * stride + (hashed ^ (hashed >> np.uint64(31))) % stride
+    places = numbers * stride + _hash(np.uint64(seed) + numbers) % stride
     sampled: Array = accumulator[places]
     if gradient is not None:
         with np.errstate(all="ignore"):
             sampled += gradient[places]
     return sampled
+
+
+def _hash(numbers: Array) -> Array:
+    """SplitMix64."""
+    hashed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashed ^ (hashed >> np.uint64(31))
+
+
+def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    """Sums of the values and of their squares, those not finite as zeros."""
+    lanes = _in_lanes(accumulator, gradient)
+    return sum(lanes.sum(axis=0).tolist()), sum((lanes * lanes).sum(axis=0).tolist())
+
+
+def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
+    """Sum and maximum of the magnitudes, those not finite as zeros."""
+    lanes = np.abs(_in_lanes(accumulator, gradient))
+    return sum(lanes.sum(axis=0).tolist()), float(lanes.max(initial=0.0))
+
+
+def _in_lanes(accumulator: Array, gradient: Array | None) -> Array:
+    if gradient is not None:
+        with np.errstate(all="ignore"):
+            accumulator += gradient
+    padded = np.zeros(-(-len(accumulator) // LANES) * LANES)
+    padded[: len(accumulator)] = np.where(np.isfinite(accumulator), accumulator, 0)
+    return padded.reshape(-1, LANES)
+
+
+def draw(
+    accumulator: Array, gradient: Array | None, options: tuple[int, float, bool, int, int, bool], start: int, indices: Array, values: Array
+) -> tuple[int, int]:
+    """Draw bucket after bucket while there is room for a whole one."""
+    bucket, share, at_most, fixed, seed, clear = options
+    n = 0
+    while start < len(accumulator) and n + bucket + GROUP <= len(indices):
+        part = accumulator[start : start + bucket]
+        norm, largest = norms(part, None if gradient is None else gradient[start : start + bucket])
+        shift, scale = _chances(norm, largest, len(part), share * len(part) / bucket, at_most)
+        with np.errstate(all="ignore"):
+            chances = (np.abs(part) + part.dtype.type(shift)) * part.dtype.type(scale)
+        chosen = np.flatnonzero(~(_uniform(start, len(part), seed, part.dtype) >= chances))
+        wanted = min(fixed, len(part))
+        chosen = chosen[:wanted] if fixed else chosen
+        filled = np.setdiff1d(np.arange(len(part)), chosen)[: max(0, wanted - len(chosen))]
+        places = np.sort(np.concatenate([chosen, filled]))
+        end = n + len(places)
+        indices[n:end], values[n:end] = places + start, np.where(np.isin(places, filled), 0, part[places])
+        if clear:
+            part[chosen] = 0
+        start, n = start + len(part), end
+    return start, n
+
+
+def _chances(norm: float, largest: float, size: int, share: float, at_most: bool) -> tuple[float, float]:
+    if share >= size:
+        return 1.0, np.inf
+    if not at_most and share * largest > norm:
+        shift = (share * largest - norm) / (size - share)
+        return shift, share / (norm + size * shift)
+    return 0.0, share / norm if norm > 0 else 0.0
+
+
+def _uniform(start: int, count: int, seed: int, dtype: np.dtype[Any]) -> Array:
+    """A number from 0 to 1 for each place: a hash of its group of 64 and its place there."""
+    places = np.arange(count, dtype=np.uint64)
+    within = places % np.uint64(GROUP)
+    hashed = _hash(places - within + np.uint64((seed + start) % 2**64))
+    number = within.astype(np.uint32) + hashed.astype(np.uint32)
+    number = (number ^ (number >> np.uint32(16))) * MIX[0]
+    number = (number ^ (number >> np.uint32(15))) + (hashed >> np.uint64(32)).astype(np.uint32)
+    number *= MIX[1]
+    number ^= number >> np.uint32(16)
+    drawn: Array = (number >> np.uint32(8)).astype(dtype) * dtype.type(2.0**-24)
+    return drawn
 
 
 def top(array: Array, key: int, ties: int, positions: Array) -> int:

@@ -8,14 +8,30 @@ Magnitudes are ordered with NaN above infinity, and every NaN equal to every oth
 all ranks, and does not stay behind in a residual. Among equal magnitudes the one with the lower index comes first.
 """
 
+from sparseallreduce.streams.selection.approximate import ApproximateTopK
 from sparseallreduce.streams.selection.base import Selector
 from sparseallreduce.streams.selection.exact import ExactTopK, kth_magnitude, top_of_stream
+from sparseallreduce.streams.selection.gaussian import Gaussian
+from sparseallreduce.streams.selection.mstopk import MSTopK
+from sparseallreduce.streams.selection.nonzero import NonZeroTopK
+from sparseallreduce.streams.selection.randomk import RandomK
+from sparseallreduce.streams.selection.reuse import ThresholdForecast, ThresholdReuse, adjusted_threshold
+from sparseallreduce.streams.selection.sampling import DoubleSampling
 from sparseallreduce.streams.selection.threshold import Threshold, select_at_least, stream_at_least
 
 __all__ = [
+    "ApproximateTopK",
+    "DoubleSampling",
     "ExactTopK",
+    "Gaussian",
+    "MSTopK",
+    "NonZeroTopK",
+    "RandomK",
     "Selector",
     "Threshold",
+    "ThresholdForecast",
+    "ThresholdReuse",
+    "adjusted_threshold",
     "kth_magnitude",
     "select_at_least",
     "stream_at_least",

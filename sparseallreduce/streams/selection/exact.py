@@ -12,7 +12,7 @@ from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.selection.base import Array, Selector, add, checked, clear_places
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["ExactTopK", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
+__all__ = ["ExactTopK", "bracket", "choose_top", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
 
 SMALL = 2**15  # values that are sorted out in the cache
 SHARE = 1024  # one value of so many is looked at before the pass, but at least
@@ -63,12 +63,12 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     """The key of the k-th magnitude, and how many that equal it are among the k largest."""
     if len(array) <= SMALL:
         return loops.kth(array, k)
-    low, high = _bracket(array, None, k)
+    low, high = bracket(array, None, k)
     above, inside, found = loops.collect(array, low - 1, high, len(array) // 16)
     if above < k <= above + inside and low == high:
         return low, k - above
     if k <= above:
-        low, high, above, inside = high + 1, _last(array), 0, above
+        low, high, above, inside = high + 1, magnitude.last(array), 0, above
     elif k > above + inside:
         low, high, above, inside = 0, low - 1, above + inside, len(array) - above - inside
     if len(found) < inside:
@@ -76,20 +76,17 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     return loops.kth(found, k - above)
 
 
-def _bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
+def bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
     """Keys that almost certainly are not above, and not below, that of the k-th magnitude."""
+    if len(array) <= SMALL:
+        return 0, magnitude.last(array)
     count, share = max(FEWEST, len(array) // SHARE), k / len(array)
     sampled = loops.sample(array, gradient, count)
     margin = DEVIATIONS * math.sqrt(count * share * (1 - share)) + DEVIATIONS
     lower, upper = math.ceil(count * share + margin), math.floor(count * share - margin)
     low = loops.kth(sampled, lower)[0] if lower <= count else 0
-    high = loops.kth(sampled, upper)[0] if upper >= 1 else _last(array)
-    return low, high if high < magnitude.nan(magnitude.bits_of(array).dtype) else _last(array)
-
-
-def _last(array: Array) -> int:
-    """The largest key there is, that of a NaN."""
-    return magnitude.mask(magnitude.bits_of(array).dtype)
+    high = loops.kth(sampled, upper)[0] if upper >= 1 else magnitude.last(array)
+    return low, high if high < magnitude.nan(magnitude.bits_of(array).dtype) else magnitude.last(array)
 
 
 class ExactTopK(Selector):
@@ -122,7 +119,7 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     indices = index_dtype(size)
     reached = 0
     if size > SMALL and k > 0:
-        low, _ = _bracket(accumulator, gradient, k)
+        low, _ = bracket(accumulator, gradient, k)
         found, values, reached = loops.select(accumulator, gradient, low - 1, indices, expected=k + k // 2, most=2 * k + size // 16)
         if reached == size and len(found) >= k:
             places = loops.top(values, *loops.kth(values, k), k, indices)

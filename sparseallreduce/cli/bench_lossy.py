@@ -1,0 +1,153 @@
+"""`sparseallreduce bench --lossy`: every reducer on dense gradients, selection and communication apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from sparseallreduce.cli.lossy_steps import LossySetting, MeasuredReducer, measure
+from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
+from sparseallreduce.cli.timing import spread
+from sparseallreduce.reducers import REDUCERS
+from sparseallreduce.runtime.mpi import world
+
+__all__ = ["named", "run"]
+
+Array = NDArray[Any]
+
+_DENSITY = 0.01  # by default
+_WORD = 4  # bytes of a value or an index, as Ok-Topk counts them
+_PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
+
+
+def named(context: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
+    """The reducers that an option names."""
+    if text is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if names == ["all"]:
+        return list(REDUCERS)
+    unknown = [name for name in names if name not in REDUCERS]
+    if unknown or not names:
+        what = f"unknown reducer {unknown[0]!r}" if unknown else "no reducer is named"
+        raise click.BadParameter(f"{what}: give all, or some of {','.join(REDUCERS)}", context, option)
+    return names
+
+
+def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any]) -> None:
+    """Measure reducers as the options of bench ask, print a table, and write a report."""
+    setting = _setting(context, chosen)
+    names = names or list(REDUCERS)
+    comm = world()
+    on_rank_0(comm, lambda: check_output(json_path))
+    steps = setting.experiments * (1 + len(names)) * (1 + setting.repeats)
+    with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
+        copies, dense, measured = measure(setting, names, comm, bar.update)
+    surroundings = environment(comm)
+    results = _results(setting, copies, dense, measured, comm.size)
+    if comm.rank == 0:
+        click.echo(_table(setting, results, surroundings))
+    if json_path is not None:
+        on_rank_0(comm, lambda: write_report(json_path, "bench", context.params, surroundings, results))
+    faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
+    if faults:
+        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
+
+
+def _setting(context: click.Context, chosen: dict[str, Any]) -> LossySetting:
+    """The options that reducers know.
+
+    Raises
+    ------
+    click.UsageError
+        If one of the others was given.
+    """
+    given = click.core.ParameterSource.DEFAULT
+    for name, option in {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches"}.items():
+        if context.get_parameter_source(name) is not given:
+            raise click.UsageError(f"{option} is of the lossless algorithms: leave it out, or leave out --lossy")
+    if not chosen["dtype"].startswith("float"):
+        raise click.UsageError(f"reducers take floats, not {chosen['dtype']}: give --dtype float32 or float64")
+    density = _DENSITY if chosen["density"] is None else chosen["density"]
+    if not 0 < density <= 1:
+        raise click.UsageError("--density must be above 0 with --lossy: a reducer sums at least one value")
+    return LossySetting(**{name: chosen[name] for name in LossySetting._fields} | {"density": density})
+
+
+def _results(
+    setting: LossySetting, copies: list[float], dense: list[float], measured: dict[str, MeasuredReducer], ranks: int
+) -> dict[str, Any]:
+    baseline, copy = {"algorithm": "MPI Allreduce", **spread(dense)}, {"algorithm": "array copy", **spread(copies)}
+    for row, seconds in ((baseline, dense), (copy, copies)):
+        row |= {"ratio": _ratio(row, baseline), "copies": _ratio(row, copy), "seconds": seconds}
+    return {
+        **setting._asdict(),
+        "lossy": True,
+        "ranks": ranks,
+        "entries": setting.k,
+        "copy": copy,
+        "dense": baseline,
+        "algorithms": [_row(name, each, setting, baseline, copy) for name, each in measured.items()],
+    }
+
+
+def _ratio(row: dict[str, Any], reference: dict[str, Any]) -> float | None:
+    return row["median"] / reference["median"] if reference["median"] else None
+
+
+def _row(
+    name: str, measured: MeasuredReducer, setting: LossySetting, baseline: dict[str, Any], copy: dict[str, Any]
+) -> dict[str, Any]:
+    total, select = np.array(measured.seconds), np.array(measured.select_seconds)
+    row = {"algorithm": name, **spread(total)}
+    steps, size = setting.experiments, max(1, setting.size)
+    return row | {
+        "ratio": _ratio(row, baseline),
+        "copies": _ratio(row, copy),
+        "select": spread(select),
+        "communicate": spread(total - select),
+        "bytes_sent": _mean(measured.bytes_sent, steps),
+        "header_bytes": _mean(measured.header_bytes, steps),
+        "words": _mean((measured.bytes_sent - measured.header_bytes) // _WORD, steps),
+        "messages": _mean(measured.messages, steps),
+        "contributed": measured.contributed / steps / size,
+        "result_density": measured.entries / steps / size,
+        "correct": not measured.faults,
+        "seconds": measured.seconds,
+        "select_seconds": measured.select_seconds,
+    }
+
+
+def _mean(counts: Array, steps: int) -> list[int]:
+    return [round(count / steps) for count in counts.tolist()]
+
+
+def _table(setting: LossySetting, results: dict[str, Any], surroundings: dict[str, Any]) -> str:
+    k = results["entries"]
+    library = surroundings["mpi"].partition(",")[0] if surroundings["mpi"] else "no MPI"
+    lines = [
+        f"{library}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): of {results['ranks']} x {setting.size:,} "
+        f"{setting.dtype} values, k = {k:,} (density {setting.density:.4g})",
+        f"{'non-blocking, ' if setting.non_blocking else ''}milliseconds of the slowest rank, median and quartiles of "
+        f"{setting.experiments * setting.repeats}; words of {_WORD} bytes that a rank sends, values and indices",
+        "",
+        f"{'reducer':<14} {'select':>9} {'communicate':>11} {'total':>9} {'25 %':>9} {'75 %':>9} {'slowest':>9} {'/ copy':>7} "
+        f"{'/ dense':>8} {'words / k':>9} {'messages':>8} {'chosen':>8} {'result':>8}",
+    ]
+    for row in (results["copy"], results["dense"], *results["algorithms"]):
+        parts = [f"{1e3 * row[part]['median']:{width}.3f}" if part in row else " " * width for part, width in _PARTS]
+        times = [f"{1e3 * row[key]:9.3f}" for key in ("median", "lower_quartile", "upper_quartile")]
+        times.append(f"{1e3 * np.max(row['seconds']):9.3f}")
+        ratios = ["-" if row[key] is None else f"{row[key]:{form}}" for key, form in (("copies", ".2f"), ("ratio", ".4f"))]
+        line = " ".join([f"{row['algorithm']:<14}", *parts, *times, f"{ratios[0]:>7}", f"{ratios[1]:>8}"])
+        if "words" in row:
+            line += f" {max(row['words']) / max(1, k):9.3f} {max(row['messages']):8,}"
+            line += f" {row['contributed']:8.3%} {row['result_density']:8.3%}"
+            line += "" if row["correct"] else "  WRONG"
+        lines.append(line)
+    return "\n".join(lines)

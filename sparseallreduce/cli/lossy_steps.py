@@ -1,0 +1,180 @@
+"""Steps of error feedback on synthetic gradients, timed and checked: what `sparseallreduce bench --lossy` reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sparseallreduce as sar
+from sparseallreduce.cli.synthetic import draw_values, entries_of, largest_deviation
+from sparseallreduce.cli.timing import checksum, slowest, timed, timed_alone
+from sparseallreduce.linear.collective import gather
+from sparseallreduce.reducers import REDUCERS, ErrorFeedback
+from sparseallreduce.streams.operator import SUM
+
+__all__ = ["LossySetting", "MeasuredReducer", "measure"]
+
+Array = NDArray[Any]
+
+_SHIFT = 613  # positions that the gradient of a step lies beside that of the step before
+_TURNS = 101  # steps until the gradients come again
+
+
+class LossySetting(NamedTuple):
+    """What is measured."""
+
+    size: int
+    density: float
+    dtype: str
+    experiments: int  # each with new data
+    repeats: int  # timed steps of every reducer in an experiment
+    seed: int
+    non_blocking: bool
+
+    @property
+    def k(self) -> int:
+        """How many values to sum."""
+        return min(self.size, max(1, entries_of(self.size, self.density)))
+
+
+@dataclass
+class MeasuredReducer:
+    """What a reducer came to; the same on all ranks."""
+
+    seconds: list[list[float]] = field(default_factory=list)  # by experiment and repeat, each of the slowest rank
+    select_seconds: list[list[float]] = field(default_factory=list)  # of these, likewise
+    bytes_sent: Any = 0  # by rank, over the steps that were checked
+    header_bytes: Any = 0  # of these
+    messages: Any = 0
+    contributed: float = 0.0  # entries of a rank that were in the sum, over these steps and the ranks
+    entries: float = 0.0  # of the sum, over these steps
+    faults: list[str] = field(default_factory=list)
+
+
+def measure(
+    setting: LossySetting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None
+) -> tuple[list[float], list[float], dict[str, MeasuredReducer]]:
+    """Run the experiments; collective over ``comm``.
+
+    Returns
+    -------
+    copies, dense : list of float
+        Seconds of a copy of N values on one rank, and of their allreduce by MPI on the slowest.
+    measured : dict
+        Of every reducer in ``names``.
+    """
+    arrays = _Arrays(setting, comm)
+    feedbacks = {name: ErrorFeedback(REDUCERS[name](setting.size, setting.k), setting.dtype) for name in names}
+    measured = {name: MeasuredReducer() for name in names}
+    copies: list[float] = []
+    dense: list[float] = []
+    for experiment in range(setting.experiments):
+        arrays.draw(experiment)
+        timed(arrays.reduce, comm)  # the first one takes longer
+        on_step()
+        for _ in range(setting.repeats):
+            copies.append(timed_alone(arrays.copy, comm))
+            dense.append(float(slowest(np.array([timed(arrays.reduce, comm)]), comm)[0]))
+            on_step()
+        for place in np.random.default_rng((setting.seed, experiment)).permutation(len(names)):
+            name = names[place]
+            feedback = feedbacks[name]
+            if experiment == 0:
+                feedback.residual[:] = arrays.residual()
+            _check(feedback, arrays, comm, measured[name])
+            on_step()
+            times = np.empty((2, setting.repeats))
+            for repeat in range(setting.repeats):
+                times[:, repeat] = _timed_step(feedback, arrays.gradient(1 + repeat), setting, comm)
+                on_step()
+            total, select = slowest(times, comm)
+            measured[name].seconds.append(total.tolist())
+            measured[name].select_seconds.append(select.tolist())
+    return copies, dense, measured
+
+
+class _Arrays:
+    """What this rank puts in: gradients, and the residual that it starts with."""
+
+    def __init__(self, setting: LossySetting, comm: Any) -> None:
+        self._setting = setting
+        self.comm = comm
+        self._noise = np.empty(0, setting.dtype)
+        self._total = np.empty(setting.size, setting.dtype)
+
+    def draw(self, experiment: int) -> None:
+        """Make the gradients of an experiment: standard normal values."""
+        rng = np.random.default_rng((self._setting.seed, experiment, self.comm.rank))
+        self._noise = draw_values(rng, self._setting.size + _SHIFT * (_TURNS - 1), self._setting.dtype)
+
+    def gradient(self, step: int) -> Array:
+        """That of a step: the values of the others, but elsewhere, at the cost of drawing them once."""
+        start = _SHIFT * (step % _TURNS)
+        return self._noise[start : start + self._setting.size]
+
+    def residual(self) -> Array:
+        """A residual as after very many steps, so that as many values come to be chosen as go on waiting.
+
+        Each value is a random walk of unit variance a step, which starts anew from zero when it is chosen, beyond +-T. Its stationary
+        distribution is a triangle over that range, and it is chosen every T**2 steps: so T is 1 / sqrt(density).
+        """
+        rng = np.random.default_rng((self._setting.seed, self.comm.rank))
+        dtype = np.float64 if self._setting.dtype == "float64" else np.float32
+        triangle: Array = rng.random(self._setting.size, dtype)
+        triangle -= rng.random(self._setting.size, dtype)
+        triangle *= self._setting.density**-0.5
+        return triangle
+
+    def copy(self) -> None:
+        """What everything is compared with: read N values, and write N."""
+        np.copyto(self._total, self.gradient(0))
+
+    def reduce(self) -> None:
+        """The dense sum by MPI; for a process alone, a copy."""
+        if self.comm.size == 1:
+            self.copy()
+        else:
+            self.comm.Allreduce(self.gradient(0), self._total)
+
+    def summed(self, array: Array) -> Array:
+        """The dense sum of arrays, on every rank."""
+        total = array.copy()
+        if self.comm.size > 1:
+            self.comm.Allreduce(array, total)
+        return total
+
+
+def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: MeasuredReducer) -> None:
+    """A step that is not timed: whether all ranks have the same bits, whether nothing is lost, and what was sent."""
+    gradient = arrays.gradient(0)
+    before = feedback.residual + gradient
+    with sar.trace() as traffic:
+        update = feedback.step(gradient, comm)
+    ranks = comm.size
+    ours = (checksum(update), traffic.bytes_sent, traffic.header_bytes, traffic.messages, len(feedback.contributed))
+    checksums, *columns, contributed = zip(*gather(comm, ours))
+    if len(set(checksums)) > 1:
+        measured.faults.append("the ranks hold different bits")
+    # What has left the residuals is what came to the weights, P times over, since those get the mean.
+    left = arrays.summed(before - feedback.residual) / before.dtype.type(ranks)
+    magnitude = arrays.summed(np.abs(before) + np.abs(feedback.residual)) / before.dtype.type(ranks)
+    deviation = max(gather(comm, largest_deviation(update, left, magnitude, ranks, SUM)))
+    if deviation > 1:
+        measured.faults.append(f"residuals and update are off by {deviation:.3g} times what rounding explains")
+    for name, column in zip(("bytes_sent", "header_bytes", "messages"), columns):
+        setattr(measured, name, getattr(measured, name) + np.array(column))
+    measured.contributed += sum(contributed) / ranks
+    measured.entries += update.nnz
+
+
+def _timed_step(feedback: ErrorFeedback, gradient: Array, setting: LossySetting, comm: Any) -> tuple[float, float]:
+    """Seconds of a step on this rank, and those of selection among them."""
+    if setting.non_blocking:
+        total = timed(lambda: feedback.istep(gradient, comm).wait(), comm)
+    else:
+        total = timed(lambda: feedback.step(gradient, comm), comm)
+    return total, feedback.reducer.select_seconds

@@ -1,0 +1,75 @@
+"""What all benchmarks do alike: time a call on all ranks, sum up the times, and compare results to the bit."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.operator import OPERATORS, Operator
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["checksum", "mpi_operator", "slowest", "spread", "timed", "timed_alone"]
+
+Array = NDArray[Any]
+
+
+def timed(call: Callable[[], Any], comm: Any) -> float:
+    """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
+    if comm.size > 1:
+        comm.Barrier()
+    start = perf_counter()
+    result = call()
+    seconds = perf_counter() - start
+    del result
+    return seconds
+
+
+def timed_alone(call: Callable[[], Any], comm: Any) -> float:
+    """Seconds on rank 0, while the other ranks leave the processor to it; the same on all ranks."""
+    if comm.size == 1:
+        return timed(call, comm)
+    comm.Barrier()
+    start = perf_counter()
+    if comm.rank == 0:
+        call()
+    seconds = perf_counter() - start
+    done = comm.Ibarrier()
+    while not done.Test():
+        sleep(1e-4)
+    return float(comm.bcast(seconds))
+
+
+def slowest(times: Array, comm: Any) -> Array:
+    """The element-wise maximum over the ranks."""
+    if comm.size == 1:
+        return times
+    found = np.empty_like(times)
+    comm.Allreduce(times, found, mpi_operator(OPERATORS["max"]))
+    return found
+
+
+def spread(seconds: Any) -> dict[str, float]:
+    """Median and quartiles of times, by name."""
+    lower, median, upper = (float(value) for value in np.quantile(seconds, [0.25, 0.5, 0.75]))
+    return {"median": median, "lower_quartile": lower, "upper_quartile": upper}
+
+
+def checksum(stream: SparseStream) -> tuple[bool, int, int]:
+    """What streams of the same bits have in common, and hardly any others."""
+    parts = (stream.indices, stream.values) if not stream.is_dense else (stream._stored,)
+    value = 0
+    for part in parts:
+        value = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, value)
+    return stream.is_dense, stream.stored, value
+
+
+def mpi_operator(op: Operator) -> Any:
+    """The operator of the MPI library that does the same to arrays."""
+    from mpi4py import MPI
+
+    return getattr(MPI, op.name.upper())

@@ -1,0 +1,167 @@
+"""Lossy sums: each step sends the largest entries of what has gathered, and the rest stays for later steps (thesis algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.gradient import SparseGradient
+from sparseallreduce.linear.strategies.base import Strategy
+from sparseallreduce.linear.strategies.residuals import gathered, own_share
+from sparseallreduce.linear.weights import Descent
+from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.streams.selection import NonZeroTopK
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
+
+Array = NDArray[Any]
+
+DENSITY = 0.01  # by default
+
+
+class LossyStrategy(Strategy):
+    """Error feedback around a reducer: of residual and gradient about ``density * N`` entries a step change the weights.
+
+    A step has three parts. The gradient of the batch, times the learning rate, is added to this rank's residual, at the cost of the
+    entries that the batch touches. The reducer chooses among the N values of the residual and sums what the ranks chose. The sum,
+    which all ranks hold alike, moves the weights, and is gone from the residuals.
+
+    A residual is in units of the weights, as in thesis algorithm 2 and Ok-Topk algorithm 2: so a gradient counts by the learning rate
+    of the step that it was computed in, as with the other strategies, however long it waits. Both penalties and the momentum act on
+    the weights at every step, and are not sent. What the residuals hold when training ends is not in the weights.
+
+    Parameters
+    ----------
+    dataset, comm, descent, threads
+        As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
+    density : float, optional
+        Share of the N entries, the intercept among them, that the reducer is to sum: above 0, at most 1. It makes at least one.
+
+    Attributes
+    ----------
+    residual : ndarray, shape (size,)
+        What has come in on this rank and did not change the weights yet: learning rates times gradients.
+    """
+
+    def __init__(
+        self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, density: float = DENSITY
+    ) -> None:
+        if not 0 < density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, not {density!r}")
+        super().__init__(dataset, comm, descent, threads=threads)
+        self.density = density
+        self.k = min(self.size, max(1, round(density * self.size)))
+        self._batch_gradient = SparseGradient(dataset, self.size, self.team)
+        self._feedback = self._new_feedback()
+
+    @staticmethod
+    @abstractmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        """The reducer of such residuals."""
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        one = np.ones(1, self.dataset.values.dtype)
+        ErrorFeedback(self.new_reducer(1, 1), one.dtype).step(SparseStream([0], one, 1), self.comm)
+
+    @property
+    def residual(self) -> Array:
+        return self._feedback.residual
+
+    def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        gradient = self._batch_gradient(rows, coefficients)
+        self.clock.lap("compute")
+        return gradient
+
+    def update(self, gradient: SparseStream, rate: float) -> None:
+        # A rate of zero moves no weight: the residuals wait for one that does.
+        total = self._exchanged(gradient, rate) if rate > 0 else _scaled(gradient, 0.0)
+        self.weights.descend(total, rate)
+        self.summed_densities.append(1.0 if total.is_dense else total.density)
+        self.clock.lap("update")
+
+    def _exchanged(self, gradient: SparseStream, rate: float) -> SparseStream:
+        """What the ranks sum of their residuals and of the gradient, in units of the gradient at this rate."""
+        feedback = self._feedback
+        mean = feedback.step(_scaled(gradient, rate), self.comm)
+        self.clock.part("select", feedback.reducer.select_seconds)
+        self.clock.lap("communicate")
+        self.given_densities.append(len(feedback.contributed) / self.size if self.size else 0.0)
+        return _scaled(mean, self.comm.size / rate)
+
+    def state(self) -> dict[str, Any]:
+        """As of every strategy, but the residuals of all ranks are gathered on the first worker, which writes checkpoints."""
+        state = super().state() | gathered(self.residual, self.comm)
+        return state | {"reducers": tuple(gather(self.comm, self._feedback.reducer.state()))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._feedback = self._new_feedback()
+        own_share(state, self.residual, self.comm)
+        if len(state["reducers"]) == self.comm.size:  # else thresholds and regions are found anew
+            self._feedback.reducer.restore(state["reducers"][self.comm.rank])
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"density": self.density}
+
+    def measures(self) -> dict[str, Any]:
+        """``residual_norm``: the Euclidean norm of all residuals together, in units of the weights."""
+        return {"residual_norm": math.sqrt(sum(gather(self.comm, float(np.dot(self.residual, self.residual)))))}
+
+    def _new_feedback(self) -> ErrorFeedback:
+        return ErrorFeedback(self.new_reducer(self.size, self.k), self.dataset.values.dtype)
+
+
+class OkTopkStrategy(LossyStrategy):
+    """The k largest of the sum of the ranks' top k, nearly, in less than 6 k words a rank however many ranks there are."""
+
+    name = OkTopk.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return OkTopk(size, k)
+
+
+class GTopkStrategy(LossyStrategy):
+    """The k largest of the sum of the ranks' top k, by a tree."""
+
+    name = GTopk.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return GTopk(size, k, selector=NonZeroTopK)
+
+
+class TopkAStrategy(LossyStrategy):
+    """The sum of the ranks' top k, gathered on all."""
+
+    name = TopkA.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return TopkA(size, k, selector=NonZeroTopK)
+
+
+class TopkDSAStrategy(LossyStrategy):
+    """The sum of the ranks' top k, by the dynamic sparse allreduce."""
+
+    name = TopkDSA.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return TopkDSA(size, k, selector=NonZeroTopK)
+
+
+def _scaled(stream: SparseStream, factor: float) -> SparseStream:
+    """The stream times a number; the indices are shared."""
+    values = stream._stored * stream.dtype.type(factor)
+    if stream.is_dense:
+        return SparseStream._dense_form(values, stream.size)
+    return SparseStream._sparse_form(stream.indices, values, stream.size)

@@ -1,0 +1,28 @@
+"""Stochastic gradient descent by sums of few values: the optimisers of the papers, for parameters of any framework.
+
+>>> import numpy as np
+>>> import sparseallreduce as sar
+>>> from sparseallreduce.optim import OkTopkSGD
+>>> layers = [np.ones((20, 10), np.float32), np.zeros(20, np.float32)]
+>>> optimizer = OkTopkSGD(layers, learning_rate=0.1, density=0.05, comm=sar.SERIAL, momentum=0.9)
+>>> updates = optimizer.step([np.full((20, 10), 2, np.float32), np.ones(20, np.float32)])
+"""
+
+from sparseallreduce.optim.optimizer import Optimizer
+from sparseallreduce.optim.rules import Adam
+from sparseallreduce.optim.simulated import simulated_step
+from sparseallreduce.optim.variants import ApproximateTopKSGD, DenseSGD, GTopkSGD, MSTopKSGD, OkTopkSGD, TopKSGD
+from sparseallreduce.optim.warmup import DensityWarmup
+
+__all__ = [
+    "Adam",
+    "ApproximateTopKSGD",
+    "DenseSGD",
+    "DensityWarmup",
+    "GTopkSGD",
+    "MSTopKSGD",
+    "OkTopkSGD",
+    "Optimizer",
+    "TopKSGD",
+    "simulated_step",
+]

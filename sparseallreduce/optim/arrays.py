@@ -1,0 +1,72 @@
+"""Arrays of any framework as NumPy sees them, without a copy: buffers, ``__array_interface__`` and DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.reducers.arrays import DTYPES, viewed
+
+__all__ = ["as_array", "as_flat_parameter"]
+
+Array = NDArray[Any]
+
+
+def as_array(given: Any) -> Array:
+    """The memory of ``given`` as an ndarray.
+
+    Parameters
+    ----------
+    given : ndarray, or any object with the buffer protocol, ``__array_interface__`` or DLPack
+        Of float32 or float64, in the memory of the processor. A tensor that takes part in automatic differentiation is detached,
+        which copies nothing.
+
+    Raises
+    ------
+    StreamTypeError
+        If it is none of those, or holds something else.
+
+    Examples
+    --------
+    >>> from array import array
+    >>> numbers = array("f", [1.0, 2.0])
+    >>> as_array(numbers)[0] = 3.0
+    >>> numbers
+    array('f', [3.0, 2.0])
+    """
+    if hasattr(given, "detach"):
+        given = given.detach()
+    view = _writeable(viewed(given), given)
+    if view.dtype not in DTYPES:
+        raise StreamTypeError(f"parameters and gradients hold float32 or float64, not {view.dtype}: convert them")
+    return view
+
+
+def as_flat_parameter(given: Any) -> Array:
+    """The memory of a parameter as a vector that can be written to.
+
+    Raises
+    ------
+    StreamError
+        If it is read-only, or not in C order without gaps.
+    """
+    view = as_array(given)
+    if not view.flags.c_contiguous:
+        raise StreamError(f"parameters are changed in place, without gaps in C order; one of shape {view.shape} is not: make it contiguous")
+    if not view.flags.writeable:
+        raise StreamError(f"parameters are changed in place, but one of shape {view.shape} is read-only: pass one that can be written to")
+    return view.reshape(-1)
+
+
+def _writeable(view: Array, given: Any) -> Array:
+    """The same memory, open to changes where that is possible.
+
+    DLPack before version 1.0 cannot say that memory may be written to, and NumPy then assumes that it may not.
+    """
+    if view.flags.writeable or not hasattr(given, "__array__"):
+        return view
+    other = np.asarray(given)
+    return other if other.flags.writeable and np.may_share_memory(view, other) else view

@@ -1,0 +1,90 @@
+"""How the parameters of one pack descend: what a rank feeds into the sum, and what it does with what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.optim.packs import Array, Pack, add_scaled
+from sparseallreduce.optim.rules import AdamRule, MomentumRule, PlainRule, Rule
+from sparseallreduce.optim.settings import Settings
+from sparseallreduce.reducers import ErrorFeedback, Reducer
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["PackDescent"]
+
+
+class PackDescent:
+    """One pack with its residual, its velocity and its moments.
+
+    Momentum is that of the updates: all ranks keep the same velocity. With momentum correction (Lin et al., *Deep gradient
+    compression*, 2018, sections 3.1 and 3.2) each rank keeps the velocity of its own gradients, and that is what is selected from
+    and summed; so a value that waited in the residual has gained as much momentum as one that did not. With masking, the velocity
+    stops where a value was applied, lest late values carry the parameters on in an old direction.
+
+    Parameters
+    ----------
+    pack : Pack
+    settings : Settings
+    reducer : Reducer
+    rate_first : bool
+        Whether gradients are multiplied by the learning rate before they enter the residual, or updates afterwards.
+    """
+
+    def __init__(self, pack: Pack, settings: Settings, reducer: Reducer, rate_first: bool) -> None:
+        self.pack = pack
+        self.settings = settings
+        self.rate_first = rate_first
+        self.feedback = ErrorFeedback(reducer, pack.dtype)
+        self.rule = _rule(pack, settings)
+        self.velocity = np.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
+        self._spare: Array | None = None
+
+    def fed(self, gradients: Sequence[Array], rate: float, clip: float) -> Array:
+        """What this rank adds to its residual: the gradients themselves where nothing is to be done to them."""
+        scale = rate if self.rate_first else 1.0
+        penalty = self.settings.penalty
+        gradient = gradients[0]
+        if scale * clip == 1 and not penalty and self.velocity is None and len(gradients) == 1 and gradient.flags.c_contiguous:
+            return gradient.reshape(-1)
+        if self._spare is None:
+            self._spare = np.empty(self.pack.size, self.pack.dtype)
+        out = self._spare
+        self.pack.write(gradients, scale * clip, out)
+        if penalty:
+            for parameter, own in self.pack.parts():
+                add_scaled(out[own], parameter, scale * penalty)
+        if self.velocity is not None:
+            add_scaled(out, self.velocity, self.settings.momentum)
+        return out
+
+    def apply(self, update: SparseStream, rate: float) -> None:
+        """Change the parameters by the mean of what all ranks have selected; what was fed counts as taken."""
+        if self.velocity is not None:
+            assert self._spare is not None
+            self.velocity, self._spare = self._spare, self.velocity
+            if self.settings.momentum_masking:
+                self.velocity[self.feedback.contributed] = 0
+        self.rule.apply(update, 1.0 if self.rate_first else rate)
+
+    def state(self) -> dict[str, Any]:
+        """What later steps depend on, besides the parameters: arrays, and what JSON can express."""
+        velocity = {} if self.velocity is None else {"local_velocity": self.velocity}
+        return {**self.feedback.state(), **velocity, **self.rule.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.feedback.restore(state)
+        if self.velocity is not None:
+            self.velocity[:] = state["local_velocity"]
+        self.rule.restore(state)
+
+
+def _rule(pack: Pack, settings: Settings) -> Rule:
+    if settings.adam is not None:
+        return AdamRule(pack, settings.adam, settings.weight_decay)
+    if settings.momentum and not settings.momentum_correction:
+        return MomentumRule(pack, settings.momentum)
+    return PlainRule(pack)

@@ -1,0 +1,362 @@
+"""What all optimisers have in common: stochastic gradient descent of replicas by sums of few values."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from sparseallreduce.algorithms.agreement import Intent, agree
+from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError
+from sparseallreduce.optim.arrays import as_array, as_flat_parameter
+from sparseallreduce.optim.descent import PackDescent
+from sparseallreduce.optim.packs import Array, Pack
+from sparseallreduce.optim.settings import Settings
+from sparseallreduce.optim.warmup import Density
+from sparseallreduce.reducers import Reducer
+from sparseallreduce.reducers.arrays import is_array
+from sparseallreduce.runtime import mpi
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.serial import SerialCommunicator
+
+__all__ = ["Optimizer"]
+
+
+class Optimizer(ABC):
+    """Changes parameters by the mean of the gradients of all ranks, few values at a time.
+
+    A step has four parts: each rank adds its gradient to its residual, and selects from it; what is selected is summed over the
+    ranks; the parameters descend by the mean; what was not summed stays in the residual.
+
+    Parameters
+    ----------
+    parameters : array, or sequence of arrays
+        Of float32 or float64, C-contiguous, of any shapes: ndarrays, PyTorch CPU tensors, or anything else with the buffer
+        protocol, ``__array_interface__`` or DLPack. They are changed in place, and have to be the same on all ranks.
+    learning_rate : float or callable
+        The rate, or what tells it from the number of the step, counted from 0.
+    density : float or callable
+        The share of the elements that a step sums, about (k / N), likewise; such as a :class:`DensityWarmup`. One element at least.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+    momentum : float
+    momentum_correction : bool
+        Whether momentum is that of each rank's gradients before the selection, as in DGC, and not that of the updates.
+    momentum_masking : bool
+        With the correction, whether a rank's velocity stops where its value was applied, as in DGC.
+    weight_decay : float
+        Adds so many times the parameters to their gradient; with ``adam`` it is decoupled from the gradients.
+    clip_norm : float, optional
+        Limits the L2 norm of the gradient over all parameters; each rank's own gradient is limited to 1 / sqrt(P) of that (DGC).
+    adam : Adam, optional
+        Sends the means through Adam's moments, as Ok-Topk section 5 does for BERT. The learning rate then comes after the sum.
+    by_layer : bool
+        Whether each parameter is selected from and summed for itself, all at the same time, the last one first. By default all are
+        packed into one vector, which is selected from as a whole.
+    **options
+        Of the optimiser's reducer or selector.
+
+    Attributes
+    ----------
+    steps : int
+        Steps taken.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same: StreamError or StreamTypeError for parameters that do not fit, AlgorithmError for settings out of
+        range, MismatchError if parameters or settings differ. Construction is collective.
+    """
+
+    name: ClassVar[str]
+    #: Whether residuals are of gradients times their learning rates; else updates are multiplied by the rate of the step they come in.
+    rate_first: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        parameters: Any,
+        learning_rate: float | Callable[[int], float],
+        density: Density = 0.01,
+        comm: MPI.Intracomm | SerialCommunicator | None = None,
+        *,
+        momentum: float = 0.0,
+        momentum_correction: bool = False,
+        momentum_masking: bool = True,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        adam: Any = None,
+        by_layer: bool = False,
+        **options: Any,
+    ) -> None:
+        self.comm = mpi.world() if comm is None else comm
+        self.learning_rate = learning_rate
+        self.density = density
+        self.options = options
+        self.steps = 0
+        self._pending: list[_Pending] = []
+        self._descents: list[PackDescent] = []
+        error: Exception | None = None
+        try:
+            self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
+            self._descents = self._begin(parameters)
+        except Exception as raised:  # the other ranks wait to be told of it
+            error = raised
+        self._agree(Intent(() if error else self._terms(), 0, error)).wait()
+
+    def step(self, gradients: Any, rate: float | None = None) -> list[SparseStream]:
+        """Take a step.
+
+        Parameters
+        ----------
+        gradients : array, or sequence of arrays
+            This rank's gradients, each of the shape and dtype of its parameter; they are left as they are. A loss that is a mean over
+            a rank's samples has the right scale.
+        rate : float, optional
+            Instead of the learning rate; the same on all ranks.
+
+        Returns
+        -------
+        list of SparseStream
+            The means by which the parameters descended, one for each pack: times the rate where ``rate_first``.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same: StreamError or StreamTypeError for gradients that do not fit, DivergenceError where a gradient to
+            be clipped is not finite, MismatchError if steps or rates differ. Parameters and residuals are as before then.
+        """
+        self._expect_idle()
+        try:
+            fed = self.prepare(gradients, rate, self.comm.size)
+        except Exception as error:  # the other ranks wait to be told of it
+            for descent in reversed(self._descents):
+                self._pending.append(_Pending(descent, self._agree(Intent((), 0, error)), 0.0))
+        else:
+            for descent, vector, used in reversed(fed):
+                self._pending.append(_Pending(descent, self._summing(descent, vector, used), used))
+        return self.finish()
+
+    def start(self, layer: int, gradient: Any, rate: float | None = None) -> None:
+        """Start to sum the gradient of one parameter, while those of others are still computed; needs ``by_layer``.
+
+        All ranks start the same parameters in the same order; :meth:`finish` ends the step. ``gradient`` has to stay as it is until
+        then. Communication moves on in calls of ``start`` and ``finish``. What is wrong with the gradient is raised by ``finish``.
+
+        Raises
+        ------
+        AlgorithmError
+            If parameters are packed, or gradients to be clipped, which takes the norm of all.
+        """
+        if not self.settings.by_layer:
+            raise AlgorithmError("parameters are packed into one vector: give all gradients to step, or construct with by_layer=True")
+        if self.settings.clip_norm is not None:
+            raise AlgorithmError("clipping takes the norm over all parameters: give all gradients to step")
+        descent = self._descents[layer]
+        used = 0.0
+        try:
+            if any(pending.descent is descent for pending in self._pending):
+                raise AlgorithmError(f"parameter {layer} was started in this step already: finish the step")
+            used = self._rate(rate)
+            vector = self._fed(descent, descent.pack.checked([gradient]), used, 1.0)
+        except Exception as error:
+            request = self._agree(Intent((), 0, error))
+        else:
+            request = self._summing(descent, vector, used)
+        self._pending.append(_Pending(descent, request, used))
+        with suppress(SparseAllreduceError):  # which finish raises
+            request.test()
+
+    def finish(self) -> list[SparseStream]:
+        """Wait for all sums of this step, in the order in which they were started, and apply them.
+
+        Returns
+        -------
+        list of SparseStream
+            As of :meth:`step`.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same, the first there was. The parameters whose sums failed are as before, and so are their residuals.
+        """
+        pending, self._pending = self._pending, []
+        updates, failure = {}, None
+        for descent, request, rate in pending:
+            try:
+                update = request.wait()
+            except SparseAllreduceError as error:
+                failure = failure or error
+            else:
+                descent.apply(update, rate)
+                updates[descent] = update
+        if failure is not None:
+            raise failure
+        self.steps += 1
+        return [updates[descent] for descent in self._descents if descent in updates]
+
+    @property
+    def parameters(self) -> list[Array]:
+        """The parameters as arrays, on the memory of those given."""
+        return [flat.reshape(shape) for descent in self._descents for flat, shape in zip(descent.pack.parameters, descent.pack.shapes)]
+
+    @property
+    def residuals(self) -> list[Array]:
+        """What has come in on this rank and was not applied yet, of each pack."""
+        return [descent.feedback.residual for descent in self._descents]
+
+    def state(self) -> dict[str, Any]:
+        """All that later steps of this rank depend on, besides the parameters: copies of arrays, and what JSON can express, by name.
+
+        It differs from rank to rank.
+
+        Raises
+        ------
+        AlgorithmError
+            If a step is not finished.
+        """
+        self._expect_idle()
+        state: dict[str, Any] = {"optimizer": self.name, "steps": self.steps}
+        for number, descent in enumerate(self._descents):
+            for name, value in descent.state().items():
+                state[f"{number}.{name}"] = np.copy(value) if isinstance(value, np.ndarray) else value
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state` of this rank, with the parameters of that time: every bit is as it would have been.
+
+        Raises
+        ------
+        CheckpointError
+            If the state is of another optimiser, or of other parameters or settings.
+        AlgorithmError
+            If a step is not finished.
+        """
+        self._expect_idle()
+        if state.get("optimizer") != self.name:
+            raise CheckpointError(f"this state is of the optimiser {state.get('optimizer')!r}, and this one is {self.name!r}")
+        self.steps = int(state["steps"])
+        for number, descent in enumerate(self._descents):
+            descent.feedback.reducer = self._reducer(descent.pack.size)
+            prefix = f"{number}."
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            try:
+                descent.restore(own)
+            except (KeyError, ValueError) as error:
+                raise CheckpointError(f"this state is of other parameters or settings: {error}") from error
+
+    @abstractmethod
+    def reducer(self, size: int, k: int) -> Reducer:
+        """What sums k of size elements."""
+
+    def prepare(self, gradients: Any, rate: float | None, ranks: int) -> list[Prepared]:
+        """What each pack feeds into its sum in this step, and the rate; the parameters and all state stay as they are."""
+        given = self._listed(gradients)
+        checked = [descent.pack.checked([given[layer] for layer in descent.pack.layers]) for descent in self._descents]
+        clip = self._clip(checked, ranks)
+        used = self._rate(rate)
+        return [Prepared(descent, self._fed(descent, own, used, clip), used) for descent, own in zip(self._descents, checked)]
+
+    def _begin(self, parameters: Any) -> list[PackDescent]:
+        self._single = not isinstance(parameters, Iterable) or is_array(parameters)
+        given = [parameters] if self._single else list(parameters)
+        if not given:
+            raise StreamError("an optimiser needs parameters: pass an array, or a sequence of arrays")
+        shapes = [as_array(parameter).shape for parameter in given]
+        flat = [as_flat_parameter(parameter) for parameter in given]
+        if self.settings.by_layer:
+            packs = [Pack([layer], [array], [shape]) for layer, (array, shape) in enumerate(zip(flat, shapes))]
+        else:
+            packs = [Pack(range(len(flat)), flat, shapes)]
+        rate_first = self.rate_first and self.settings.adam is None
+        return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first) for pack in packs]
+
+    def _reducer(self, size: int) -> Reducer:
+        """For the density of this step."""
+        return self.reducer(size, self._k(size))
+
+    def _k(self, size: int) -> int:
+        density = self.density(self.steps) if callable(self.density) else self.density
+        if not 0 < density <= 1:
+            raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
+        return min(size, max(1, round(density * size)))
+
+    def _rate(self, rate: float | None) -> float:
+        if rate is None:
+            rate = self.learning_rate(self.steps) if callable(self.learning_rate) else self.learning_rate
+        if not 0 < rate < math.inf:
+            raise AlgorithmError(f"the learning rate must be a number above 0, not {rate}")
+        return float(rate)
+
+    def _clip(self, checked: Sequence[Sequence[Array]], ranks: int) -> float:
+        if self.settings.clip_norm is None:
+            return 1.0
+        norm = math.hypot(*(float(np.linalg.norm(gradient)) for gradients in checked for gradient in gradients))
+        if not math.isfinite(norm):
+            raise DivergenceError(f"the norm of a gradient is {norm}: the learning rate may be too large")
+        return self.settings.clipped(norm, ranks)
+
+    def _fed(self, descent: PackDescent, gradients: Sequence[Array], rate: float, clip: float) -> Array:
+        """What a pack feeds into its sum, which then has the density of this step."""
+        reducer = descent.feedback.reducer
+        if reducer.k != self._k(reducer.size):
+            descent.feedback.reducer = self._reducer(reducer.size)
+        return descent.fed(gradients, rate, clip)
+
+    def _summing(self, descent: PackDescent, vector: Array, rate: float) -> mpi.Request:
+        """A sum on its way, of which all ranks know that it is of the same step, parameters and rate."""
+        plan = descent.feedback.planned(vector)
+        said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
+        plan.intent = plan.intent._replace(terms=plan.intent.terms + tuple((name, str(value)) for name, value in said.items()))
+        return plan.start(self.comm, blocking=False)
+
+    def _listed(self, gradients: Any) -> list[Any]:
+        given = [gradients] if self._single else list(gradients)
+        layers = sum(len(descent.pack.layers) for descent in self._descents)
+        if len(given) != layers:
+            raise StreamError(f"a step takes a gradient for each of the {layers} parameters, not {len(given)}")
+        return given
+
+    def _expect_idle(self) -> None:
+        if self._pending:
+            raise AlgorithmError("a step was started and not finished: call finish first")
+
+    def _terms(self) -> tuple[tuple[str, str], ...]:
+        """What has to be the same on all ranks."""
+        digest = hashlib.blake2b(digest_size=8)
+        for descent in self._descents:
+            for parameter in descent.pack.parameters:
+                digest.update(parameter.data)
+        shapes = [shape for descent in self._descents for shape in descent.pack.shapes]
+        said = {"optimiser": self.name, "settings": self.settings, "options": self.options, "shapes of the parameters": shapes}
+        said["dtypes of the parameters"] = [descent.pack.dtype.name for descent in self._descents]
+        said["parameters, whose digest is"] = digest.hexdigest()
+        return tuple((name, str(value)) for name, value in said.items())
+
+    def _agree(self, intent: Intent) -> mpi.Request:
+        """An operation that only makes sure that all ranks want the same, or raises on all of them what is wrong on one."""
+        return mpi.launch(self.comm, intent, agree, blocking=False)
+
+
+class Prepared(NamedTuple):
+    """What one pack feeds into its sum."""
+
+    descent: PackDescent
+    vector: Array
+    rate: float
+
+
+class _Pending(NamedTuple):
+    """A sum in flight."""
+
+    descent: PackDescent
+    request: mpi.Request
+    rate: float

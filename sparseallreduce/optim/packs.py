@@ -1,0 +1,99 @@
+"""Parameters that are summed as one vector: a flat one, several packed together, or a layer by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.optim.arrays import as_array
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.partition import split
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Pack", "add_scaled", "blocks"]
+
+Array = NDArray[Any]
+
+_BLOCK = 2**15  # elements: several arrays of so many stay in the cache from one operation on them to the next
+
+
+class Pack:
+    """Some of the parameters, one behind the other.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Which of all parameters these are.
+    parameters : sequence of ndarray
+        Flat, of one dtype.
+    shapes : sequence of tuple of int
+        That gradients have.
+
+    Attributes
+    ----------
+    size : int
+        Elements of all together.
+    bounds : list of int
+        Where each begins, and the last ends.
+    """
+
+    def __init__(self, layers: Sequence[int], parameters: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
+        self.layers = list(layers)
+        self.parameters = list(parameters)
+        self.shapes = list(shapes)
+        self.bounds = [0, *accumulate(map(len, parameters))]
+        self.size = self.bounds[-1]
+        self.dtype = parameters[0].dtype
+
+    def checked(self, gradients: Sequence[Any]) -> list[Array]:
+        """The gradients of these parameters as arrays.
+
+        Raises
+        ------
+        StreamError, StreamTypeError
+            If one is not of the shape or dtype of its parameter.
+        """
+        arrays = [as_array(gradient) for gradient in gradients]
+        for layer, array, shape in zip(self.layers, arrays, self.shapes):
+            if array.shape != shape:
+                raise StreamError(f"the gradient of parameter {layer} has to have its shape, {shape}, not {array.shape}")
+            if array.dtype != self.dtype:
+                raise StreamTypeError(f"the gradient of parameter {layer} has to be of its dtype, {self.dtype}, not {array.dtype}")
+        return arrays
+
+    def write(self, gradients: Sequence[Array], factor: float, out: Array) -> None:
+        """Pack gradients, times a factor."""
+        for gradient, shape, (lo, hi) in zip(gradients, self.shapes, pairwise(self.bounds)):
+            np.multiply(gradient, gradient.dtype.type(factor), out=out[lo:hi].reshape(shape))
+
+    def parts(self) -> Iterator[tuple[Array, slice]]:
+        """Each parameter, and the elements of the pack that are its own."""
+        for parameter, (lo, hi) in zip(self.parameters, pairwise(self.bounds)):
+            yield parameter, slice(lo, hi)
+
+    def descend(self, update: SparseStream, rate: float) -> None:
+        """Change the parameters by ``-rate`` times a stream, at the cost of its entries alone."""
+        for parameter, part in zip(self.parameters, split(update, self.bounds)):
+            steps = part._stored * -self.dtype.type(rate)
+            if part.is_dense:
+                np.add(parameter, steps, out=parameter)
+            else:
+                kernels.scatter(part._entries()[0], steps, part.lo, SUM, parameter)
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Cut a vector so that a piece stays in the cache."""
+    for start in range(0, size, _BLOCK):
+        yield slice(start, min(start + _BLOCK, size))
+
+
+def add_scaled(out: Array, array: Array, factor: float) -> None:
+    """``out += factor * array`` in one pass over memory."""
+    for block in blocks(len(out)):
+        out[block] += out.dtype.type(factor) * array[block]

@@ -1,0 +1,133 @@
+"""What is done with an update once it is summed: plain descent, momentum, or Adam.
+
+All ranks do the same to the same bits, so that their parameters stay the same.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.optim.packs import Pack, blocks
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Adam", "AdamRule", "MomentumRule", "PlainRule", "Rule"]
+
+
+class Rule(ABC):
+    """Changes the parameters of a pack; its arrays are as long as the pack."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+
+    @abstractmethod
+    def apply(self, update: SparseStream, rate: float) -> None:
+        """Change the parameters by a mean of gradients."""
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers: numbers and arrays."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027 - a rule need not remember anything
+        """Remember this again."""
+
+
+class PlainRule(Rule):
+    """``w -= rate * update``, at the cost of the update's entries."""
+
+    def apply(self, update: SparseStream, rate: float) -> None:
+        self.pack.descend(update, rate)
+
+
+class MomentumRule(Rule):
+    """``velocity = momentum * velocity + update; w -= rate * velocity``: a pass over all parameters."""
+
+    def __init__(self, pack: Pack, momentum: float) -> None:
+        super().__init__(pack)
+        self.momentum = momentum
+        self.velocity = np.zeros(pack.size, pack.dtype)
+
+    def apply(self, update: SparseStream, rate: float) -> None:
+        self.velocity *= self.pack.dtype.type(self.momentum)
+        update.add_to(self.velocity)
+        for parameter, own in self.pack.parts():
+            velocity = self.velocity[own]
+            for block in blocks(len(parameter)):
+                parameter[block] -= self.pack.dtype.type(rate) * velocity[block]
+
+    def state(self) -> dict[str, Any]:
+        return {"velocity": self.velocity}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.velocity[:] = state["velocity"]
+
+
+@dataclass(frozen=True)
+class Adam:
+    """The constants of Adam (Kingma and Ba, 2015); Ok-Topk section 5 trains BERT with these.
+
+    With a ``weight_decay``, that is decoupled from the gradients (AdamW), as usual for BERT.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    bias_correction: bool = True  # whether the moments of the first steps are scaled up
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise AlgorithmError(f"{name} of Adam must be at least 0 and below 1, not {getattr(self, name)}")
+        if not 0 < self.epsilon < math.inf:
+            raise AlgorithmError(f"epsilon of Adam must be above 0, not {self.epsilon}")
+
+
+class AdamRule(Rule):
+    """Adam on the sums: an element that is in no update has a gradient of zero in that step, and moves on by its first moment."""
+
+    def __init__(self, pack: Pack, adam: Adam, weight_decay: float) -> None:
+        super().__init__(pack)
+        self.adam = adam
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self.first, self.second = np.zeros((2, pack.size), pack.dtype)
+
+    def apply(self, update: SparseStream, rate: float) -> None:
+        adam, number = self.adam, self.pack.dtype.type
+        self.steps += 1
+        self._take(update)
+        corrections = (1 - adam.beta1**self.steps, 1 - adam.beta2**self.steps) if adam.bias_correction else (1.0, 1.0)
+        scale, root, kept = number(rate / corrections[0]), number(1 / math.sqrt(corrections[1])), number(1 - rate * self.weight_decay)
+        for parameter, own in self.pack.parts():
+            first, second = self.first[own], self.second[own]
+            for block in blocks(len(parameter)):
+                divisor = np.sqrt(second[block])
+                divisor *= root
+                divisor += number(adam.epsilon)
+                np.divide(first[block], divisor, out=divisor)
+                divisor *= scale
+                parameter[block] *= kept
+                parameter[block] -= divisor
+
+    def _take(self, update: SparseStream) -> None:
+        """Let the moments decay, and add the update to them."""
+        adam, number = self.adam, self.pack.dtype.type
+        self.first *= number(adam.beta1)
+        self.second *= number(adam.beta2)
+        values = update._stored
+        places: Any = slice(None) if update.is_dense else update.indices
+        self.first[places] += number(1 - adam.beta1) * values
+        self.second[places] += number(1 - adam.beta2) * values * values
+
+    def state(self) -> dict[str, Any]:
+        return {"adam_steps": self.steps, "first_moment": self.first, "second_moment": self.second}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["adam_steps"])
+        self.first[:] = state["first_moment"]
+        self.second[:] = state["second_moment"]

@@ -1,0 +1,57 @@
+"""Steps of P replicas in one process, on a virtual network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparseallreduce.optim.optimizer import Optimizer
+from sparseallreduce.runtime.simulator import Network, Simulation, simulate
+
+__all__ = ["simulated_step"]
+
+
+def simulated_step(
+    optimizers: Sequence[Optimizer], gradients: Sequence[Any], rate: float | None = None, network: Network | None = None, **how: Any
+) -> list[Simulation]:
+    """Take a step with all replicas of a simulated run.
+
+    Parameters
+    ----------
+    optimizers : sequence of Optimizer
+        One a rank, each with parameters of its own and ``comm=SERIAL``.
+    gradients : sequence
+        Of each rank, as :meth:`Optimizer.step` takes them.
+    rate : float, optional
+        Instead of the learning rate.
+    network : Network, optional
+    **how
+        ``delivery`` and ``through_wire``, as for :func:`~sparseallreduce.simulate`.
+
+    Returns
+    -------
+    list of Simulation
+        Of each pack of parameters; outputs are the means by which they descended.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sparseallreduce as sar
+    >>> from sparseallreduce.optim import GTopkSGD
+    >>> replicas = [np.zeros(4) for _ in range(3)]
+    >>> optimizers = [GTopkSGD(replica, 1.0, density=0.25, comm=sar.SERIAL) for replica in replicas]
+    >>> out = simulated_step(optimizers, [np.array([1.0, rank, 0, 4]) for rank in range(3)])
+    >>> replicas[2], out[0].messages
+    (array([ 0.,  0.,  0., -4.]), array([2, 1, 1]))
+    """
+    prepared = [optimizer.prepare(own, rate, len(optimizers)) for optimizer, own in zip(optimizers, gradients, strict=True)]
+    simulations = []
+    for of_ranks in zip(*prepared):
+        feedbacks = [each.descent.feedback for each in of_ranks]
+        out = simulate([each.vector for each in of_ranks], feedbacks, network, **how)
+        for each, update in zip(of_ranks, out.outputs):
+            each.descent.apply(update, each.rate)
+        simulations.append(out)
+    for optimizer in optimizers:
+        optimizer.steps += 1
+    return simulations

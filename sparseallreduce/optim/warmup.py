@@ -1,0 +1,55 @@
+"""Schedules of the density: more values in the first epochs, in which the parameters change fast (gTop-k section IV-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparseallreduce.errors import AlgorithmError
+
+__all__ = ["Density", "DensityWarmup"]
+
+#: A share of the elements, or what tells it from the number of the step, counted from 0.
+Density = float | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class DensityWarmup:
+    """One density after the other for an epoch each, then the last one for good.
+
+    By default those of gTop-k section IV-B, where learning rates are small in these epochs too.
+
+    Parameters
+    ----------
+    density : float
+        After the warm-up.
+    epoch_steps : int
+        Steps for which each of ``densities`` lasts.
+    densities : tuple of float
+
+    Raises
+    ------
+    AlgorithmError
+        If a density is not above 0 and at most 1, or an epoch has no steps.
+
+    Examples
+    --------
+    >>> density = DensityWarmup(0.001, epoch_steps=100)
+    >>> [density(step) for step in (0, 99, 100, 200, 399, 400, 10_000)]
+    [0.25, 0.25, 0.0725, 0.015, 0.004, 0.001, 0.001]
+    """
+
+    density: float
+    epoch_steps: int
+    densities: tuple[float, ...] = (0.25, 0.0725, 0.015, 0.004)
+
+    def __post_init__(self) -> None:
+        if self.epoch_steps < 1:
+            raise AlgorithmError(f"a density of the warm-up lasts for at least 1 step, not {self.epoch_steps}")
+        for density in (self.density, *self.densities):
+            if not 0 < density <= 1:
+                raise AlgorithmError(f"a density is a share of the elements, above 0 and at most 1, not {density}")
+
+    def __call__(self, step: int) -> float:
+        epoch = step // self.epoch_steps
+        return self.densities[epoch] if epoch < len(self.densities) else self.density

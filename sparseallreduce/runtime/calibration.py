@@ -1,0 +1,102 @@
+"""What was measured of machines and networks like this one, kept from run to run.
+
+"auto" chooses by measured constants, and no two measurements are the same. Near a crossing of two algorithms another choice would
+follow, another order of additions, and other bits. So a measurement that is like an earlier one, of as many ranks laid out alike,
+gives way to it: runs on one machine choose alike, and what has changed, as a network has when a job lands elsewhere, is found out.
+
+Other programs make a measurement slower, never faster: one that is much faster than what is kept has found the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from operator import le
+from pathlib import Path
+
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.cache import default_cache
+from sparseallreduce.version import __version__
+
+__all__ = ["Calibration"]
+
+_SLOWER, _FASTER = 10.0, 3.0  # times: how far constants may lie from kept ones that they are taken for
+_KEPT = 16  # measurements of one layout
+_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 0.0)  # of each constant: what is less takes no time that matters
+
+
+class Calibration:
+    """The measurements of one layout of ranks; for one rank to use.
+
+    Parameters
+    ----------
+    library : str
+        Name and version of the MPI library.
+    hosts : sequence of bytes
+        What stands for the host of each rank.
+    folder : Path, optional
+        Where measurements are kept, the cache folder by default. If it cannot be written, nothing is.
+    """
+
+    def __init__(self, library: str, hosts: Sequence[bytes], folder: Path | None = None) -> None:
+        try:
+            self._path = (folder or default_cache() / "calibration") / f"{_digest(library, hosts)}.json"
+        except RuntimeError:  # there is no home directory
+            self._path = Path(os.devnull)
+
+    def like(self, measured: Machine) -> Machine | None:
+        """The kept measurement that ``measured`` may be one more of: the fastest of them, None if there is none."""
+        alike = [machine for machine in _read(self._path) if _alike(machine, measured)]
+        return min(alike, key=lambda machine: math.prod(_noticed(machine)), default=None)
+
+    def keep(self, measured: Machine) -> None:
+        """Keep a measurement, and none that it shows to have been disturbed."""
+        others = [machine for machine in _read(self._path) if not all(map(le, _noticed(measured), _noticed(machine)))]
+        with contextlib.suppress(OSError):
+            _write(self._path, [*others, measured][-_KEPT:])
+
+
+def _digest(library: str, hosts: Sequence[bytes]) -> str:
+    """A name for a layout: which ranks are on a host together, not on which host, since a job's hosts change."""
+    places: dict[bytes, int] = {}
+    layout = [places.setdefault(host, len(places)) for host in hosts]
+    what = json.dumps([__version__, library, _processor(), os.cpu_count(), layout])
+    return hashlib.blake2b(what.encode(), digest_size=12).hexdigest()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def _alike(kept: Machine, measured: Machine) -> bool:
+    pairs = zip(_noticed(kept), _noticed(measured), strict=True)
+    return all(before / _FASTER <= now <= before * _SLOWER for before, now in pairs)
+
+
+def _noticed(machine: Machine) -> list[float]:
+    return [max(value or 0.0, negligible) for value, negligible in zip(machine, _NEGLIGIBLE, strict=True)]
+
+
+def _read(path: Path) -> list[Machine]:
+    """The measurements in a file; none if there is no such file, or if it is damaged."""
+    try:
+        entries = json.loads(path.read_text())
+        return [Machine(*(float(entry[name]) for name in Machine._fields)) for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _write(path: Path, machines: Sequence[Machine]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+        json.dump([machine._asdict() for machine in machines], file, indent=1)
+    os.replace(file.name, path)

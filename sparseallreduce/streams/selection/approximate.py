@@ -1,0 +1,75 @@
+"""Approximate top-k: each value with a chance that grows with its magnitude (thesis sections 2.4.1 and 4.3.3)."""
+
+from __future__ import annotations
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.selection.base import Array, Selector
+from sparseallreduce.streams.selection.seeds import seed_of
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["ApproximateTopK"]
+
+FORMS = ("expected", "at most")
+
+
+class ApproximateTopK(Selector):
+    """Values drawn independently of each other with probabilities p_i, k of them in expectation.
+
+    Parameters
+    ----------
+    k : int
+        How many to choose, in expectation; each bucket has its share of that.
+    form : {"expected", "at most"}
+        The first has p_i = k |v_i| / norm1, or (|v_i| + eps) in place of |v_i| with the smallest eps that leaves every p_i at most 1.
+        The second has p_i = min(1, k |v_i| / norm1), which chooses fewer where single magnitudes stand out.
+    bucket : int or None
+        Values that have a norm of their own, 512 in the thesis; None takes the whole vector for one, which is read once more then.
+    fixed : bool
+        Exactly as many of each bucket as the rounded share of k, at least 1: truncated to the first ones, or filled up with zeros,
+        which stand at places that were not drawn.
+    seed : int
+        The result depends on it, on the number of selections before this one, and on the values.
+
+    Notes
+    -----
+    The chances are compared with hashed places, of 24 bits. Values that are not finite are always chosen, and take no part in norms.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ApproximateTopK(2, fixed=True)(np.array([0.0, -3.0, 0.0, 0.0, 3.0, 0.0])).indices
+    array([1, 4], dtype=uint32)
+    """
+
+    passes = 3.0
+
+    def __init__(self, k: int, *, form: str = "expected", bucket: int | None = 512, fixed: bool = False, seed: int = 0) -> None:
+        super().__init__(k)
+        if form not in FORMS:
+            raise StreamError(f"the forms of probabilities are {' and '.join(map(repr, FORMS))}, not {form!r}")
+        if bucket is not None and bucket < 1:
+            raise StreamError(f"bucket is a number of values, at least 1, not {bucket}")
+        self.form = form
+        self.bucket = bucket
+        self.fixed = fixed
+        self.seed = seed
+        self.steps = 0
+
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        size = len(accumulator)
+        bucket = max(1, min(size, self.bucket or size))
+        share = self.k * bucket / max(1, size)
+        chosen = loops.draw(
+            accumulator,
+            gradient,
+            index_dtype(size),
+            bucket=bucket,
+            share=share,
+            at_most=self.form == "at most",
+            fixed=max(1, round(share)) if self.fixed and self.k else 0,
+            seed=seed_of(self.seed, self.steps),
+            clear=clear,
+        )
+        self.steps += 1
+        return chosen

@@ -1,0 +1,101 @@
+"""MSTopK: a binary search for two thresholds around the k-th magnitude (CommLib section 3.1, algorithm 1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.selection.base import Array, Selector, clear_places
+from sparseallreduce.streams.selection.exact import bracket
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["MSTopK"]
+
+
+class MSTopK(Selector):
+    """All values above the upper one of two thresholds, and a random run of those between the two, together k.
+
+    The thresholds come from a binary search between the mean magnitude and the largest one.
+
+    Parameters
+    ----------
+    k : int
+        How many to choose, exactly.
+    searches : int
+        Steps of the binary search, the paper's N, which sets 30.
+    seed : int
+        Of the random run; the result depends on it, on the number of selections before this one, and on the values.
+
+    Notes
+    -----
+    The paper counts the whole vector in each search. Here the vector is read once, to copy what a sample says to be a little more
+    than k values, and the searches count among those, with the same outcome: a threshold below all of them is below the k-th
+    magnitude. Values that are not finite take no part in mean and maximum, and are above every threshold.
+
+    Examples
+    --------
+    >>> MSTopK(2)(np.array([0.1, -3.0, 0.2, 0.1, 2.0, -0.1])).indices
+    array([1, 4], dtype=uint32)
+    """
+
+    passes = 4.0  # add and measure (3), copy the largest (1)
+
+    def __init__(self, k: int, searches: int = 30, *, seed: int = 0) -> None:
+        super().__init__(k)
+        if searches < 1:
+            raise StreamError(f"searches is the number of thresholds to try, at least 1, not {searches}")
+        self.searches = searches
+        self.seed = seed
+        self.steps = 0
+
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        total, largest = loops.norms(accumulator, gradient)
+        indices, values, floor = self._largest(accumulator)
+        keys = np.sort(magnitude.keys(values))
+        mean = total / len(accumulator) if len(accumulator) else 0.0
+        upper, lower = self._thresholds(keys, floor, mean, largest, accumulator.dtype)
+        if lower < floor:  # no search came as near as the sample
+            indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)
+        places = self._between(magnitude.keys(values), upper, lower)
+        indices, values = indices[places], values[places]
+        if clear:
+            clear_places(accumulator, indices)
+        self.steps += 1
+        return indices, values
+
+    def _largest(self, accumulator: Array) -> tuple[Array, Array, int]:
+        """More than k values, or all, and the key that they are all from."""
+        size = len(accumulator)
+        floor, _ = bracket(accumulator, None, self.k) if self.k else (magnitude.last(accumulator), 0)
+        indices, values, _ = loops.select(accumulator, None, floor - 1, index_dtype(size), expected=self.k + self.k // 2)
+        if len(indices) <= self.k < size and floor > 0:  # the sample misled
+            floor = 0
+            indices, values, _ = loops.select(accumulator, None, -1, index_dtype(size), expected=size)
+        return indices, values, floor
+
+    def _thresholds(self, keys: Array, floor: int, mean: float, largest: float, dtype: np.dtype[np.floating]) -> tuple[int, int]:
+        """Algorithm 1, lines 4 to 24, in keys: the upper threshold chooses at most k values, the lower one more, if they were found.
+
+        ``keys`` are sorted, and all that there are from ``floor`` on, at least k.
+        """
+        upper, lower = magnitude.last(keys) + 1, 0  # that choose nothing, and everything
+        left, right = 0.0, 1.0
+        for _ in range(self.searches):
+            ratio = left + (right - left) / 2
+            key = magnitude.key_of(mean + ratio * (largest - mean), dtype)
+            count = len(keys) - int(np.searchsorted(keys, key))
+            if key < floor or count > self.k:
+                left, lower = ratio, key
+            else:
+                right, upper = ratio, key
+        return upper, lower
+
+    def _between(self, keys: Array, upper: int, lower: int) -> Array:
+        """Lines 25 to 28: the places from ``upper`` on, and a run of those below that and from ``lower`` on."""
+        above = np.flatnonzero(keys >= upper)
+        inside = np.flatnonzero((keys < upper) & (keys >= lower))
+        wanted = self.k - len(above)
+        start = int(np.random.default_rng([self.seed, self.steps]).integers(0, len(inside) - wanted + 1))
+        return np.sort(np.concatenate([above, inside[start : start + wanted]]))

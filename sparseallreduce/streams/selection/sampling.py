@@ -1,0 +1,67 @@
+"""Double sampling: the threshold of a sample, and where it chooses too much the exact one among what it chose (DGC)."""
+
+from __future__ import annotations
+
+import math
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
+from sparseallreduce.streams.selection.exact import choose_top
+from sparseallreduce.streams.selection.seeds import seed_of
+from sparseallreduce.streams.selection.threshold import choose_at_least
+
+__all__ = ["DoubleSampling"]
+
+
+class DoubleSampling(Selector):
+    """What reaches the threshold of a random sample's top values, cut to the k largest where that is far more than k.
+
+    Parameters
+    ----------
+    k : int
+        How many to choose, about.
+    share : float
+        Of the vector that is sampled; DGC takes 0.001 to 0.01.
+    overshoot : float
+        From how many times k on the second selection is made, at least 1.
+    seed : int
+        Of the sample; the result depends on it, on the number of selections before this one, and on the values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> DoubleSampling(2, share=1.0)(np.array([0.1, -3.0, 0.2, 0.1, 2.0, -0.1])).indices
+    array([1, 4], dtype=uint32)
+    """
+
+    passes = 3.0  # and a cache line for each sampled value
+
+    def __init__(self, k: int, *, share: float = 0.01, overshoot: float = 1.3, seed: int = 0) -> None:
+        super().__init__(k)
+        if not 0 < share <= 1:
+            raise StreamError(f"share is the part of the vector to sample, above 0 and at most 1, not {share}")
+        if overshoot < 1:
+            raise StreamError(f"overshoot is a multiple of k, at least 1, not {overshoot}")
+        self.share = share
+        self.overshoot = overshoot
+        self.seed = seed
+        self.steps = 0
+
+    def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
+        if self.k == 0:
+            add(accumulator, gradient)
+            return choose_at_least(accumulator[:0], None, 0.0)
+        size = len(accumulator)
+        count = math.ceil(self.share * size)
+        sampled = loops.sample(accumulator, gradient, count, seed_of(self.seed, self.steps))
+        key, _ = loops.kth(sampled, max(1, round(self.k * count / size)))
+        indices, values = choose_at_least(accumulator, gradient, magnitude.from_key(key, accumulator.dtype), False, self.k)
+        if len(indices) > self.overshoot * self.k:
+            places, values = choose_top(values, None, self.k)
+            indices = indices[places]
+        if clear:
+            clear_places(accumulator, indices)
+        self.steps += 1
+        return indices, values

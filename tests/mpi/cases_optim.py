@@ -1,0 +1,145 @@
+"""The optimisers over MPI: the same as simulated, errors that all ranks raise, and sums of layers that overlap."""
+
+import numpy as np
+import pytest
+from mpi_cases import each, skip
+
+import sparseallreduce as sar
+from sparseallreduce import optim
+from sparseallreduce.optim import Adam, DensityWarmup, TopKSGD, simulated_step
+
+RANKS = (1, 2, 4)
+ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
+SHAPES = [(20, 30), (30,), (7, 5)]
+
+
+def parameters(seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def gradients(rank, step):
+    return parameters((1, rank, step))
+
+
+@each(kind=ALL, settings=["momentum", "by layer", "adam"])
+def case_a_step_is_the_simulated_one(comm, kind, settings):
+    settings = {
+        "momentum": {"momentum": 0.9, "clip_norm": 10.0},
+        "by layer": {"by_layer": True, "momentum": 0.9, "momentum_correction": True, "weight_decay": 0.01},
+        "adam": {"adam": Adam(), "weight_decay": 0.01},
+    }[settings]
+    arguments = (lambda step: 0.1 / (1 + step), DensityWarmup(0.03, 2, (0.3, 0.1)))
+    ours, simulated = parameters(), [parameters() for _ in range(comm.size)]
+    optimizer = kind(ours, *arguments, comm, **settings)
+    replicas = [kind(replica, *arguments, sar.SERIAL, **settings) for replica in simulated]
+    for step in range(8):
+        optimizer.step(gradients(comm.rank, step))
+        simulated_step(replicas, [gradients(rank, step) for rank in range(comm.size)])
+    assert len(set(comm.allgather(joined(ours).tobytes()))) == 1, "replicas have drifted apart"
+    if kind is optim.DenseSGD:  # MPI adds in an order of its own
+        np.testing.assert_allclose(joined(ours), joined(simulated[0]), rtol=1e-4, atol=1e-5)
+    else:
+        assert joined(ours).tobytes() == joined(simulated[0]).tobytes()
+
+
+@each(kind=ALL)
+def case_layers_that_are_started_one_by_one_make_the_same_step(comm, kind):
+    at_once, one_by_one = parameters(), parameters()
+    first, second = (kind(own, 0.1, 0.05, comm, by_layer=True, momentum=0.9) for own in (at_once, one_by_one))
+    for step in range(4):
+        own = gradients(comm.rank, step)
+        first.step(own)
+        for layer in reversed(range(len(own))):
+            second.start(layer, own[layer])
+        second.finish()
+    assert joined(at_once).tobytes() == joined(one_by_one).tobytes()
+
+
+@each(kind=ALL)
+def case_a_restored_optimiser_goes_on_to_the_bit(comm, kind):
+    settings = {"momentum": 0.9, "momentum_correction": True}
+    ours = parameters()
+    first = kind(ours, 0.1, 0.05, comm, **settings)
+    for step in range(5):
+        first.step(gradients(comm.rank, step))
+    resumed = [parameter.copy() for parameter in ours]
+    second = kind(resumed, 0.1, 0.05, comm, **settings)
+    second.restore(first.state())
+    for step in range(5, 9):
+        first.step(gradients(comm.rank, step))
+        second.step(gradients(comm.rank, step))
+    assert joined(ours).tobytes() == joined(resumed).tobytes()
+
+
+def wrong_gradient(optimizer, own):
+    optimizer.step(own[:2])
+
+
+def wrong_shape(optimizer, own):
+    optimizer.step([*own[:2], own[2].T])
+
+
+def wrong_rate(optimizer, own):
+    optimizer.step(own, rate=-1)
+
+
+def other_rate(optimizer, own):
+    optimizer.step(own, rate=0.2)
+
+
+WRONG = {
+    wrong_gradient: (sar.StreamError, "each of the 3 parameters, not 2"),
+    wrong_shape: (sar.StreamError, "parameter 2 has to have its shape"),
+    wrong_rate: (sar.AlgorithmError, "learning rate must be a number above 0"),
+    other_rate: (sar.MismatchError, "learning rate: 0.1 on rank"),
+}
+
+
+@each(mistake=WRONG, by_layer=[False, True])
+def case_a_mistake_on_one_rank_is_raised_on_all_and_changes_nothing(comm, mistake, by_layer):
+    if comm.size == 1:
+        skip("needs two ranks")
+    kind, message = WRONG[mistake]
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, momentum=0.9, momentum_correction=True, by_layer=by_layer)
+    optimizer.step(gradients(comm.rank, 0))
+    before, kept = optimizer.state(), joined(ours)
+    with pytest.raises(kind, match=message):
+        (mistake if comm.rank == comm.size - 1 else TopKSGD.step)(optimizer, gradients(comm.rank, 1))
+    after = optimizer.state()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert np.array_equal(kept, joined(ours))
+    optimizer.step(gradients(comm.rank, 1))
+    assert len(set(comm.allgather(joined(ours).tobytes()))) == 1
+
+
+def case_layers_started_in_another_order_are_an_error_on_all_ranks(comm):
+    if comm.size == 1:
+        skip("needs two ranks")
+    optimizer = TopKSGD(parameters(), 0.1, 0.05, comm, by_layer=True)
+    own = gradients(comm.rank, 0)
+    for layer in (0, 1) if comm.rank else (1, 0):
+        optimizer.start(layer, own[layer])
+    with pytest.raises(sar.MismatchError):
+        optimizer.finish()
+    optimizer.step(own)
+
+
+@each(what=["parameters", "settings", "arguments"])
+def case_replicas_that_differ_are_an_error_on_all_ranks(comm, what):
+    if comm.size == 1:
+        skip("needs two ranks")
+    ours, settings = parameters(), {}
+    if comm.rank == 0:
+        if what == "parameters":
+            ours[1][3] += 1
+        else:
+            settings = {"momentum": 0.9 if what == "settings" else 1.5}
+    expected = sar.AlgorithmError if what == "arguments" else sar.MismatchError
+    with pytest.raises(expected, match=r"on rank 0" if what == "arguments" else "parameters, whose digest is|settings"):
+        TopKSGD(ours, 0.1, 0.05, comm, **settings)
+
+
+def joined(arrays):
+    return np.concatenate([array.ravel() for array in arrays])

@@ -1,0 +1,127 @@
+"""Measurements that are alike give way to the one that is kept, across runs; others are kept beside it."""
+
+import json
+import stat
+
+import pytest
+
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.runtime.calibration import Calibration
+
+FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 0.7)
+HOSTS = [b"one", b"one", b"other"]
+
+
+def settle(folder, machine, hosts=HOSTS, library="MPI 1"):
+    """What a run with this measurement goes by."""
+    calibration = Calibration(library, hosts, folder)
+    known = calibration.like(machine)
+    if known is None:
+        calibration.keep(machine)
+    return known or machine
+
+
+def test_what_is_alike_gives_way_to_what_is_kept(tmp_path):
+    assert settle(tmp_path, FIRST) == FIRST
+    for factor in (0.4, 1.1, 2.5, 9):
+        assert settle(tmp_path, FIRST._replace(alpha=factor * FIRST.alpha, gamma=2 * FIRST.gamma)) == FIRST
+
+
+def test_another_network_is_another(tmp_path):
+    slow = FIRST._replace(beta=8e-9)
+    assert settle(tmp_path, FIRST) == FIRST
+    assert settle(tmp_path, slow) == slow
+    assert settle(tmp_path, slow._replace(alpha=3e-6)) == slow
+    assert settle(tmp_path, FIRST._replace(alpha=3e-6)) == FIRST
+
+
+def test_what_was_disturbed_gives_way_to_what_was_not(tmp_path):
+    disturbed = FIRST._replace(gamma=4 * FIRST.gamma, beta=2 * FIRST.beta)
+    assert settle(tmp_path, disturbed) == disturbed
+    assert settle(tmp_path, FIRST) == FIRST
+    assert settle(tmp_path, disturbed) == FIRST
+    (file,) = tmp_path.iterdir()
+    assert len(json.loads(file.read_text())) == 1
+
+
+def test_of_several_that_are_alike_the_fastest_counts(tmp_path):
+    mixed = FIRST._replace(gamma=4 * FIRST.gamma, beta=FIRST.beta / 2)
+    assert settle(tmp_path, mixed) == mixed
+    assert settle(tmp_path, FIRST) == FIRST
+    assert settle(tmp_path, FIRST._replace(gamma=5 * FIRST.gamma)) == FIRST
+
+
+def test_what_takes_no_time_is_alike(tmp_path):
+    free = FIRST._replace(beta=0.0)
+    settle(tmp_path, free)
+    assert settle(tmp_path, FIRST._replace(beta=1e-12)) == free
+
+
+def test_a_layout_is_known_by_who_shares_a_host_not_by_the_hosts(tmp_path):
+    settle(tmp_path, FIRST)
+    near = FIRST._replace(alpha=3e-6)
+    assert settle(tmp_path, near, [b"a", b"a", b"b"]) == FIRST
+    assert settle(tmp_path, near, [b"a", b"b", b"b"]) == near
+    assert settle(tmp_path, near, library="MPI 2") == near
+
+
+def test_what_is_kept_does_not_grow_without_end(tmp_path):
+    for power in range(20):
+        settle(tmp_path, FIRST._replace(beta=20.0**power * 1e-12, alpha=20.0**-power))
+    (file,) = tmp_path.iterdir()
+    assert len(json.loads(file.read_text())) == 16
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"alpha": 1}]', '[{"alpha": "x"}]'])
+def test_a_damaged_file_is_replaced(tmp_path, text):
+    settle(tmp_path, FIRST)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    assert settle(tmp_path, FIRST) == FIRST
+    assert len(json.loads(file.read_text())) == 1
+
+
+def test_what_cannot_be_kept_is_done_without(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert settle(tmp_path / "file", FIRST) == FIRST
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert settle(folder, FIRST) == FIRST
+
+
+def print_machine(noise):
+    """The constants that a run goes by whose measurements are so many times longer than others."""
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime import engine
+    from sparseallreduce.runtime.mpi import measured
+
+    def measure(rank, ranks, sharing):
+        return Machine(*(constant * float(noise) for constant in FIRST))
+        yield
+
+    engine.measure = measure
+    machines = set(MPI.COMM_WORLD.allgather(measured(MPI.COMM_WORLD)))
+    if MPI.COMM_WORLD.rank == 0:
+        print(machines)
+
+
+def test_runs_choose_by_the_same_constants(mpi_run, tmp_path):
+    env = {"SPARSEALLREDUCE_CACHE": str(tmp_path)}
+    runs = {mpi_run(3, print_machine, noise, env=env).stdout.strip() for noise in (1, 1.5, 0.7)}
+    assert runs == {repr({FIRST})}
+    (file,) = (tmp_path / "calibration").iterdir()
+    assert len(json.loads(file.read_text())) == 1
+
+
+def test_a_network_is_measured_with_care_before_it_is_kept(mpi_run, tmp_path):
+    mpi_run(
+        2,
+        "-c",
+        "from mpi4py import MPI\nfrom sparseallreduce.runtime.mpi import measured\nassert measured(MPI.COMM_WORLD).alpha > 0",
+        env={"SPARSEALLREDUCE_CACHE": str(tmp_path)},
+    )
+    (file,) = (tmp_path / "calibration").iterdir()
+    (kept,) = json.loads(file.read_text())
+    assert all(kept[name] > 0 for name in ("alpha", "beta", "gamma", "gamma_dense", "beta_dense", "alpha_dense"))
