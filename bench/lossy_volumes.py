@@ -4,7 +4,8 @@
 
 The first table has the words that the busiest rank sends or receives, of which a value is one and an index another; counts, bounds and
 thresholds are included, headers are not. OkTopk makes two operations: the first evaluates everything, the second reuses it. The paper's
-bounds are for the busiest rank (OkTopk, TopkA, GTopk, whose rank 0 sends and receives half of it each), or for the mean (TopkDSA).
+bounds are for the busiest rank (OkTopk, TopkA, GaussianK; GTopk, whose rank 0 sends and receives half of it each), or on the mean of
+all ranks (TopkDSA).
 
 The second table trains a perceptron of two hidden layers on scikit-learn's digits with OkTopk, and times both phases of a step with and
 without their balancing, on a network whose latency is to k as in the paper's experiment. Exit status 1 if a volume is out of bounds.
@@ -90,6 +91,7 @@ def bounds_of(name: str, ranks: int) -> tuple[float, float]:
         "oktopk": (2 * K * share, 6 * K * share),
         "gtopk": (4 * K * log2(ranks), 4 * K * log2(ranks)),
         "topka": (2 * K * (ranks - 1), 2 * K * (ranks - 1)),
+        "gaussiank": (2 * K * (ranks - 1), 2 * K * (ranks - 1)),
         "topkdsa": (4 * K * share, (2 * K + SIZE) * share),
     }[name]
 
@@ -98,6 +100,7 @@ def volumes(ranks: int) -> Iterator[Row]:
     """The rows of one number of ranks."""
     cases = [(sar.OkTopk, values, 2) for values in ("anywhere", "one region", "sums on one rank")]
     cases += [(reducer, values, 1) for reducer in (sar.GTopk, sar.TopkA, sar.TopkDSA) for values in ("same places", "anywhere")]
+    cases.append((sar.GaussianK, "anywhere", 1))
     for reducer, values, operations in cases:
         group = [reducer(SIZE, K) for _ in range(ranks)]
         outs = [sar.simulate(accumulators(values, ranks, seed), group) for seed in range(operations)]
@@ -180,7 +183,7 @@ def gather_time(chosen: list[sar.SparseStream], sizes: list[int], limit: float |
 def print_row(row: Row) -> None:
     paper = f"{row.high:.0f}" if row.low == row.high else f"{row.low:.0f} .. {row.high:.0f}"
     print(
-        f"{row.ranks:>4} {row.reducer:<8} {row.values:<17} {row.sent:>9.0f} {row.received:>9.0f} {row.mean:>9.0f} {paper:>17} "
+        f"{row.ranks:>4} {row.reducer:<9} {row.values:<17} {row.sent:>9.0f} {row.received:>9.0f} {row.mean:>9.0f} {paper:>17} "
         f"{max(row.sent, row.received) / row.high:>6.3f} {row.messages:>5} {row.entries:>7}  {'yes' if row.holds else 'NO'}",
         flush=True,
     )
@@ -197,7 +200,7 @@ def main() -> int:
     rows = []
     print(f"N = {SIZE}, k = {K}, float32; words of the busiest rank, and on the mean")
     print(
-        f"{'P':>4} {'reducer':<8} {'large values':<17} {'sent':>9} {'received':>9} {'mean':>9} {'table 1':>17} {'/ high':>6} "
+        f"{'P':>4} {'reducer':<9} {'large values':<17} {'sent':>9} {'received':>9} {'mean':>9} {'table 1':>17} {'/ high':>6} "
         f"{'msgs':>5} {'entries':>7}  holds"
     )
     for ranks in map(int, filter(None, arguments.ranks.split(","))):
