@@ -27,7 +27,7 @@ import sparseallreduce as sar
 
 GOAL = {"oktopk": 11, "gtopk": 11}  # copies
 AUTHORS = {"oktopk": 105, "gtopk": 97}
-REDUCERS = {reducer.name: reducer for reducer in (sar.OkTopk, sar.GTopk, sar.TopkA, sar.TopkDSA)}
+REDUCERS = {reducer.name: reducer for reducer in (sar.OkTopk, sar.GTopk, sar.TopkA, sar.TopkDSA, sar.GaussianK)}
 SHIFT = 2**20  # elements by which the gradients of two steps may be shifted: views of one array, nearly independent
 
 
