@@ -22,17 +22,22 @@ PROGRAMS = {
     ("overlap.py", 2): "overlapped:",
     ("parameter_server.py", 3): "epoch 3: loss 0.",
     ("embedding_table.py", 2): "20 steps sent",
+    ("perceptron.py", 2): "MSTopK SGD           loss ",
+    ("perceptron.py", 1): "MSTopK SGD           loss ",
 }
+
+#: What shortens a program for a test.
+ARGUMENTS = {"perceptron.py": ("--epochs", "1", "--batch", "300")}
 
 
 @pytest.mark.parametrize("name,ranks", PROGRAMS)
 def test_a_program_runs(name, ranks, request):
     if ranks == 1:
-        command = [sys.executable, str(EXAMPLES / name)]
+        command = [sys.executable, str(EXAMPLES / name), *ARGUMENTS.get(name, ())]
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(), timeout=120)
         assert run.returncode == 0, run.stderr
     else:
-        run = request.getfixturevalue("mpi_run")(ranks, EXAMPLES / name, timeout=120)
+        run = request.getfixturevalue("mpi_run")(ranks, EXAMPLES / name, *ARGUMENTS.get(name, ()), timeout=120)
     assert PROGRAMS[name, ranks] in run.stdout, run.stdout
 
 

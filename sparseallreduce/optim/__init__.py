@@ -11,14 +11,16 @@
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.optim.rules import Adam
 from sparseallreduce.optim.simulated import simulated_step
-from sparseallreduce.optim.variants import DenseSGD, GTopkSGD, OkTopkSGD, TopKSGD
+from sparseallreduce.optim.variants import ApproximateTopKSGD, DenseSGD, GTopkSGD, MSTopKSGD, OkTopkSGD, TopKSGD
 from sparseallreduce.optim.warmup import DensityWarmup
 
 __all__ = [
     "Adam",
+    "ApproximateTopKSGD",
     "DenseSGD",
     "DensityWarmup",
     "GTopkSGD",
+    "MSTopKSGD",
     "OkTopkSGD",
     "Optimizer",
     "TopKSGD",

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.reducers.arrays import DTYPES, viewed
 
 __all__ = ["as_array", "as_flat_parameter"]
 
@@ -36,8 +37,10 @@ def as_array(given: Any) -> Array:
     >>> numbers
     array('f', [3.0, 2.0])
     """
-    view = _view(given.detach() if hasattr(given, "detach") else given)
-    if view.dtype not in (np.float32, np.float64):
+    if hasattr(given, "detach"):
+        given = given.detach()
+    view = _writeable(viewed(given), given)
+    if view.dtype not in DTYPES:
         raise StreamTypeError(f"parameters and gradients hold float32 or float64, not {view.dtype}: convert them")
     return view
 
@@ -58,29 +61,12 @@ def as_flat_parameter(given: Any) -> Array:
     return view.reshape(-1)
 
 
-def _view(given: Any) -> Array:
-    if isinstance(given, np.ndarray):
-        return given
-    if hasattr(given, "__array_interface__"):
-        return np.asarray(given)
-    if hasattr(given, "__dlpack__"):
-        return _imported(given)
-    try:
-        return np.asarray(memoryview(given))
-    except TypeError:
-        raise StreamTypeError(
-            f"parameters and gradients are arrays: with the buffer protocol, __array_interface__ or DLPack, not {type(given).__name__}"
-        ) from None
+def _writeable(view: Array, given: Any) -> Array:
+    """The same memory, open to changes where that is possible.
 
-
-def _imported(given: Any) -> Array:
-    try:
-        view: Array = np.from_dlpack(given)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise StreamTypeError(f"this {type(given).__name__} cannot be read in the processor's memory ({error}): copy it there") from error
-    if not view.flags.writeable and hasattr(given, "__array__"):
-        # DLPack before version 1.0 cannot say that memory may be written to, and NumPy then assumes that it may not.
-        other = np.asarray(given)
-        if other.flags.writeable and np.may_share_memory(view, other):
-            return other
-    return view
+    DLPack before version 1.0 cannot say that memory may be written to, and NumPy then assumes that it may not.
+    """
+    if view.flags.writeable or not hasattr(given, "__array__"):
+        return view
+    other = np.asarray(given)
+    return other if other.flags.writeable and np.may_share_memory(view, other) else view

@@ -70,7 +70,7 @@ class PackDescent:
         self.rule.apply(update, 1.0 if self.rate_first else rate)
 
     def state(self) -> dict[str, Any]:
-        """What later steps depend on, besides the parameters: numbers, texts and arrays."""
+        """What later steps depend on, besides the parameters: arrays, and what JSON can express."""
         velocity = {} if self.velocity is None else {"local_velocity": self.velocity}
         return {**self.feedback.state(), **velocity, **self.rule.state()}
 

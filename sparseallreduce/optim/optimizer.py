@@ -19,6 +19,7 @@ from sparseallreduce.optim.packs import Array, Pack
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.optim.warmup import Density
 from sparseallreduce.reducers import Reducer
+from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime import mpi
 from sparseallreduce.streams.stream import SparseStream
 
@@ -213,9 +214,9 @@ class Optimizer(ABC):
         return [descent.feedback.residual for descent in self._descents]
 
     def state(self) -> dict[str, Any]:
-        """All that later steps of this rank depend on, besides the parameters: numbers, texts and arrays by name.
+        """All that later steps of this rank depend on, besides the parameters: copies of arrays, and what JSON can express, by name.
 
-        It differs from rank to rank. Arrays are copies.
+        It differs from rank to rank.
 
         Raises
         ------
@@ -265,7 +266,7 @@ class Optimizer(ABC):
         return [Prepared(descent, self._fed(descent, own, used, clip), used) for descent, own in zip(self._descents, checked)]
 
     def _begin(self, parameters: Any) -> list[PackDescent]:
-        self._single = not isinstance(parameters, Iterable) or _is_array(parameters)
+        self._single = not isinstance(parameters, Iterable) or is_array(parameters)
         given = [parameters] if self._single else list(parameters)
         if not given:
             raise StreamError("an optimiser needs parameters: pass an array, or a sequence of arrays")
@@ -359,14 +360,3 @@ class _Pending(NamedTuple):
     descent: PackDescent
     request: mpi.Request
     rate: float
-
-
-def _is_array(given: Any) -> bool:
-    """Whether this is one array and not a sequence of them."""
-    if hasattr(given, "__array_interface__") or hasattr(given, "__dlpack__"):
-        return True
-    try:
-        memoryview(given)
-    except TypeError:
-        return False
-    return True

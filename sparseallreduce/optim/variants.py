@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sparseallreduce.optim.dense import Dense
 from sparseallreduce.optim.optimizer import Optimizer
-from sparseallreduce.reducers import GTopk, OkTopk, Reducer, TopkDSA
+from sparseallreduce.reducers import GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.streams.selection import ApproximateTopK, MSTopK
+from sparseallreduce.streams.selection.seeds import seed_of
 
-__all__ = ["DenseSGD", "GTopkSGD", "OkTopkSGD", "TopKSGD"]
+__all__ = ["ApproximateTopKSGD", "DenseSGD", "GTopkSGD", "MSTopKSGD", "OkTopkSGD", "TopKSGD"]
 
 
 class DenseSGD(Optimizer):
@@ -47,6 +50,21 @@ class TopKSGD(Optimizer):
         return TopkDSA(size, k, **self.options)
 
 
+class ApproximateTopKSGD(Optimizer):
+    """TopK SGD with the thesis's approximate selection (sections 2.4.1 and 4.3.3): each value with a probability by its magnitude.
+
+    Options are those of :class:`~sparseallreduce.streams.selection.ApproximateTopK`: ``form``, ``bucket``, ``fixed``, ``seed``; and
+    ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers.
+    """
+
+    name = "approximate-topk"
+
+    def reducer(self, size: int, k: int) -> Reducer:
+        options = {"algorithm": "ssar_split_allgather", "seed": 0, **self.options}
+        algorithm, seed = options.pop("algorithm"), options.pop("seed")
+        return TopkDSA(size, k, algorithm=algorithm, selector=partial(ApproximateTopK, seed=seed_of(seed, self.comm.rank), **options))
+
+
 class OkTopkSGD(Optimizer):
     """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the largest of the sum of the ranks' largest, for O(k) words a rank.
 
@@ -68,3 +86,15 @@ class GTopkSGD(Optimizer):
 
     def reducer(self, size: int, k: int) -> Reducer:
         return GTopk(size, k, **self.options)
+
+
+class MSTopKSGD(Optimizer):
+    """Top-k SGD with MSTopK's selection by a search of thresholds, and an allgather (CommLib section 3.1, algorithm 1).
+
+    The options ``searches`` and ``seed`` are those of :class:`~sparseallreduce.streams.selection.MSTopK`.
+    """
+
+    name = "mstopk"
+
+    def reducer(self, size: int, k: int) -> Reducer:
+        return TopkA(size, k, selector=partial(MSTopK, **self.options))

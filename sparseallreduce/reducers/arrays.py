@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 
-__all__ = ["DTYPES", "as_vector"]
+__all__ = ["DTYPES", "as_vector", "is_array", "viewed"]
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -42,7 +42,7 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
     >>> as_vector(array("f", [1.0, 2.0]), 2)
     array([1., 2.], dtype=float32)
     """
-    vector = _viewed(array)
+    vector = viewed(array)
     if vector.dtype not in DTYPES:
         raise StreamTypeError(f"an array of float32 or float64 is needed, not one of {vector.dtype}: convert it")
     if vector.shape != (size,):
@@ -52,10 +52,11 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
     return vector
 
 
-def _viewed(array: Any) -> NDArray[Any]:
+def viewed(array: Any) -> NDArray[Any]:
+    """The memory of ``array`` as an ndarray; raises StreamTypeError if there is none that can be read in place."""
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # not a subclass of it
-    if not _is_array(array):
+    if not is_array(array):
         raise StreamTypeError(f"an array is needed (buffer protocol, __array_interface__ or DLPack), not {type(array).__name__}")
     try:
         return np.from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)
@@ -63,7 +64,8 @@ def _viewed(array: Any) -> NDArray[Any]:
         raise StreamTypeError(f"this {type(array).__name__} cannot be read in place: {error}") from error
 
 
-def _is_array(array: Any) -> bool:
+def is_array(array: Any) -> bool:
+    """Whether this is one array, of whatever library."""
     if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__"):
         return True
     try:

@@ -1,5 +1,7 @@
 """The optimisers against plain NumPy: what they select, where the rate comes in, momentum, clipping, decay, Adam."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -198,7 +200,7 @@ def test_a_restored_optimiser_goes_on_to_the_bit(kind, settings):
     first = Replicas(kind, 3, lambda step: 1 / (1 + step), density, **settings)
     for _ in range(8):
         first.step()
-    states = [optimizer.state() for optimizer in first.optimizers]
+    states = [stored(optimizer.state()) for optimizer in first.optimizers]
     second = Replicas(kind, 3, lambda step: 1 / (1 + step), density, **settings)
     for rank, (optimizer, state) in enumerate(zip(second.optimizers, states)):
         for ours, theirs in zip(second.parameters[rank], first.parameters[rank]):
@@ -211,12 +213,10 @@ def test_a_restored_optimiser_goes_on_to_the_bit(kind, settings):
     assert all(np.array_equal(a, b) for a, b in zip(first.optimizers[1].residuals, second.optimizers[1].residuals))
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_a_state_is_numbers_texts_and_arrays(kind):
-    replicas = Replicas(kind, 1, 0.1, 0.1, momentum=0.9)
-    replicas.step()
-    state = replicas.optimizers[0].state()
-    assert all(isinstance(value, int | float | str | bool | np.ndarray | np.generic) for value in state.values()), state
+def stored(state):
+    """A state on its way through a file: arrays, and what JSON can express."""
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    return arrays | json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays}))
 
 
 def test_a_state_of_something_else_is_refused():
