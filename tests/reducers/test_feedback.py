@@ -28,7 +28,7 @@ def assert_nothing_is_lost(feedbacks, came_in, applied, magnitudes):
 
 
 @every_reducer
-@pytest.mark.parametrize("ranks", [1, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 3, 4, 6])
 def test_nothing_is_lost_over_hundreds_of_steps(name, ranks):
     case = Vectors(ranks, 300, 6, "float32", seed=ranks)
     group = feedbacks(case, REDUCERS[name])
@@ -48,13 +48,13 @@ def test_nothing_is_lost_over_hundreds_of_steps(name, ranks):
 
 @every_reducer
 @given(case=vectors(contents=(INTEGERS,)), delivery=deliveries())
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_nothing_is_lost_whatever_the_case(name, case, delivery):
     group = feedbacks(case, REDUCERS[name])
     came_in, applied, magnitudes = np.zeros((3, case.size), np.longdouble)
-    for step in range(4):
+    for step in range(3):
         gradients = case.step(step)
-        out = sar.simulate(gradients, group, delivery=delivery if step == 3 else None)
+        out = sar.simulate(gradients, group, delivery=delivery if step == 2 else None)
         assert len({bits(mean) for mean in out.outputs}) == 1
         came_in += np.sum(gradients, axis=0)
         applied += case.ranks * out.outputs[0].to_dense().astype(np.longdouble)

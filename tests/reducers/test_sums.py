@@ -16,15 +16,18 @@ every_reducer = pytest.mark.parametrize("name", REDUCERS)
 @every_reducer
 @given(case=vectors(), delivery=deliveries(), through_wire=st.booleans())
 def test_every_rank_holds_the_same_bits_in_any_order_of_delivery(name, case, delivery, through_wire):
+    before = [accumulator.copy() for accumulator in case.first]
     by_time = sar.simulate(case.first, case.reducers(REDUCERS[name]))
     otherwise = sar.simulate(case.first, case.reducers(REDUCERS[name]), delivery=delivery, through_wire=through_wire)
     assert len({bits(reduced.update) for reduced in by_time.outputs + otherwise.outputs}) == 1
     for first, second in zip(by_time.outputs, otherwise.outputs):
         np.testing.assert_array_equal(first.contributed, second.contributed)
     np.testing.assert_array_equal(by_time.bytes_sent, otherwise.bytes_sent)
+    np.testing.assert_array_equal(case.first, before, "accumulators are left as they were")
+    assert not any(np.shares_memory(by_time.outputs[0].update._stored, accumulator) for accumulator in case.first)
 
 
-@every_reducer
+@pytest.mark.parametrize("name", [name for name in REDUCERS if name != "gaussiank"])  # which chooses about k
 @given(case=vectors(ranks=st.just(1)))
 def test_one_rank_alone_gets_its_top_k(name, case):
     (accumulator,) = case.first
@@ -94,13 +97,3 @@ def test_an_index_dropped_in_one_subtree_comes_in_by_another():
     assert out.outputs[0].update.to_dense().tolist() == [14, 0, 0]
     assert [reducer.returned.to_dense().tolist() for reducer in reducers] == [[6, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert [reduced.contributed.tolist() for reduced in out.outputs] == [[0], [], [0], [0]]
-
-
-@every_reducer
-@given(case=vectors())
-def test_accumulators_are_left_as_they_were(name, case):
-    before = [accumulator.copy() for accumulator in case.first]
-    out = sar.simulate(case.first, case.reducers(REDUCERS[name]))
-    for accumulator, copy in zip(case.first, before):
-        np.testing.assert_array_equal(accumulator, copy)
-    assert not any(np.shares_memory(out.outputs[0].update._stored, accumulator) for accumulator in case.first)

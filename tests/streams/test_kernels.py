@@ -264,6 +264,16 @@ def test_sum_duplicates_gives_the_bits_of_its_twin(given_stream, repeats, seed):
     np.testing.assert_array_equal(found[0], unique)
 
 
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+@given(seed=st.integers(0, 2**32 - 1), count_a=st.integers(0, 50), count_b=st.integers(0, 50))
+def test_shared_finds_the_indices_of_both(index_dtype, seed, count_a, count_b):
+    rng = np.random.default_rng(seed)
+    ia, ib = (np.sort(rng.choice(60, count, replace=False)).astype(index_dtype) for count in (count_a, count_b))
+    for module in (kernels, reference):
+        in_a, in_b = module.shared(ia, ib)
+        assert ia[in_a].tolist() == ib[in_b].tolist() == sorted(set(ia.tolist()) & set(ib.tolist()))
+
+
 @pytest.mark.parametrize("module", [kernels, reference])
 def test_duplicates_are_combined_in_order_of_appearance(module):
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
