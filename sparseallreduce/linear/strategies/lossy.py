@@ -15,11 +15,11 @@ from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
+__all__ = ["DENSITY", "GTopkStrategy", "GaussianKStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
 
 Array = NDArray[Any]
 
@@ -157,6 +157,16 @@ class TopkDSAStrategy(LossyStrategy):
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
         return TopkDSA(size, k, selector=NonZeroTopK)
+
+
+class GaussianKStrategy(LossyStrategy):
+    """The sum of what lies in the tails of a normal distribution on every rank, gathered on all."""
+
+    name = GaussianK.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return GaussianK(size, k)
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:
