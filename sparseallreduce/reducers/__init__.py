@@ -11,4 +11,4 @@ from sparseallreduce.reducers.topkdsa import TopkDSA
 __all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "GaussianK", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
 
 #: All reducers by name.
-REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA)}
+REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA, GaussianK)}

@@ -60,7 +60,7 @@ def alike(comm, array):
     return len(set(comm.allgather(array.tobytes()))) == 1
 
 
-@each(name=LOSSY)
+@each(name=[name for name in LOSSY if name != "gaussiank"])  # which never says how many it takes
 def case_all_entries_end_where_dense_training_does(comm, name):
     with samples(comm) as folder:
         ours = trained(folder, comm, partial(STRATEGIES[name], density=1.0)).weights.to_array()

@@ -2,7 +2,14 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
-from sparseallreduce.linear.strategies.lossy import GTopkStrategy, LossyStrategy, OkTopkStrategy, TopkAStrategy, TopkDSAStrategy
+from sparseallreduce.linear.strategies.lossy import (
+    GaussianKStrategy,
+    GTopkStrategy,
+    LossyStrategy,
+    OkTopkStrategy,
+    TopkAStrategy,
+    TopkDSAStrategy,
+)
 from sparseallreduce.linear.strategies.overlapped import OverlappedStrategy
 from sparseallreduce.linear.strategies.parameter_server import (
     AsynchronousParameterServer,
@@ -18,6 +25,7 @@ __all__ = [
     "AsynchronousParameterServer",
     "DenseStrategy",
     "GTopkStrategy",
+    "GaussianKStrategy",
     "LossyStrategy",
     "OkTopkStrategy",
     "OverlappedStrategy",
@@ -42,6 +50,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         GTopkStrategy,
         TopkAStrategy,
         TopkDSAStrategy,
+        GaussianKStrategy,
     )
 }
 

@@ -122,7 +122,7 @@ class Strategy(ABC):
         self.weights.assign(array)
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, as numbers and arrays by name, the same on every worker.
+        """All that later steps depend on, as numbers and arrays by name; whole on the first worker, which writes checkpoints.
 
         Collective over the workers, between two steps, which servers answer in ``serve``. It changes nothing: later steps do to the
         bit what they would have done without it, so what is in flight is part of the state.

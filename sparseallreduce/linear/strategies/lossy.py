@@ -15,11 +15,11 @@ from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DENSITY", "GTopkStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
+__all__ = ["DENSITY", "GTopkStrategy", "GaussianKStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
 
 Array = NDArray[Any]
 
@@ -82,7 +82,7 @@ class LossyStrategy(Strategy):
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         # A rate of zero moves no weight: the residuals wait for one that does.
-        total = self._exchanged(gradient, rate) if rate > 0 else _scaled(gradient, 0.0)
+        total = self._exchanged(gradient, rate) if rate > 0 else SparseStream([], np.empty(0, gradient.dtype), self.size)
         self.weights.descend(total, rate)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
         self.clock.lap("update")
@@ -157,6 +157,16 @@ class TopkDSAStrategy(LossyStrategy):
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
         return TopkDSA(size, k, selector=NonZeroTopK)
+
+
+class GaussianKStrategy(LossyStrategy):
+    """The sum of what lies in the tails of a normal distribution on every rank, gathered on all."""
+
+    name = GaussianK.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return GaussianK(size, k)
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:
