@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparseallreduce.algorithms.agreement import Intent, agree
-from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError, StreamTypeError
 from sparseallreduce.optim.arrays import as_array, as_flat_parameter
 from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.optim.packs import Array, Pack
+from sparseallreduce.optim.rules import Adam
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.optim.warmup import Density
 from sparseallreduce.reducers import Reducer
@@ -93,7 +94,7 @@ class Optimizer(ABC):
         momentum_masking: bool = True,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
-        adam: Any = None,
+        adam: Adam | None = None,
         by_layer: bool = False,
         **options: Any,
     ) -> None:
@@ -104,13 +105,13 @@ class Optimizer(ABC):
         self.steps = 0
         self._pending: list[_Pending] = []
         self._descents: list[PackDescent] = []
-        error: Exception | None = None
         try:
             self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
             self._descents = self._begin(parameters)
-        except Exception as raised:  # the other ranks wait to be told of it
-            error = raised
-        self._agree(Intent(() if error else self._terms(), 0, error)).wait()
+            intent = Intent(self._terms(), 0)
+        except Exception as error:  # the other ranks wait to be told of it
+            intent = Intent((), 0, error)
+        self._agree(intent).wait()
 
     def step(self, gradients: Any, rate: float | None = None) -> list[SparseStream]:
         """Take a step.
@@ -138,8 +139,7 @@ class Optimizer(ABC):
         try:
             fed = self.prepare(gradients, rate, self.comm.size)
         except Exception as error:  # the other ranks wait to be told of it
-            for descent in reversed(self._descents):
-                self._pending.append(_Pending(descent, self._agree(Intent((), 0, error)), 0.0))
+            self._pending = [_Pending(None, self._agree(Intent((), 0, error)), 0.0) for _ in self._descents]
         else:
             for descent, vector, used in reversed(fed):
                 self._pending.append(_Pending(descent, self._summing(descent, vector, used), used))
@@ -160,20 +160,17 @@ class Optimizer(ABC):
             raise AlgorithmError("parameters are packed into one vector: give all gradients to step, or construct with by_layer=True")
         if self.settings.clip_norm is not None:
             raise AlgorithmError("clipping takes the norm over all parameters: give all gradients to step")
-        descent = self._descents[layer]
-        used = 0.0
         try:
-            if any(pending.descent is descent for pending in self._pending):
-                raise AlgorithmError(f"parameter {layer} was started in this step already: finish the step")
+            descent = self._startable(layer)
             used = self._rate(rate)
             vector = self._fed(descent, descent.pack.checked([gradient]), used, 1.0)
-        except Exception as error:
-            request = self._agree(Intent((), 0, error))
+        except Exception as error:  # the other ranks wait to be told of it
+            pending = _Pending(None, self._agree(Intent((), 0, error)), 0.0)
         else:
-            request = self._summing(descent, vector, used)
-        self._pending.append(_Pending(descent, request, used))
+            pending = _Pending(descent, self._summing(descent, vector, used), used)
+        self._pending.append(pending)
         with suppress(SparseAllreduceError):  # which finish raises
-            request.test()
+            pending.request.test()
 
     def finish(self) -> list[SparseStream]:
         """Wait for all sums of this step, in the order in which they were started, and apply them.
@@ -196,6 +193,7 @@ class Optimizer(ABC):
             except SparseAllreduceError as error:
                 failure = failure or error
             else:
+                assert descent is not None
                 descent.apply(update, rate)
                 updates[descent] = update
         if failure is not None:
@@ -258,7 +256,7 @@ class Optimizer(ABC):
         """What sums k of size elements."""
 
     def prepare(self, gradients: Any, rate: float | None, ranks: int) -> list[Prepared]:
-        """What each pack feeds into its sum in this step, and the rate; the parameters and all state stay as they are."""
+        """What each pack feeds into its sum in this step, and the rate; parameters and residuals stay as they are."""
         given = self._listed(gradients)
         checked = [descent.pack.checked([given[layer] for layer in descent.pack.layers]) for descent in self._descents]
         clip = self._clip(checked, ranks)
@@ -276,8 +274,17 @@ class Optimizer(ABC):
             packs = [Pack([layer], [array], [shape]) for layer, (array, shape) in enumerate(zip(flat, shapes))]
         else:
             packs = [Pack(range(len(flat)), flat, shapes)]
+        if any(array.dtype != pack.dtype for pack in packs for array in pack.parameters):
+            raise StreamTypeError("parameters that are packed into one vector have to be of one dtype: convert them, or take by_layer=True")
         rate_first = self.rate_first and self.settings.adam is None
         return [PackDescent(pack, self.settings, self._reducer(pack.size), rate_first) for pack in packs]
+
+    def _startable(self, layer: int) -> PackDescent:
+        if layer not in range(len(self._descents)):
+            raise AlgorithmError(f"there is no parameter {layer}: they are numbered from 0 to {len(self._descents) - 1}")
+        if any(pending.descent is self._descents[layer] for pending in self._pending):
+            raise AlgorithmError(f"parameter {layer} was started in this step already: finish the step")
+        return self._descents[layer]
 
     def _reducer(self, size: int) -> Reducer:
         """For the density of this step."""
@@ -357,6 +364,6 @@ class Prepared(NamedTuple):
 class _Pending(NamedTuple):
     """A sum in flight."""
 
-    descent: PackDescent
+    descent: PackDescent | None  # None if the operation only tells of an error
     request: mpi.Request
     rate: float

@@ -7,10 +7,18 @@ from mpi_cases import each, skip
 import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, TopKSGD, simulated_step
+from sparseallreduce.runtime.serial import SerialCommunicator
 
 RANKS = (1, 2, 4)
 ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
 SHAPES = [(20, 30), (30,), (7, 5)]
+
+
+class Simulated(SerialCommunicator):
+    """One process that stands for a rank: random selections are those of the rank."""
+
+    def __init__(self, rank):
+        self.rank = rank
 
 
 def parameters(seed=0):
@@ -32,7 +40,7 @@ def case_a_step_is_the_simulated_one(comm, kind, settings):
     arguments = (lambda step: 0.1 / (1 + step), DensityWarmup(0.03, 2, (0.3, 0.1)))
     ours, simulated = parameters(), [parameters() for _ in range(comm.size)]
     optimizer = kind(ours, *arguments, comm, **settings)
-    replicas = [kind(replica, *arguments, sar.SERIAL, **settings) for replica in simulated]
+    replicas = [kind(replica, *arguments, Simulated(rank), **settings) for rank, replica in enumerate(simulated)]
     for step in range(8):
         optimizer.step(gradients(comm.rank, step))
         simulated_step(replicas, [gradients(rank, step) for rank in range(comm.size)])

@@ -318,6 +318,21 @@ def test_empty_parameters_take_part():
     np.testing.assert_array_equal(parameters[1], [-2, -2])
 
 
+def test_packed_parameters_are_of_one_dtype():
+    parameters = [np.zeros(2, np.float32), np.zeros(3, np.float64)]
+    with pytest.raises(sar.StreamTypeError, match="of one dtype"):
+        TopKSGD(parameters, 1.0, comm=sar.SERIAL)
+    TopKSGD(parameters, 1.0, 1.0, sar.SERIAL, by_layer=True).step([np.ones(2, np.float32), np.ones(3)])
+    assert all((parameter == -1).all() for parameter in parameters)
+
+
+def test_only_what_is_there_is_started():
+    optimizer = TopKSGD([np.zeros(3)], 0.1, comm=sar.SERIAL, by_layer=True)
+    optimizer.start(-1, np.ones(3))
+    with pytest.raises(sar.AlgorithmError, match="no parameter -1: they are numbered from 0 to 0"):
+        optimizer.finish()
+
+
 def test_there_have_to_be_parameters():
     with pytest.raises(sar.StreamError, match="needs parameters"):
         TopKSGD([], 0.1, comm=sar.SERIAL)
