@@ -1,4 +1,4 @@
-"""Ok-Topk over MPI: what the simulator gives to the bit, over many steps, among other ranks, in flight together, after a failure."""
+"""Ok-Topk over MPI: what the simulator gives to the bit, over many steps, among other ranks, several in flight, after a failure."""
 
 from unittest import mock
 
@@ -80,8 +80,9 @@ def case_other_ranks_begin_anew(comm):
     expected = sar.simulate([case.step(1)[rank] for rank in members], [sar.OkTopk(case.size, case.k) for _ in members])
     assert bits(update) == bits(expected.outputs[0].update)
     some.Free()
-    error = raised(lambda: reducer.allreduce(case.step(2)[comm.rank], comm))
-    assert isinstance(error, sar.MismatchError) and "regions" in str(error), "rank 0 comes from another group than the others"
+    mismatch = raised(lambda: reducer.allreduce(case.step(2)[comm.rank], comm))
+    assert isinstance(mismatch, sar.MismatchError), "rank 0 comes from another group than the others"
+    assert "regions" in str(mismatch)
     reducer.reset()
     same_everywhere(comm, reducer.allreduce(case.step(2)[comm.rank], comm).update)
 
@@ -96,8 +97,8 @@ def case_a_failure_on_one_rank_leaves_the_state_of_all(comm, step):
     reducer.allreduce(case.step(0)[comm.rank], comm)
     before = reducer.state()
     with mock.patch.object(oktopk, step, _out_of_memory) if comm.rank == comm.size - 1 else mock.MagicMock():
-        error = raised(lambda: reducer.allreduce(case.step(1)[comm.rank], comm))
-    assert "for the test" in str(error), "the failure of one rank is that of all"
+        failure = raised(lambda: reducer.allreduce(case.step(1)[comm.rank], comm))
+    assert "for the test" in str(failure), "the failure of one rank is that of all"
     assert reducer.state() == before
     for number in (1, 2):
         expected = sar.simulate(case.step(number), simulated).outputs[comm.rank]
