@@ -28,7 +28,7 @@ from sparseallreduce.linear import (
     two_classes,
 )
 
-RANKS = (1, 2, 3, 5)
+RANKS = (1, 3, 5)
 FEATURES = 2000
 BOTH = (SynchronousParameterServer, AsynchronousParameterServer)
 DESCENT = Descent(l2=0.01, intercept=True)
@@ -114,13 +114,14 @@ def case_asynchronous_servers_refuse_what_counts_steps(comm, descent):
 def case_asynchronous_servers_draw_weights_to_zero(comm, servers):
     workers = possible(comm, servers)
     descent = Descent(l1=0.02, l2=0.01)
+    rate = 0.05  # at four times that, gradients that are stale by some steps end at a loss one eighth higher
     with samples(comm, 400) as path:
-        trainer = trainer_on(path, comm, AsynchronousParameterServer, servers, descent=descent, epochs=8)
+        trainer = trainer_on(path, comm, AsynchronousParameterServer, servers, descent=descent, epochs=8, rate=rate)
         epochs = list(trainer.run())
         # Each gradient is a step of its own, by a share of the rate. Fewer weights than after steps of all workers are zero then:
         # a single sample moves a weight further from it than the L1 term of such a step reaches.
-        reference, expected = trained_alone(path, 4, descent=descent, epochs=8, rate=0.2 / workers)
-    np.testing.assert_allclose(epochs[-1].loss, expected[-1].loss, rtol=0.1)
+        reference, expected = trained_alone(path, 4, descent=descent, epochs=8, rate=rate / workers)
+    np.testing.assert_allclose(epochs[-1].loss, expected[-1].loss, rtol=0.05)
     ours, theirs = (np.count_nonzero(each_trainer.weights.to_array()) for each_trainer in (trainer, reference))
     assert ours < 1.5 * theirs + 20 < FEATURES
 
