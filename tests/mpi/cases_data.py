@@ -13,7 +13,7 @@ from sparseallreduce.linear import DatasetError, generate, load
 from sparseallreduce.linear.binary_writer import write_binary
 from sparseallreduce.linear.convert import convert
 
-RANKS = (1, 3, 5)
+RANKS = (1, 3)
 COLUMNS = ("indptr", "indices", "values", "labels")
 
 

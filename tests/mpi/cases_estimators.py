@@ -10,7 +10,7 @@ import sparseallreduce as sar
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear import LinearRegression, LinearSVM, LogisticRegression
 
-RANKS = (1, 4)
+RANKS = (1, 3)
 ESTIMATORS = [LogisticRegression, LinearSVM, LinearRegression]
 SAMPLES = 120
 

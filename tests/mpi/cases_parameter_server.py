@@ -28,7 +28,7 @@ from sparseallreduce.linear import (
     two_classes,
 )
 
-RANKS = (1, 3, 5)
+RANKS = (1, 4)
 FEATURES = 2000
 BOTH = (SynchronousParameterServer, AsynchronousParameterServer)
 DESCENT = Descent(l2=0.01, intercept=True)
