@@ -19,8 +19,8 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.linear.intrinsics import count_bits, lowest_bit, prefetch
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
 
 __all__ = [
     "accumulate",

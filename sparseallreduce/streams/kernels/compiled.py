@@ -19,6 +19,7 @@ from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
 __all__ = ["COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel"]
 
@@ -354,12 +355,12 @@ def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values
     whole = size & ~U(63)
     for start in range(U(0), whole, U(64)):
         present = _present_of_64(bits, start, mask)
-        count = _count_bits(present)
+        count = count_bits(present)
         if n + count > room:
             n += count
         else:
             while present:
-                i = start + _lowest_bit(present)
+                i = start + lowest_bit(present)
                 iout[n] = i + lo
                 vout[n] = bits[i]
                 n += U(1)
@@ -388,22 +389,6 @@ def _present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
         return builder.bitcast(present, ir.IntType(64))
 
     return types.uint64(bits, types.uint64, bits.dtype), generate
-
-
-@_intrinsic
-def _count_bits(typing: Any, integer: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-@_intrinsic
-def _lowest_bit(typing: Any, integer: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.IntType(1)(1))
-
-    return types.uint64(types.uint64), generate
 
 
 @kernel

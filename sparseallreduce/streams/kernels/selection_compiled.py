@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
@@ -101,24 +102,6 @@ def _compare(builder: Any, bits: Any, over: Any) -> Any:
 
 
 @_intrinsic
-def _count_bits(typing: Any, integer: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-@_intrinsic
-def _lowest_bit(typing: Any, integer: Any) -> Any:
-    """The place of the lowest bit that is set; 64 if none is."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.IntType(1)(0))
-
-    return types.uint64(types.uint64), generate
-
-
-@_intrinsic
 def _leading_zeros(typing: Any, integer: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.IntType(1)(0))
@@ -129,14 +112,14 @@ def _leading_zeros(typing: Any, integer: Any) -> Any:
 @_inline
 def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n: Any) -> Any:
     """Write place and value for each bit of ``word``; there must be room for 64 entries."""
-    end = n + _count_bits(word)
+    end = n + count_bits(word)
     for entry in range(n, n + U(AT_ONCE)):
-        i = start + (_lowest_bit(word) & U(GROUP - 1))
+        i = start + (lowest_bit(word) & U(GROUP - 1))
         indices[entry] = i
         values[entry] = source[i]
         word &= word - U(1)
     for entry in range(n + U(AT_ONCE), end):
-        i = start + _lowest_bit(word)
+        i = start + lowest_bit(word)
         indices[entry] = i
         values[entry] = source[i]
         word &= word - U(1)
@@ -186,20 +169,20 @@ def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any
     while start < whole and inside + U(GROUP) <= room:
         beyond = _over(bits, start, over)
         word = _over(bits, start, below) & ~beyond
-        above += _count_bits(beyond)
-        end = inside + _count_bits(word)
+        above += count_bits(beyond)
+        end = inside + count_bits(word)
         for entry in range(inside, inside + U(AT_ONCE)):
-            found[entry] = bits[start + (_lowest_bit(word) & U(GROUP - 1))] & mask
+            found[entry] = bits[start + (lowest_bit(word) & U(GROUP - 1))] & mask
             word &= word - U(1)
         for entry in range(inside + U(AT_ONCE), end):
-            found[entry] = bits[start + _lowest_bit(word)] & mask
+            found[entry] = bits[start + lowest_bit(word)] & mask
             word &= word - U(1)
         inside = end
         start += U(GROUP)
     while start < whole:
         beyond = _over(bits, start, over)
-        above += _count_bits(beyond)
-        inside += _count_bits(_over(bits, start, below) & ~beyond)
+        above += count_bits(beyond)
+        inside += count_bits(_over(bits, start, below) & ~beyond)
         start += U(GROUP)
     for i in range(whole, size):
         magnitude = bits[i] & mask
