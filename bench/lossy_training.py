@@ -27,15 +27,16 @@ from matplotlib.figure import Figure
 import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.cli.report import environment
-from sparseallreduce.reducers.oktopk.thresholds import select_local
 from sparseallreduce.streams import selection as selectors
 
 FEATURES = {"phishing_url": 3_231_961, "reviews_trigram": 16_777_216}
 #: What is done against the loss of accuracy: DGC's momentum correction, and gTop-k's warm-up of the density.
 HELPED = "helped"
+#: What becomes of the local choices, of which those of Ok-Topk are by threshold reuse.
+OK_GLOBAL = "Ok-Topk, global"
 LOSSY = {name: kind for name, kind in OPTIMISERS.items() if kind is not optim.DenseSGD}
 SELECTORS: dict[str, Callable[[int], selectors.Selector]] = {
-    "exact": selectors.ExactTopK,
+    "exact": selectors.NonZeroTopK,
     "threshold reuse": partial(selectors.ThresholdReuse, period=32),
     "Gaussian": selectors.Gaussian,
     "MSTopK": selectors.MSTopK,
@@ -180,17 +181,23 @@ def draw_xi(results: Results, figure: Figure) -> None:
 @task_options
 @output_options
 @click.option("--ranks", default=4, show_default=True)
-@click.option("--density", default=0.01, show_default=True)
-def selection(ranks: int, density: float, **shared: Any) -> None:
-    """How many values every selector chooses from the accumulators of training with Ok-Topk SGD, against k."""
+@click.option("--densities", default="0.01,0.001", show_default=True)
+def selection(ranks: int, densities: str, **shared: Any) -> None:
+    """How many values every selector chooses from the accumulators of training with Ok-Topk SGD, against k.
+
+    Or against the number of values that are not zero, where that is lower; zeros that fill up a choice do not count.
+    """
     task = task_of(**shared)
-    results = chosen_values(task, ranks, density)
-    print(f"{'selector':20}{'values / k: mean':>18}{'least':>8}{'most':>8}{'mean deviation':>16}{'of the exact choice':>21}")
-    for selector, row in results["selectors"].items():
-        counts = np.array(row["counts"]) / results["k"]
-        row |= {"mean_deviation": float(np.abs(counts - 1).mean()), "mean_overlap": float(np.mean(row["overlaps"]))}
-        spread = f"{counts.mean():18.3f}{counts.min():8.3f}{counts.max():8.3f}{row['mean_deviation']:16.2%}"
-        print(f"{selector:20}{spread}{row['mean_overlap']:21.2%}", flush=True)
+    results: Results = {}
+    for density in numbers(densities, float):
+        key = f"P = {ranks}, density {density:g}"
+        found = results[key] = chosen_values(task, ranks, density)
+        print(f"{key:26}{'values / k: mean':>18}{'least':>8}{'most':>8}{'mean deviation':>16}{'of the exact choice':>21}")
+        for selector, row in found["selectors"].items():
+            counts = np.array(row["chosen"])
+            row |= {"mean_deviation": float(np.abs(counts - 1).mean()), "mean_overlap": float(np.mean(row["overlaps"]))}
+            spread = f"{counts.mean():18.3f}{counts.min():8.3f}{counts.max():8.3f}{row['mean_deviation']:16.2%}"
+            print(f"{selector:26}{spread}{row['mean_overlap']:21.2%}", flush=True)
     write(shared, "selection", task, results, draw_selection)
 
 
@@ -200,45 +207,34 @@ def chosen_values(task: Task, ranks: int, density: float) -> Results:
     size = sum(parameter.size for parameter in optimizers[0].parameters)
     k = round(density * size)
     ours = {name: [make(k) for _ in range(ranks)] for name, make in SELECTORS.items()}
-    local = [LocalOfOkTopk(k) for _ in range(ranks)]
-    rows: Results = {name: {"counts": [], "overlaps": []} for name in [*SELECTORS, "Ok-Topk, local", "Ok-Topk, global"]}
+    rows: Results = {name: {"chosen": [], "overlaps": []} for name in [*SELECTORS, OK_GLOBAL]}
 
-    def note(name: str, found: Array, exact: Array) -> None:
-        rows[name]["counts"].append(len(found))
-        rows[name]["overlaps"].append(len(np.intersect1d(found, exact, assume_unique=True)) / k)
+    def note(name: str, found: sar.SparseStream, exact: Array) -> None:
+        indices = found.indices[found.values != 0]
+        rows[name]["chosen"].append(len(indices) / len(exact))
+        rows[name]["overlaps"].append(len(np.intersect1d(indices, exact, assume_unique=True)) / len(exact))
 
     def before(step: Step) -> None:
-        for rank, accumulator in enumerate(step.accumulators()):
+        accumulators = step.accumulators()
+        for rank, accumulator in enumerate(accumulators):
             exact = ours["exact"][rank](accumulator).indices
             for name, each in ours.items():
-                note(name, each[rank](accumulator).indices, exact)
-            note("Ok-Topk, local", local[rank](accumulator), exact)
-        wanted[:] = [selectors.ExactTopK(k)(np.mean(step.accumulators(), axis=0)).indices]
+                note(name, each[rank](accumulator), exact)
+        wanted[:] = [selectors.NonZeroTopK(k)(np.mean(accumulators, axis=0)).indices]
 
     wanted: list[Array] = []
-    list(training(task, optimizers, before, lambda step: note("Ok-Topk, global", step.out[0].outputs[0].indices, wanted[0])))
+    list(training(task, optimizers, before, lambda step: note(OK_GLOBAL, step.out[0].outputs[0], wanted[0])))
     return {"k": k, "ranks": ranks, "size": size, "selectors": rows}
 
 
-class LocalOfOkTopk:
-    """The selection that Ok-Topk's ranks make: thresholds are reused for 32 steps, unless far too few values reach one."""
-
-    def __init__(self, k: int) -> None:
-        self.k, self.steps, self.threshold = k, 0, 0.0
-
-    def __call__(self, accumulator: Array) -> Array:
-        found, self.threshold = select_local(accumulator, None, self.k, self.threshold if self.steps % 32 else None)
-        self.steps += 1
-        return found.indices
-
-
 def draw_selection(results: Results, figure: Figure) -> None:
-    axes = figure.subplots()
-    for name, row in results["selectors"].items():
-        of_ranks = 1 if name == "Ok-Topk, global" else results["ranks"]
-        axes.plot(np.array(row["counts"]).reshape(-1, of_ranks).mean(1), label=name)
-    axes.axhline(results["k"], color="black", linestyle=":", label="k")
-    axes.set(xlabel="steps", ylabel="values chosen", yscale="log")
+    figure.set_size_inches(6 * len(results), 4.5)
+    for axes, (key, found) in zip(np.ravel(figure.subplots(1, len(results), sharey=True)), results.items()):
+        for name, row in found["selectors"].items():
+            of_ranks = 1 if name == OK_GLOBAL else found["ranks"]
+            axes.plot(np.array(row["chosen"]).reshape(-1, of_ranks).mean(1), label=name)
+        axes.axhline(1, color="black", linestyle=":", label="k")
+        axes.set(title=key, xlabel="steps", ylabel="values chosen / k", yscale="log")
     axes.legend(fontsize="small")
 
 
