@@ -5,13 +5,15 @@
     python bench/lossy_training.py selection                       values chosen against k (Ok-Topk section 5.2, figures 4 and 6)
     python bench/lossy_training.py record --out gradients.npz      accumulators of a training, for other measurements
 
-Each with --task perceptron, or --task logistic --data FOLDER for the data set `phishing_url` in that folder; the first three with
---json FILE and --plot FILE. P replicas run in one process, on the simulator. See `lossy_tasks.py` for the tasks.
+Each with --task perceptron, or --task logistic --data FOLDER for the data set `phishing_url` in that folder (--set reviews_trigram for
+the other), and with --learning-rate and --momentum; the first three with --json FILE and --plot FILE. P replicas run in one process, on
+the simulator. See `lossy_tasks.py` for the tasks.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -34,7 +36,9 @@ FEATURES = {"phishing_url": 3_231_961, "reviews_trigram": 16_777_216}
 HELPED = "helped"
 #: What becomes of the local choices, of which those of Ok-Topk are by threshold reuse.
 OK_GLOBAL = "Ok-Topk, global"
-LOSSY = {name: kind for name, kind in OPTIMISERS.items() if kind is not optim.DenseSGD}
+LOSSY: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
+    name: (kind, {}) for name, kind in OPTIMISERS.items() if kind is not optim.DenseSGD
+} | {"approximate TopK SGD, at most": (optim.ApproximateTopKSGD, {"form": "at most"})}
 SELECTORS: dict[str, Callable[[int], selectors.Selector]] = {
     "exact": selectors.NonZeroTopK,
     "threshold reuse": partial(selectors.ThresholdReuse, period=32),
@@ -55,6 +59,8 @@ def main() -> None:
 
 def task_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
+        click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="By default 0.9 and 0."),
+        click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="By default 0.05 and 1."),
         click.option("--epochs", type=click.IntRange(min=1), help="By default 40 of the perceptron, 1 of logistic regression."),
         click.option("--batch", type=click.IntRange(min=1), help="Samples a step, of all ranks; by default 100 and 500."),
         click.option("--data", "folder", type=click.Path(exists=True, path_type=Path), help="Folder of the data set."),
@@ -71,12 +77,13 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def task_of(name: str, folder: Path | None, data_set: str, epochs: int | None, batch: int | None, **outputs: Path | None) -> Task:
+def task_of(name: str, folder: Path | None, data_set: str, **options: Any) -> Task:
+    given = {option: options[option] for option in ("epochs", "batch", "learning_rate", "momentum") if options[option] is not None}
     if name == "perceptron":
-        return Digits(epochs or 40, batch or 100)
+        return Digits(**given)
     if folder is None:
         raise click.UsageError(f"--task logistic needs --data, the folder of {data_set}.svm.bz2")
-    return Logistic(folder, FEATURES[data_set], data_set, epochs or 1, batch or 500)
+    return Logistic(folder, FEATURES[data_set], data_set, **given)
 
 
 def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -89,24 +96,27 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
 @click.option("--ranks", default="4,8", show_default=True)
 @click.option("--densities", default="0.01,0.001", show_default=True)
 @click.option("--helped", is_flag=True, help="Also with momentum correction, and four epochs in which the density warms up.")
-def convergence(ranks: str, densities: str, helped: bool, **shared: Any) -> None:
+@click.option("--optimisers", type=re.compile, default="", help="Those whose names a regular expression finds; all by default.")
+def convergence(ranks: str, densities: str, helped: bool, optimisers: re.Pattern[str], **shared: Any) -> None:
     """Final loss and accuracy of every optimiser after as many steps as dense SGD."""
     task = task_of(**shared)
     results: Results = {}
     for size in numbers(ranks, int):
-        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, size, 1.0, False))
+        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, {}, size, 1.0, False))
         report(f"P = {size}: dense SGD", dense, dense)
         for density in numbers(densities, float):
-            for optimiser, kind in LOSSY.items():
+            for optimiser in filter(optimisers.search, LOSSY):
                 for way in ("", f", {HELPED}") if helped else ("",):
                     key = f"P = {size}, density {density:g}: {optimiser}{way}"
-                    results[key] = list(epochs_of(task, kind, size, density, bool(way)))
+                    results[key] = list(epochs_of(task, *LOSSY[optimiser], size, density, bool(way)))
                     report(key, results[key], dense)
     write(shared, "convergence", task, results, draw_convergence)
 
 
-def epochs_of(task: Task, kind: type[optim.Optimizer], ranks: int, density: float, helped: bool) -> Iterable[Measure]:
-    settings, schedule = task.settings, density
+def epochs_of(
+    task: Task, kind: type[optim.Optimizer], options: dict[str, Any], ranks: int, density: float, helped: bool
+) -> Iterable[Measure]:
+    settings, schedule = task.settings | options, density
     if helped:
         settings = settings | {"momentum_correction": bool(settings.get("momentum"))}
         schedule = optim.DensityWarmup(density, task.epoch_steps, tuple(max(density, share) for share in (0.25, 0.0725, 0.015, 0.004)))
@@ -116,7 +126,7 @@ def epochs_of(task: Task, kind: type[optim.Optimizer], ranks: int, density: floa
 def report(key: str, measures: Sequence[Measure], dense: Sequence[Measure]) -> None:
     loss, accuracy = measures[-1]
     beside = f"{loss / dense[-1].loss:6.2f} times the loss of dense SGD, accuracy {accuracy - dense[-1].accuracy:+.4f}"
-    print(f"{key:55} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
+    print(f"{key:65} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
 
 
 def draw_convergence(results: Results, figure: Figure) -> None:
@@ -261,7 +271,8 @@ def record(ranks: int, density: float, every: int, out: Path, **shared: Any) -> 
 def write(shared: dict[str, Any], command: str, task: Task, results: Results, draw: Callable[[Results, Figure], None]) -> None:
     """Results as JSON, and as a picture, where they are wanted."""
     json_path, plot_path = shared["json_path"], shared["plot_path"]
-    about = {"command": command, "task": task.name, "epochs": task.epochs, "batch": task.batch, "learning_rate": task.learning_rate}
+    about = {"command": command, "task": task.name, "epochs": task.epochs, "batch": task.batch}
+    about |= {"learning_rate": task.learning_rate, **task.settings}
     if json_path is not None:
         json_path.write_text(json.dumps({**about, "environment": environment(sar.SERIAL), "results": results}, indent=1) + "\n")
     if plot_path is not None:

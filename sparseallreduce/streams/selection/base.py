@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,17 @@ class Selector(ABC):
     ----------
     k : int
         How many to choose, from 0 to the size.
-
-    Attributes
-    ----------
-    passes : float
-        Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out.
     """
-
-    passes: ClassVar[float]
 
     def __init__(self, k: int) -> None:
         if k < 0:
             raise StreamError(f"k is the number of values to choose, at least 0, not {k}")
         self.k = int(k)
+
+    @property
+    @abstractmethod
+    def passes(self) -> float:
+        """Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out."""
 
     def __call__(self, accumulator: Array, gradient: Array | None = None, *, clear: bool = False) -> SparseStream:
         """The chosen values, as a stream.
