@@ -6,6 +6,7 @@ import copy
 import doctest
 import importlib
 import pkgutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -239,6 +240,56 @@ class TestEverySelector:
             np.testing.assert_array_equal(selector(array).indices, before(array).indices)
 
 
+class OutOfMemory:
+    """Loops of which the call of a number finds no memory."""
+
+    def __init__(self, failing):
+        self.failing, self.calls = failing, 0
+
+    def __getattr__(self, name):
+        loop = getattr(selection_compiled, name)
+        if name in ("moments", "norms"):  # which take next to none
+            return loop
+
+        def limited(*arguments):
+            self.calls += 1
+            if self.calls == self.failing:
+                raise MemoryError
+            return loop(*arguments)
+
+        return limited
+
+
+class TestWithoutMemory:
+    @pytest.mark.parametrize("contents", ["real", "mostly zero"])
+    @pytest.mark.parametrize("number", range(11))
+    def test_nothing_is_lost_and_the_next_selection_goes_on(self, number, contents, monkeypatch):
+        array, gradient = (vector(seed, LARGE, np.float64, contents) for seed in (1, 2))
+        for failing in range(1, 20):
+            selector, residual, small = selectors(LARGE // 100)[number], array / 100, np.zeros(LARGE)
+            selector(residual, clear=True)
+            held = residual + gradient
+            monkeypatch.setattr(loops, "ROOM", 64)  # so that buffers grow
+            monkeypatch.setattr(loops, "_loops", mock.Mock(return_value=OutOfMemory(failing)))
+            try:
+                selector(residual, gradient, clear=True)
+            except MemoryError:
+                np.testing.assert_array_equal(residual, held)
+            else:
+                break
+            monkeypatch.undo()
+            taken = selector(residual, small, clear=True)
+            np.testing.assert_array_equal(residual + taken.to_dense(), held)
+        assert 1 <= failing < 19
+
+    def test_a_stream_that_does_not_fit_is_put_back(self, monkeypatch):
+        monkeypatch.setattr("sparseallreduce.streams.selection.base.SparseStream", mock.Mock(side_effect=MemoryError))
+        residual = np.arange(10_000.0)
+        with pytest.raises(MemoryError):
+            selection.Threshold(1.0)(residual, np.ones(10_000), clear=True)
+        np.testing.assert_array_equal(residual, np.arange(10_000.0) + 1)
+
+
 class TestThresholdReuse:
     def test_with_period_one_takes_the_top(self):
         selector, top = selection.ThresholdReuse(40, 1), selection.ExactTopK(40)
@@ -426,6 +477,10 @@ class TestApproximateTopK:
         np.testing.assert_array_equal(per_bucket, [10, 10, 10, 10, 10, 3])
         taken = stream.values != 0
         np.testing.assert_array_equal(stream.values[taken], array[stream.indices[taken]])
+
+    @pytest.mark.parametrize("bucket,passes", [(512, 3), (10**6, 4), (None, 4)])
+    def test_states_that_buckets_beyond_the_cache_are_read_twice(self, bucket, passes):
+        assert selection.ApproximateTopK(10, bucket=bucket).passes == passes
 
     def test_of_zeros_takes_nothing(self):
         assert selection.ApproximateTopK(10)(np.zeros(1000)).nnz == 0
