@@ -32,8 +32,8 @@ from sparseallreduce.cli.report import environment
 from sparseallreduce.streams import selection as selectors
 
 FEATURES = {"phishing_url": 3_231_961, "reviews_trigram": 16_777_216}
-#: What is done against the loss of accuracy: DGC's momentum correction, and gTop-k's warm-up of the density.
-HELPED = "helped"
+#: What is done against the loss of accuracy: gTop-k's warm-up of the density in four epochs, and DGC's momentum correction and masking.
+WARM_UP, CORRECTION, MASKING = AIDS = ("warm-up", "correction", "masking")
 #: What becomes of the local choices, of which those of Ok-Topk are by threshold reuse.
 OK_GLOBAL = "Ok-Topk, global"
 LOSSY: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
@@ -95,30 +95,33 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
 @output_options
 @click.option("--ranks", default="4,8", show_default=True)
 @click.option("--densities", default="0.01,0.001", show_default=True)
-@click.option("--helped", is_flag=True, help="Also with momentum correction, and four epochs in which the density warms up.")
+@click.option("--ways", default="plain", show_default=True, help=f"Such as plain,{WARM_UP},{WARM_UP}+{CORRECTION}+{MASKING}.")
 @click.option("--optimisers", type=re.compile, default="", help="Those whose names a regular expression finds; all by default.")
-def convergence(ranks: str, densities: str, helped: bool, optimisers: re.Pattern[str], **shared: Any) -> None:
+def convergence(ranks: str, densities: str, ways: str, optimisers: re.Pattern[str], **shared: Any) -> None:
     """Final loss and accuracy of every optimiser after as many steps as dense SGD."""
     task = task_of(**shared)
     results: Results = {}
     for size in numbers(ranks, int):
-        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, {}, size, 1.0, False))
+        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, {}, size, 1.0, ""))
         report(f"P = {size}: dense SGD", dense, dense)
         for density in numbers(densities, float):
             for optimiser in filter(optimisers.search, LOSSY):
-                for way in ("", f", {HELPED}") if helped else ("",):
-                    key = f"P = {size}, density {density:g}: {optimiser}{way}"
-                    results[key] = list(epochs_of(task, *LOSSY[optimiser], size, density, bool(way)))
+                for way in ways.split(","):
+                    key = f"P = {size}, density {density:g}: {optimiser}, {way}"
+                    results[key] = list(epochs_of(task, *LOSSY[optimiser], size, density, way))
                     report(key, results[key], dense)
     write(shared, "convergence", task, results, draw_convergence)
 
 
 def epochs_of(
-    task: Task, kind: type[optim.Optimizer], options: dict[str, Any], ranks: int, density: float, helped: bool
+    task: Task, kind: type[optim.Optimizer], options: dict[str, Any], ranks: int, density: float, way: str
 ) -> Iterable[Measure]:
-    settings, schedule = task.settings | options, density
-    if helped:
-        settings = settings | {"momentum_correction": bool(settings.get("momentum"))}
+    settings, schedule, aids = task.settings | options, density, way.split("+")
+    if unknown := set(aids) - {*AIDS, "plain", ""}:
+        raise click.UsageError(f"a way is plain, or some of {', '.join(AIDS)} with a plus sign between them, not {'+'.join(unknown)}")
+    if CORRECTION in aids:
+        settings |= {"momentum_correction": True, "momentum_masking": MASKING in aids}
+    if WARM_UP in aids:
         schedule = optim.DensityWarmup(density, task.epoch_steps, tuple(max(density, share) for share in (0.25, 0.0725, 0.015, 0.004)))
     return training(task, replicas(task, kind, ranks, schedule, settings))
 
@@ -126,7 +129,7 @@ def epochs_of(
 def report(key: str, measures: Sequence[Measure], dense: Sequence[Measure]) -> None:
     loss, accuracy = measures[-1]
     beside = f"{loss / dense[-1].loss:6.2f} times the loss of dense SGD, accuracy {accuracy - dense[-1].accuracy:+.4f}"
-    print(f"{key:65} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
+    print(f"{key:80} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
 
 
 def draw_convergence(results: Results, figure: Figure) -> None:

@@ -20,7 +20,7 @@ def run(*arguments):
 @pytest.mark.parametrize(
     "command,options,said",
     [
-        ("convergence", ("--ranks", 2, "--densities", 0.01, "--helped"), "MSTopK SGD, helped"),
+        ("convergence", ("--ranks", 2, "--densities", 0.01, "--ways", "plain,warm-up+correction"), "MSTopK SGD, warm-up+correction"),
         ("assumption", ("--ranks", 3, "--densities", 0.01), "xi by tenths of the training"),
         ("selection", ("--ranks", 2, "--densities", 0.01), "Ok-Topk, global"),
     ],
