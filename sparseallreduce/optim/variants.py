@@ -54,7 +54,31 @@ class ApproximateTopKSGD(Optimizer):
     """TopK SGD with the thesis's approximate selection (sections 2.4.1 and 4.3.3): each value with a probability by its magnitude.
 
     Options are those of :class:`~sparseallreduce.streams.selection.ApproximateTopK`: ``form``, ``bucket``, ``fixed``, ``seed``; and
-    ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers.
+    ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers. Values are sent as they are, not divided by their
+    probabilities: the residual keeps the rest.
+
+    Take no momentum, and a rate 1 / (1 - momentum) times as high instead. Below 1 % let the density warm up, too, or take
+    ``bucket=None``: half a value of each bucket, wherever the large ones are, says little.
+
+    Notes
+    -----
+    A value waits about 1 / p_i steps for its turn, even a large one, which the exact top k lets pass at once. That is a delay in the
+    loop that descent closes, and momentum another one, of 1 / (1 - momentum) steps. With one delay the loop is damped. With both it
+    swings up where the rate times the curvature, divided by 1 - momentum, exceeds p_i + 1 - momentum (the criterion of Routh and
+    Hurwitz). Momentum correction changes only the order of the two.
+
+    The loss after 40 epochs in which 4 ranks train the perceptron of the examples (`bench/lossy_training.py`), as a multiple of that of
+    dense SGD, with rate 0.05 and momentum 0.9, and with rate 0.5 and none:
+
+    ========================  =============  ============  ===============  ==============
+    selection                 1 %, momentum  1 %, without  0.1 %, momentum  0.1 %, without
+    ========================  =============  ============  ===============  ==============
+    top k                     0.74           1.03          1.41             0.71
+    "expected"                6.96           0.74          860              14.7
+    "at most"                 17.9           0.74          860              14.7
+    "expected", with warm-up                 0.94                           1.61
+    "at most", with warm-up                  0.93                           1.20
+    ========================  =============  ============  ===============  ==============
     """
 
     name = "approximate-topk"

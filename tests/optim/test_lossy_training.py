@@ -50,3 +50,12 @@ def test_a_replica_learns():
     task = Digits(epochs=4, widths=(64, 32, 16, 10))
     measures = list(training(task, replicas(task, optim.GTopkSGD, 2, 0.1, task.settings)))
     assert measures[-1].loss < measures[0].loss / 2
+
+
+@pytest.mark.parametrize("form", ["expected", "at most"])
+def test_without_momentum_approximate_top_k_keeps_up_with_dense_descent(form):
+    task = Digits(epochs=8, widths=(64, 32, 16, 10), learning_rate=0.5, momentum=0.0)
+    *_, dense = training(task, replicas(task, optim.DenseSGD, 2, 1.0, {}))
+    *_, approximate = training(task, replicas(task, optim.ApproximateTopKSGD, 2, 0.02, {"form": form}))
+    assert approximate.loss < 2 * dense.loss
+    assert approximate.accuracy > dense.accuracy - 0.03
