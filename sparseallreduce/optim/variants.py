@@ -57,7 +57,7 @@ class ApproximateTopKSGD(Optimizer):
     ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers. Values are sent as they are, not divided by their
     probabilities: the residual keeps the rest.
 
-    Take no momentum, and a rate 1 / (1 - momentum) times as high instead. Below 1 % let the density warm up, too, or take
+    Take no momentum, and a rate 1 / (1 - momentum) times as high instead. Below 1 % let the density warm up, too, and take
     ``bucket=None``: half a value of each bucket, wherever the large ones are, says little.
 
     Notes

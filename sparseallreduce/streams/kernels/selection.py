@@ -84,8 +84,7 @@ def _gathered(
     indices, values = np.empty(0, index_dtype), np.empty(0, accumulator.dtype)
     reached = n = 0
     try:
-        indices.resize(room, refcheck=False)
-        values.resize(room, refcheck=False)
+        indices, values = np.empty(room, index_dtype), np.empty(room, accumulator.dtype)
         while reached < len(accumulator) and (most is None or n <= most):
             if len(indices) - n < 2 * least:
                 indices.resize(2 * len(indices), refcheck=False)
