@@ -1,4 +1,4 @@
-"""Local and global top-k values, selected by thresholds that are evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
+"""Global top-k values, selected by a threshold that is evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.selection import ExactTopK, select_at_least, stream_at_least, top_of_stream
+from sparseallreduce.streams.selection import stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Selected", "select_global", "select_local"]
+__all__ = ["Selected", "select_global"]
 
 DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
-MARGIN = 0.97  # a local threshold to be reused is so much lower: with some values too many, the best k of them are still the top k
 
 Array = NDArray[Any]
 
@@ -28,46 +27,6 @@ class Selected(NamedTuple):
     chosen: SparseStream
     sizes: list[int]  # how many values each rank has chosen, together k at most
     threshold: float  # to be reused
-
-
-def select_local(accumulator: Array, gradient: Array | None, k: int, threshold: float | None) -> tuple[SparseStream, float]:
-    """The local top-k values of a rank, and the threshold to be reused.
-
-    Parameters
-    ----------
-    accumulator : ndarray, shape (N,)
-        Increased by ``gradient``, if there is one, in the pass over memory that selects.
-    gradient : ndarray, shape (N,), or None
-    k : int
-    threshold : float or None
-        To reuse; None to evaluate.
-
-    Returns
-    -------
-    stream : SparseStream
-        At most k values, so that no rank sends more than its share. Exactly the top k, unless fewer reached the threshold.
-    threshold : float
-    """
-    if threshold is None:
-        found = ExactTopK(k)(accumulator, gradient)
-    else:
-        found = select_at_least(accumulator, threshold, gradient, expected=k)
-        if found.nnz < (1 - DRIFT) * k and threshold > 0:
-            found = ExactTopK(k)(accumulator)
-    mine = top_of_stream(_sparse(found), k)
-    if mine.stored < k and threshold is not None:
-        return mine, MARGIN * threshold
-    return mine, MARGIN * _lowest(mine)
-
-
-def _sparse(stream: SparseStream) -> SparseStream:
-    """``stream``, whatever its form, as indices and values: they can be cut into regions of which each takes its own form."""
-    return SparseStream._sparse_form(*stream._entries(), stream.size)
-
-
-def _lowest(stream: SparseStream) -> float:
-    """The lowest magnitude of a stream that is a number; 0 if there is none."""
-    return float(np.fmin.reduce(np.abs(stream._entries()[1]), initial=np.inf)) if stream.stored else 0.0
 
 
 def select_global(
