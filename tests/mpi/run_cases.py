@@ -5,8 +5,9 @@
 NAMES.json is the list of case names. REPORTS/done.jsonl gets one line a case from rank 0. REPORTS/rank<r>.log holds what rank r had to
 say on the case in progress; when the launch ends early that tells why.
 
-No case can hang the launch. A case over its time limit, which is longer on a busy machine, has its stack written down by faulthandler, and the kernel's alarm then ends the
-process. When a case fails on some ranks while the others wait for them, the others get `GRACE` seconds before the launch is aborted.
+No case can hang the launch. A case over its time limit, which is longer on a busy machine, has its stack written down by faulthandler,
+and the kernel's alarm then ends the process. When a case fails on some ranks while the others wait for them, the others get `GRACE`
+seconds before the launch is aborted.
 """
 
 import faulthandler

@@ -12,7 +12,7 @@ from strategies import deliveries
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.exchange import gather_parts
-from sparseallreduce.reducers.oktopk import gather, reducer, regions
+from sparseallreduce.reducers.oktopk import consensus, gather, reducer, regions
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams import wire
 
@@ -222,6 +222,23 @@ def test_an_operation_that_fails_leaves_the_state_as_it_was(monkeypatch, step):
 def _out_of_memory(*_):
     raise MemoryError("for the test")
     yield
+
+
+@given(ranks=st.integers(1, 20), length=st.integers(0, 40), most=st.sampled_from([0, 1, 255, 2**16, 2**40]), through_wire=st.booleans())
+@settings(max_examples=50)
+def test_counts_add_up_whatever_their_size(ranks, length, most, through_wire):
+    counts = np.random.default_rng(length).integers(0, most, (ranks, length), endpoint=True)
+    schedules = [consensus.total(own.copy(), rank, ranks) for rank, own in enumerate(counts)]
+    for summed in run(schedules, through_wire=through_wire).outputs:
+        np.testing.assert_array_equal(summed, counts.sum(axis=0))
+
+
+def test_counts_take_no_more_bytes_than_their_values(monkeypatch_headers):
+    """Of 1024 counts that stay below 256, each rank of 16 sends 15/16 on the way to the sum, and as many on the way back."""
+    counts = np.random.default_rng(1).integers(0, 16, (16, 1024))
+    out = run([consensus.total(own, rank, 16) for rank, own in enumerate(counts)])
+    assert out.bytes_sent.max() == 2 * 1024 * 15 / 16
+    assert out.messages.max() == 8
 
 
 SIZES = st.one_of(

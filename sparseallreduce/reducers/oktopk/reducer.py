@@ -131,7 +131,7 @@ class OkTopk(Reducer):
             return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
         history = self._history if self._history.ranks == ranks else History(ranks)
         reused = history.operations % self.threshold_period != 0
-        mine, local_threshold = select_local(accumulator, gradient, self.k, history.local_threshold if reused else None)
+        mine, local_threshold = select_local(accumulator, gradient, self.k, history.local_threshold, reused)
         indices, _ = mine._entries()
         bounds = yield from self._regions(indices, history, rank, ranks)
         region = yield from split_and_reduce(mine, bounds, rank, ranks, self.reduction, self.bucket)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.selection import ExactTopK, select_at_least, stream_at_least, top_of_stream
+from sparseallreduce.streams.selection import ExactTopK, NonZeroTopK, select_at_least, stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Selected", "select_global", "select_local"]
@@ -30,8 +30,10 @@ class Selected(NamedTuple):
     threshold: float  # to be reused
 
 
-def select_local(accumulator: Array, gradient: Array | None, k: int, threshold: float | None) -> tuple[SparseStream, float]:
-    """The local top-k values of a rank, and the threshold to be reused.
+def select_local(
+    accumulator: Array, gradient: Array | None, k: int, threshold: float | None, reused: bool
+) -> tuple[SparseStream, float]:
+    """The local top-k values of a rank, and the threshold for the next operation.
 
     Parameters
     ----------
@@ -40,24 +42,27 @@ def select_local(accumulator: Array, gradient: Array | None, k: int, threshold: 
     gradient : ndarray, shape (N,), or None
     k : int
     threshold : float or None
-        To reuse; None to evaluate.
+        That the operation before this one left, if there was one.
+    reused : bool
+        Whether to select by it rather than to evaluate it.
 
     Returns
     -------
     stream : SparseStream
-        At most k values, so that no rank sends more than its share. Exactly the top k, unless fewer reached the threshold.
+        At most k values, so that no rank sends more than its share. Exactly the top k, zeros apart, unless fewer reached the threshold.
     threshold : float
+        0 where there were fewer than k values: whatever is not zero is selected until there are more.
     """
-    if threshold is None:
-        found = ExactTopK(k)(accumulator, gradient)
+    if threshold is None or not reused:
+        # A threshold of zero tells of few values that are not: the sample that ExactTopK looks at would miss them.
+        found = (ExactTopK if threshold else NonZeroTopK)(k)(accumulator, gradient)
+        threshold = 0.0
     else:
         found = select_at_least(accumulator, threshold, gradient, expected=k)
         if found.nnz < (1 - DRIFT) * k and threshold > 0:
             found = ExactTopK(k)(accumulator)
     mine = top_of_stream(_sparse(found), k)
-    if mine.stored < k and threshold is not None:
-        return mine, MARGIN * threshold
-    return mine, MARGIN * _lowest(mine)
+    return mine, MARGIN * (threshold if mine.stored < k else _lowest(mine))
 
 
 def _sparse(stream: SparseStream) -> SparseStream:
