@@ -163,4 +163,4 @@ def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any,
 
 def _digits(k: int) -> int:
     """Bits of a key that a round of the search settles: the words of all rounds stay below a tenth of 6 k."""
-    return min(12, max(2, k.bit_length() - 8))
+    return min(12, max(4, k.bit_length() - 7))
