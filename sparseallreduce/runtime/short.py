@@ -101,6 +101,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     if kind is None:
         return None
     call, entries, begun = long.Call(stream, *kind.arguments), len(stored), None
+    requests: list[MPI.Request] = []
     try:
         opening = _opening(call, entries, kind, patient)
         begun = engine.Begun(channel.next_tag())
@@ -121,8 +122,11 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             steps = long.allreduce(call, agreed.entries, channel.rank, channel.ranks, channel.machine, Reduction(call.op))
     except Exception as error:
         steps = engine.failed(error)
-        kind.renew()  # something may still be on its way into the old memory
-    begun = begun or engine.Begun(channel.next_tag())
+        if begun is None:
+            begun = engine.Begun(channel.next_tag())
+        else:  # something may still be on its way into this memory
+            begun = engine.Begun(begun.tag, None, requests, kind.rows)
+            kind.renew()
     result: SparseStream = engine.outcome(engine.Operation(channel, lambda: steps, entries, begun=begun))
     return result
 
