@@ -1,11 +1,11 @@
 """Count in the simulator what the reducers send, beside Ok-Topk's table 1, and what its two balancings are worth, beside its figure 7.
 
-    python bench/lossy_volumes.py [--ranks 4,16,64,256] [--figure 16,32,64] [--json FILE]
+    python bench/lossy_volumes.py [--ranks 4,16,64,256] [--share 2,4,8,16] [--reducers oktopk,gtopk] [--figure 16,32,64] [--json FILE]
 
 The first table has the words that the busiest rank sends or receives, of which a value is one and an index another; counts, bounds and
-thresholds are included, headers are not. OkTopk makes two operations: the first evaluates everything, the second reuses it. The paper's
-bounds are for the busiest rank (OkTopk, TopkA, GaussianK; GTopk, whose rank 0 sends and receives half of it each), or on the mean of
-all ranks (TopkDSA).
+thresholds are included, headers are not. k is 2048, or with --share so many times P: where that is few, the counts weigh. OkTopk makes two
+operations: the first evaluates everything, the second reuses it. The paper's bounds are for the busiest rank (OkTopk, TopkA, GaussianK;
+GTopk, whose rank 0 sends and receives half of it each), or on the mean of all ranks (TopkDSA).
 
 The second table trains a perceptron of two hidden layers on scikit-learn's digits with OkTopk, and times both phases of a step with and
 without their balancing, on a network whose latency is to k as in the paper's experiment. Exit status 1 if a volume is out of bounds.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import log2
 from statistics import mean
@@ -34,7 +34,7 @@ from sparseallreduce.streams import wire
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.selection import ExactTopK, kth_magnitude, stream_at_least
 
-SIZE, K = 2**17, 2**11
+K, SIZES = 2**11, 64  # N is so many times k
 WORD = 4  # bytes of a float32, and of an index
 BANDWIDTH = 12.5e9  # bytes a second
 PAPER_K, PAPER_LATENCY = 1_335_473, 1.5e-6  # of BERT at 1 %, and about that of the Aries network, in seconds
@@ -49,6 +49,7 @@ class Row(NamedTuple):
     reducer: str
     values: str
     ranks: int
+    k: int
     sent: float  # by the busiest rank
     received: float
     mean: float
@@ -65,50 +66,59 @@ class Row(NamedTuple):
         return together <= self.high
 
 
-def accumulators(values: str, ranks: int, seed: int) -> list[NDArray[np.float32]]:
+def accumulators(values: str, ranks: int, k: int, seed: int) -> list[NDArray[np.float32]]:
     """Of all ranks: k large values in the places that ``values`` names."""
-    rng, arrays = np.random.default_rng([seed, ranks]), []
+    rng, size, arrays = np.random.default_rng([seed, ranks]), SIZES * k, []
     for rank in range(ranks):
-        array = np.zeros(SIZE, np.float32)
-        every = np.arange(K) * (SIZE // K) + rank % (SIZE // K)
+        array = np.zeros(size, np.float32)
+        every = np.arange(k) * SIZES + rank % SIZES
         places = {
-            "anywhere": rng.choice(SIZE, K, replace=False),
-            "same places": np.arange(K) * (SIZE // K),
-            "one region": rng.choice(2 * K, K, replace=False),
-            "sums on one rank": every,
-        }[values]
-        array[places] = rng.choice([-1, 1], K) * (1 + rng.random(K))
+            "anywhere": lambda: rng.choice(size, k, replace=False),
+            "same places": lambda: np.arange(k) * SIZES,
+            "one region": lambda: rng.choice(2 * k, k, replace=False),
+            "own regions": lambda own=rank * size // ranks: (own + rng.choice(2 * k, k, replace=False)) % size,
+            "clusters": lambda: rng.choice(_clusters(rng, k, size), k, replace=False),
+            "sums on one rank": lambda every=every: every,
+        }[values]()
+        array[places] = rng.choice([-1, 1], k) * (1 + rng.random(k))
         if values == "sums on one rank":
-            array[every[: K // ranks]] *= 100
+            array[every[: max(1, k // ranks)]] *= 100
         arrays.append(array)
     return arrays
 
 
-def bounds_of(name: str, ranks: int) -> tuple[float, float]:
+def _clusters(rng: np.random.Generator, k: int, size: int) -> NDArray[np.int64]:
+    """Eight places and what lies behind each."""
+    return np.unique((rng.choice(size, (8, 1)) + np.arange(k)) % size)
+
+
+def bounds_of(name: str, ranks: int, k: int) -> tuple[float, float]:
     """The paper's table 1."""
     share = (ranks - 1) / ranks
     return {
-        "oktopk": (2 * K * share, 6 * K * share),
-        "gtopk": (4 * K * log2(ranks), 4 * K * log2(ranks)),
-        "topka": (2 * K * (ranks - 1), 2 * K * (ranks - 1)),
-        "gaussiank": (2 * K * (ranks - 1), 2 * K * (ranks - 1)),
-        "topkdsa": (4 * K * share, (2 * K + SIZE) * share),
+        "oktopk": (2 * k * share, 6 * k * share),
+        "gtopk": (4 * k * log2(ranks), 4 * k * log2(ranks)),
+        "topka": (2 * k * (ranks - 1), 2 * k * (ranks - 1)),
+        "gaussiank": (2 * k * (ranks - 1), 2 * k * (ranks - 1)),
+        "topkdsa": (4 * k * share, (2 * k + SIZES * k) * share),
     }[name]
 
 
-def volumes(ranks: int) -> Iterator[Row]:
+def volumes(ranks: int, k: int, reducers: Sequence[str]) -> Iterator[Row]:
     """The rows of one number of ranks."""
-    cases = [(sar.OkTopk, values, 2) for values in ("anywhere", "one region", "sums on one rank")]
+    cases = [(sar.OkTopk, values, 2) for values in ("anywhere", "one region", "own regions", "clusters", "sums on one rank")]
     cases += [(reducer, values, 1) for reducer in (sar.GTopk, sar.TopkA, sar.TopkDSA) for values in ("same places", "anywhere")]
     cases.append((sar.GaussianK, "anywhere", 1))
     for reducer, values, operations in cases:
-        group = [reducer(SIZE, K) for _ in range(ranks)]
-        outs = [sar.simulate(accumulators(values, ranks, seed), group) for seed in range(operations)]
+        if reducer.name not in reducers:
+            continue
+        group = [reducer(SIZES * k, k) for _ in range(ranks)]
+        outs = [sar.simulate(accumulators(values, ranks, k, seed), group) for seed in range(operations)]
         sent = max(out.bytes_sent.max() for out in outs) / WORD
         received = max(out.bytes_received.max() for out in outs) / WORD
         means = max(out.bytes_sent.mean() for out in outs) / WORD
         messages, entries = max(int(out.messages.max()) for out in outs), outs[0].outputs[0].update.nnz
-        yield Row(reducer.name, values, ranks, sent, received, means, *bounds_of(reducer.name, ranks), messages, entries)
+        yield Row(reducer.name, values, ranks, k, sent, received, means, *bounds_of(reducer.name, ranks, k), messages, entries)
 
 
 class Perceptron:
@@ -152,7 +162,7 @@ def figure_7(ranks: int, steps: int) -> dict[str, Any]:
         gradients = [model.gradient() for _ in range(ranks)]
         mine = [ExactTopK(k)(feedback.residual + gradient) for feedback, gradient in zip(feedbacks, gradients)]
         naive = run([naive_reduce(stream, rank, ranks) for rank, stream in enumerate(mine)], network)
-        bounds = run([averaged(stream.indices, size, k, rank, ranks) for rank, stream in enumerate(mine)], network)
+        bounds = run([averaged(stream.indices, size, rank, ranks) for rank, stream in enumerate(mine)], network)
         balanced = run([balanced_reduce(stream, bounds.outputs[rank], k, rank, ranks) for rank, stream in enumerate(mine)], network)
         ratios["reduce"].append(naive.time / (balanced.time + bounds.time / PERIOD))
         for phase, regions in (("allgatherv", balanced.outputs), ("same, regions of one length", naive.outputs)):
@@ -160,8 +170,8 @@ def figure_7(ranks: int, steps: int) -> dict[str, Any]:
             chosen = [stream_at_least(region, threshold) for region in regions]
             sizes = [stream.stored for stream in chosen]
             imbalances.append(max(sizes) * ranks / sum(sizes))
-            if plan(sizes, 4.0):
-                ratios[phase].append(gather_time(chosen, sizes, None, network) / gather_time(chosen, sizes, 4.0, network))
+            if plan(sizes, k, 4.0):
+                ratios[phase].append(gather_time(chosen, sizes, k, None, network) / gather_time(chosen, sizes, k, 4.0, network))
         model.parameters -= 0.1 * sar.simulate(gradients, feedbacks).outputs[0].to_dense()
     return {"ranks": ranks, **ratios, "imbalance": {"balanced": mean(imbalances[::2]), "one length": mean(imbalances[1::2])}}
 
@@ -175,15 +185,15 @@ def balanced_reduce(stream: sar.SparseStream, bounds: list[int], k: int, rank: i
     return (yield from split_and_reduce(stream, bounds, rank, ranks, Reduction(), BUCKET))
 
 
-def gather_time(chosen: list[sar.SparseStream], sizes: list[int], limit: float | None, network: sar.Network) -> float:
+def gather_time(chosen: list[sar.SparseStream], sizes: list[int], k: int, limit: float | None, network: sar.Network) -> float:
     ranks = len(sizes)
-    return run([balance_and_gather(stream, sizes, rank, ranks, limit) for rank, stream in enumerate(chosen)], network).time
+    return run([balance_and_gather(stream, sizes, k, rank, ranks, limit) for rank, stream in enumerate(chosen)], network).time
 
 
 def print_row(row: Row) -> None:
     paper = f"{row.high:.0f}" if row.low == row.high else f"{row.low:.0f} .. {row.high:.0f}"
     print(
-        f"{row.ranks:>4} {row.reducer:<9} {row.values:<17} {row.sent:>9.0f} {row.received:>9.0f} {row.mean:>9.0f} {paper:>17} "
+        f"{row.ranks:>4} {row.k:>6} {row.reducer:<9} {row.values:<17} {row.sent:>9.0f} {row.received:>9.0f} {row.mean:>9.0f} {paper:>17} "
         f"{max(row.sent, row.received) / row.high:>6.3f} {row.messages:>5} {row.entries:>7}  {'yes' if row.holds else 'NO'}",
         flush=True,
     )
@@ -192,21 +202,24 @@ def print_row(row: Row) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="4,16,64,256", help="powers of two, separated by commas (default: %(default)s)")
+    parser.add_argument("--share", default="", help=f"k / P, separated by commas (default: k = {K})")
+    parser.add_argument("--reducers", default=",".join(sar.reducers.REDUCERS), help="separated by commas (default: all)")
     parser.add_argument("--figure", default="16,32,64", help="numbers of ranks for figure 7 (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=12, help="of the training for figure 7 (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="also write the tables to FILE")
     arguments = parser.parse_args()
     wire.HEADER_BYTES = 0  # counted apart: none is counted here
     rows = []
-    print(f"N = {SIZE}, k = {K}, float32; words of the busiest rank, and on the mean")
+    print(f"N = {SIZES} k, float32; words of the busiest rank, and on the mean")
     print(
-        f"{'P':>4} {'reducer':<9} {'large values':<17} {'sent':>9} {'received':>9} {'mean':>9} {'table 1':>17} {'/ high':>6} "
+        f"{'P':>4} {'k':>6} {'reducer':<9} {'large values':<17} {'sent':>9} {'received':>9} {'mean':>9} {'table 1':>17} {'/ high':>6} "
         f"{'msgs':>5} {'entries':>7}  holds"
     )
     for ranks in map(int, filter(None, arguments.ranks.split(","))):
-        for row in volumes(ranks):
-            print_row(row)
-            rows.append(row)
+        for k in [int(float(share) * ranks) for share in arguments.share.split(",")] if arguments.share else [K]:
+            for row in volumes(ranks, k, arguments.reducers.split(",")):
+                print_row(row)
+                rows.append(row)
     missed = sum(not row.holds for row in rows)
     print(f"\n{len(rows) - missed} of {len(rows)} within the paper's bounds\n")
     print("Simulated time without / with balancing, where there is something to balance: mean (least to most) over the steps of a training")
@@ -219,7 +232,7 @@ def main() -> int:
         shares = ", ".join(f"{share:.1f} (regions {kind})" for kind, share in figure["imbalance"].items())
         print(f"         global top-k values on the rank with most, times the mean: {shares}")
     if arguments.json:
-        document = {"schema": 1, "arguments": vars(arguments), "size": SIZE, "k": K}
+        document = {"schema": 1, "arguments": vars(arguments), "N / k": SIZES}
         document["results"] = [{**row._asdict(), "holds": row.holds} for row in rows]
         document["figure_7"] = figures
         with open(arguments.json, "w") as file:

@@ -12,13 +12,15 @@ A case is called on every rank with the same communicator and fails with an exce
 """
 
 import itertools
+import os
 import unittest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
 
-SECONDS = 60.0  # limit of a case on which nothing else is set: time for a cold numba compilation
+SECONDS = 60.0  # limit of a case on which nothing else is set: time for a cold numba compilation, which takes half of it
+MOST_PATIENCE = 4.0  # times the limits of cases, where others keep the machine busy
 BEGAN = "began"  # the first word of a rank's log once a case has begun there
 
 
@@ -51,6 +53,11 @@ def limit(seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]
         return function
 
     return mark
+
+
+def patience() -> float:
+    """What to multiply limits by while the machine is busy: its load for each core."""
+    return min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def skip(reason: str) -> NoReturn:

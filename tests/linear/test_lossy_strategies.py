@@ -29,6 +29,7 @@ from sparseallreduce.linear import (
     two_classes,
 )
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
+from sparseallreduce.reducers import REDUCERS
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ALL = pytest.mark.parametrize("name", LOSSY)
@@ -265,9 +266,43 @@ def accuracy(strategy, train, test):
 
 @pytest.mark.slow
 @ALL
-@pytest.mark.parametrize("density", [0.01, 0.001])
-def test_real_urls_are_told_from_phishing_by_few_entries_a_step(phishing, name, density):
+def test_real_urls_are_told_from_phishing_by_one_entry_in_a_thousand(phishing, name):
     train, test, expected = phishing
-    found = accuracy(partial(STRATEGIES[name], density=density), train, test)
+    found = accuracy(partial(STRATEGIES[name], density=0.001), train, test)
     assert expected > 0.985
     assert found > expected - 0.002
+
+
+@pytest.fixture(scope="module")
+def folded(phishing):
+    """Some of the real URLs, with features folded to 2**13, and what four ranks make of them in 150 dense steps."""
+    matrix = phishing[1].to_scipy()
+    matrix = scipy.sparse.csr_array((matrix.data.copy(), matrix.indices % 2**13, matrix.indptr.copy()), shape=(matrix.shape[0], 2**13))
+    matrix.sum_duplicates()
+    samples = matrix, phishing[1].labels
+    return *samples, descended(*samples, 4, lambda gradients: np.mean(gradients, axis=0))
+
+
+def descended(matrix, labels, ranks, mean, steps=150, batch=16, rate=0.3):
+    """Loss and accuracy of logistic regression after some steps by the mean of the ranks' gradients."""
+    rng, weights = np.random.default_rng(0), np.zeros(matrix.shape[1], np.float32)
+    for _ in range(steps):
+        gradients = []
+        for _ in range(ranks):
+            rows = rng.choice(len(labels), batch, replace=False)
+            slopes = -labels[rows] / (1 + np.exp(labels[rows] * (matrix[rows] @ weights))) / batch
+            gradients.append((matrix[rows].T @ slopes).astype(np.float32))
+        weights -= rate * mean(gradients)
+    margins = labels * (matrix @ weights)
+    return np.logaddexp(0, -margins).mean(), (margins > 0).mean()
+
+
+@ALL
+def test_four_ranks_come_near_dense_training_on_real_urls(folded, name):
+    """With 1 % a step, the loss is at most a tenth above that of dense steps, and a percent more of the samples are told wrongly."""
+    *samples, (expected_loss, expected_accuracy) = folded
+    feedbacks = [sar.ErrorFeedback(REDUCERS[name](2**13, 82)) for _ in range(4)]
+    loss, accuracy = descended(*samples, 4, lambda gradients: sar.simulate(gradients, feedbacks).outputs[0].to_dense())
+    assert expected_accuracy > 0.95
+    assert loss < 1.1 * expected_loss
+    assert accuracy > expected_accuracy - 0.01

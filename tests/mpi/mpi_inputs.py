@@ -73,3 +73,8 @@ def check_usable(comm, algorithm="ssar_recursive_doubling"):
     """The next operation on the communicator gives the right result."""
     result = sar.allreduce(sar.SparseStream([comm.rank, comm.size], [1.0, 2.0], comm.size + 1), comm, algorithm=algorithm)
     assert result.to_dense().tolist() == [1.0] * comm.size + [2.0 * comm.size], result.to_dense()
+
+
+def simulated_once(comm, simulate):
+    """This rank's element of the list that `simulate()` makes for all ranks: on rank 0 alone, for on each it would take P times as long."""
+    return comm.scatter(simulate() if comm.rank == 0 else None)

@@ -5,8 +5,9 @@
 NAMES.json is the list of case names. REPORTS/done.jsonl gets one line a case from rank 0. REPORTS/rank<r>.log holds what rank r had to
 say on the case in progress; when the launch ends early that tells why.
 
-No case can hang the launch. A case over its time limit has its stack written down by faulthandler, and the kernel's alarm then ends the
-process. When a case fails on some ranks while the others wait for them, the others get `GRACE` seconds before the launch is aborted.
+No case can hang the launch. A case over its time limit, which is longer on a busy machine, has its stack written down by faulthandler,
+and the kernel's alarm then ends the process. When a case fails on some ranks while the others wait for them, the others get `GRACE`
+seconds before the launch is aborted.
 """
 
 import faulthandler
@@ -21,7 +22,7 @@ import unittest
 from pathlib import Path
 
 from mpi4py import MPI
-from mpi_cases import BEGAN, Case, collect
+from mpi_cases import BEGAN, Case, collect, patience
 
 GRACE = 3.0
 
@@ -57,9 +58,10 @@ def main(reports: Path, names: list[str]) -> None:
 
 def _run(case: Case, comm: MPI.Intracomm, log) -> tuple[str, str]:
     """Outcome on this rank and its explanation. The time limit stays armed, for the barrier after the case."""
-    faulthandler.dump_traceback_later(case.seconds, file=log)
+    seconds = case.seconds * patience()
+    faulthandler.dump_traceback_later(seconds, file=log)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(case.seconds) + 2)
+    signal.alarm(int(seconds) + 2)
     try:
         case.function(comm, **case.arguments)
     except BaseException as error:  # pytest.fail and pytest.raises raise outside Exception

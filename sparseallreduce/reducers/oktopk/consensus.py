@@ -8,38 +8,79 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.dense import rabenseifner
-from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
+from sparseallreduce.algorithms.steps import Exchange, Recv, Send, Share, Step
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["shared", "total"]
 
 Counts = NDArray[np.int64]
 
+WORD = 4  # bytes
+DTYPES = [np.dtype(name) for name in ("u8", "u4", "u2", "u1")]
+FEW = 4  # counts that two ranks tell each other, rather than half of them each: it saves a message
 
-def total(vector: Counts, most: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Counts]:
-    """The sum of the ranks' vectors.
 
-    Where that is little beside the k values that travel anyway, every rank tells its vector to all, which takes one message's time;
-    otherwise by an allreduce of 2 words an element. Its messages are its own, and not those of a collective of the MPI library, which
-    several operations in flight would enter one after the other.
+def total(counts: Counts, rank: int, ranks: int) -> Generator[Step, Any, Counts]:
+    """The sum of the ranks' vectors of integers, none of them negative.
+
+    By Rabenseifner's algorithm, with every message in as few bytes a count as its largest takes, which mostly is one. Its messages are
+    its own, and not those of a collective of the MPI library, which several operations in flight would enter one after the other.
 
     Parameters
     ----------
-    vector : ndarray
-    most : int
-        That no element of the sum exceeds.
-    k : int
+    counts : ndarray of int64
+        Of the same length on all ranks.
     rank, ranks : int
     """
-    vector = vector.astype(np.int32 if most < 2**31 else np.int64)
-    if (ranks - 1) * len(vector) <= k // 64:
-        told = yield Share(vector.tobytes())
-        summed: Counts = np.sum([np.frombuffer(record, vector.dtype) for record in told], axis=0, dtype=np.int64)
-        return summed
-    stream = yield from rabenseifner(SparseStream._dense_form(vector, len(vector)), rank, ranks, Reduction())
-    return stream.to_dense().astype(np.int64)
+    core = lower_power_of_two(ranks)
+    if rank >= core:
+        yield Send(rank - core, _packed(counts))
+        return _unpacked((yield Recv(rank - core)), len(counts))
+    summed = counts.copy()
+    if rank + core < ranks:
+        summed += _unpacked((yield Recv(rank + core)), len(counts))
+    yield from _summed_in_place(summed, rank, core)
+    if rank + core < ranks:
+        yield Send(rank + core, _packed(summed))
+    return summed
+
+
+def _summed_in_place(counts: Counts, rank: int, ranks: int) -> Generator[Step, Any, None]:
+    """Rabenseifner's algorithm on a power of two of ranks; the last few counts are summed by recursive doubling."""
+    first, end, halved = 0, len(counts), []
+    for distance in halvings(ranks):
+        if end - first <= FEW:
+            counts[first:end] += _unpacked((yield Exchange(rank ^ distance, _packed(counts[first:end]))), end - first)
+            continue
+        halved.append((distance, first, end))
+        middle = (first + end) // 2
+        given = slice(middle, end) if rank & distance == 0 else slice(first, middle)
+        first, end = (first, middle) if rank & distance == 0 else (middle, end)
+        counts[first:end] += _unpacked((yield Exchange(rank ^ distance, _packed(counts[given]))), end - first)
+    for distance, lower, upper in reversed(halved):
+        missing = slice(end, upper) if first == lower else slice(lower, first)
+        theirs = yield Exchange(rank ^ distance, _packed(counts[first:end]))
+        counts[missing] = _unpacked(theirs, missing.stop - missing.start)
+        first, end = lower, upper
+
+
+def _packed(counts: Counts) -> SparseStream:
+    """Counts in as few words as the largest of them lets them have: none if all are zero."""
+    words = -(-len(counts) * np.min_scalar_type(counts.max(initial=0)).itemsize // WORD) if counts.any() else 0
+    told = counts.astype(_dtype(len(counts), words)).tobytes().ljust(words * WORD, b"\0")[: words * WORD]
+    return SparseStream._dense_form(np.frombuffer(told, np.int32), words)
+
+
+def _unpacked(stream: SparseStream, count: int) -> Counts:
+    if stream.extent == 0:
+        return np.zeros(count, np.int64)
+    return np.frombuffer(stream._stored, _dtype(count, stream.extent), count).astype(np.int64)
+
+
+def _dtype(count: int, words: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """The longest integers of which so many fit into so many words."""
+    return next((dtype for dtype in DTYPES if count * dtype.itemsize <= words * WORD), DTYPES[-1])
 
 
 def shared(count: int, most: int, ranks: int) -> Generator[Step, Any, list[int]]:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.exchange import gather_parts, lower_power_of_two
-from sparseallreduce.algorithms.steps import Recv, Send, Step
+from sparseallreduce.algorithms.steps import Exchange, Recv, Send, Step
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["balance_and_gather", "gather_loads", "plan"]
 
+SMALL = 512  # values a rank: four times as many are copied in the time that their header takes to be written and read
 LARGE = 1 / 3  # share of all values from which on a rank is spared in what follows the balancing
 
 
@@ -33,7 +34,7 @@ class Transfer(NamedTuple):
 
 
 def balance_and_gather(
-    chosen: SparseStream, sizes: Sequence[int], rank: int, ranks: int, max_imbalance: float | None
+    chosen: SparseStream, sizes: Sequence[int], k: int, rank: int, ranks: int, max_imbalance: float | None
 ) -> Generator[Step, Any, SparseStream]:
     """The values of all ranks in one stream.
 
@@ -42,34 +43,49 @@ def balance_and_gather(
     chosen : SparseStream
         Of this rank's region; the regions of ranks 0, 1, ... follow each other.
     sizes : sequence of int
-        Of what each rank has chosen.
-    rank, ranks : int
+        Of what each rank has chosen, together k at most.
+    k, rank, ranks : int
     max_imbalance : float or None
         As for :func:`plan`.
     """
-    transfers = plan(sizes, max_imbalance)
+    transfers = plan(sizes, k, max_imbalance)
+    if not transfers and ranks == lower_power_of_two(ranks) and sum(sizes) <= SMALL * ranks:
+        return (yield from _joined_on_the_way(chosen, rank, ranks))
     contents = _contents(sizes, transfers)
     block = yield from _balance(chosen, transfers, contents[rank], rank)
     blocks = yield from gather_parts(block, rank, ranks)
     return _joined(blocks, contents)
 
 
-def plan(sizes: Sequence[int], max_imbalance: float | None) -> list[Transfer]:
+def _joined_on_the_way(block: SparseStream, rank: int, ranks: int) -> Generator[Step, Any, SparseStream]:
+    """The allgatherv of small blocks, by recursive doubling: side by side, their headers would take more bytes than joining them time."""
+    distance = 1
+    while distance < ranks:
+        theirs = yield Exchange(rank ^ distance, block)
+        block = _concatenated([block, theirs] if rank & distance == 0 else [theirs, block])
+        distance *= 2
+    return block
+
+
+def plan(sizes: Sequence[int], k: int, max_imbalance: float | None) -> list[Transfer]:
     """What goes where before the allgatherv; every rank derives the same from the sizes.
 
     Parameters
     ----------
     sizes : sequence of int
+    k : int
+        That the sizes do not exceed together.
     max_imbalance : float or None
         Balance where the largest size is more than so many times the mean (4 in the paper). That alone does not bound what the ranks
         send, because recursive doubling passes on whatever lies together: nor may a rank have to send so much that its share of the
-        bound, less the k values of the split, would be used up. None never balances.
+        bound, less the k values of the split and about 5 P words of counts, would be used up. None never balances.
     """
     ranks, entries = len(sizes), sum(sizes)
     if max_imbalance is None or entries == 0:
         return []
-    # What the busiest rank sends when one rank held all (see _shares), or four fifths of 3 (P - 1)/P - 1.
-    allowed = max(4 * (ranks - 1) / (3 * ranks - 2), 1.6 - 2.4 / ranks) * entries
+    share = (2 - 3 / ranks) * k  # 3 k (P - 1)/P less k
+    least = 4 * (ranks - 1) / (3 * ranks - 2) * entries  # that the busiest rank sends when one rank held all: see _shares
+    allowed = max(least, min(0.8 * share, share - 2.5 * ranks))
     if max(sizes) * ranks <= max_imbalance * entries and gather_loads(sizes).max() <= allowed:
         return []
     return _transfers(sizes, _shares(sizes))

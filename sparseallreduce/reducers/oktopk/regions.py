@@ -15,6 +15,11 @@ from sparseallreduce.streams.partition import boundaries
 
 __all__ = ["averaged", "equal", "rebalanced", "tolerance"]
 
+UNITS = 2**14  # that the index space is divided into where bounds are averaged
+
+NEAR = 16  # a known place is near one wanted if not more than so small a part of a region is between
+
+Gap = tuple[tuple[int, int], tuple[int, int]]  # two known places, with what lies below each
 Bounds = list[int]  # P + 1 of them, from 0 to N, not decreasing: region j is [bounds[j], bounds[j + 1])
 
 
@@ -23,22 +28,36 @@ def equal(size: int, ranks: int) -> Bounds:
     return boundaries(size, ranks)
 
 
-def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
-    """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks."""
+def averaged(indices: NDArray[Any], size: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
+    """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks.
+
+    They travel as lengths of regions in units of N / 16384, which take a byte or two each. What one rank's bounds lose by that is made
+    up for by the others', which round at other places.
+    """
+    unit = max(1, size // UNITS)
     local = np.array(equal(size, ranks)[1:-1], np.int64)
     if len(indices):
         local = indices[np.arange(1, ranks) * len(indices) // ranks].astype(np.int64)
-    summed = yield from total(local, size * ranks, k, rank, ranks)
-    return [0, *(summed // ranks).tolist(), size]
+    rounded = (local + unit * (2 * rank + 1) // (2 * ranks)) // unit
+    summed = yield from total(np.diff(rounded, prepend=0), rank, ranks)
+    return [0, *np.minimum(np.cumsum(summed) * unit // ranks, size).tolist(), size]
 
 
-def tolerance(k: int, ranks: int) -> int:
+def tolerance(k: int, ranks: int, sums: int = 2) -> int:
     """The entries of all ranks that a region may hold, k on average.
 
     A rank then receives so little in the split that with the k entries which it gathers, and the counts that the ranks tell each other,
-    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many.
+    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many, and less where k is small.
+
+    Parameters
+    ----------
+    k, ranks : int
+    sums : int
+        Of P counts, so far: each takes about as many words as there are ranks.
     """
-    return int(k * max(1.2, 1.8 - 2.4 / ranks))
+    evenly = k * max(1.2, 1.8 - 2.4 / ranks)
+    left = k * (2 - 3 / ranks) - (sums + 2) * ranks / 2
+    return int(max(min(evenly, left), k + ranks / 2))
 
 
 def rebalanced(
@@ -47,7 +66,7 @@ def rebalanced(
     """``bounds``, or others if one of their regions holds too much.
 
     The averages of the paper are balanced where the ranks' indices are distributed alike. Where they are not, the ranks count what lies
-    below some more places, most of them where most is unknown, and cut at places that they have counted.
+    below some more places, those where the cuts are expected and some where most is unknown, and cut at places that they have counted.
 
     Parameters
     ----------
@@ -59,32 +78,33 @@ def rebalanced(
     k : int
     rank, ranks : int
     """
-    limit = tolerance(k, ranks)
-    known = yield from _counted(indices, bounds, k, rank, ranks)
-    if average and _fullest(known, bounds) > limit:
-        bounds = yield from averaged(indices, bounds[-1], k, rank, ranks)
-        known |= yield from _counted(indices, bounds, k, rank, ranks)
-    for _ in range(_attempts(k, ranks)):
-        if _fullest(known, bounds) <= limit:
-            break
+    known = yield from _counted(indices, bounds, rank, ranks)
+    sums = 1 if average else 2  # so far
+    if average and _fullest(known, bounds) > tolerance(k, ranks, sums):
+        bounds = yield from averaged(indices, bounds[-1], rank, ranks)
+        known |= yield from _counted(indices, bounds, rank, ranks)
+        sums += 2
+    last = sums + _attempts(k, ranks)
+    while sums < last and _fullest(known, bounds) > tolerance(k, ranks, sums):
         places = _places(known, ranks)
         if known.keys() >= set(places):
             break
-        known |= yield from _counted(indices, places, k, rank, ranks)
+        known |= yield from _counted(indices, places, rank, ranks)
         bounds = _quantiles(known, ranks)
+        sums += 1
     return bounds
 
 
 def _attempts(k: int, ranks: int) -> int:
-    """How often more places are counted: each time takes 2 P words, and the more, the more words there are to lose."""
+    """How often more places are counted: each time takes about P words, and the more, the more words there are to lose."""
     return max(3, min(16, k // (8 * ranks)))
 
 
-def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
+def _counted(indices: NDArray[Any], places: Bounds, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
     """How many indices of all ranks lie below each of the places."""
     below = np.searchsorted(indices, np.array(places[1:-1], indices.dtype))
-    summed = yield from total(np.append(below, len(indices)), k * ranks, k, rank, ranks)
-    return dict(zip(places, [0, *summed.tolist()]))
+    summed = yield from total(np.diff(below, prepend=0, append=len(indices)), rank, ranks)
+    return dict(zip(places, [0, *np.cumsum(summed).tolist()]))
 
 
 def _fullest(known: dict[int, int], bounds: Bounds) -> int:
@@ -106,22 +126,42 @@ def _quantiles(known: dict[int, int], parts: int) -> Bounds:
 
 
 def _places(known: dict[int, int], parts: int) -> Bounds:
-    """Where to count next: at places evenly spread between two known ones, the more, the more lies between beyond what one region takes.
+    """Where to count next: where the cuts would be if entries lay evenly between known places, unless one is known near by; and the rest
+    evenly between two known places, the more, the more lies between beyond what one region takes.
 
     Integers throughout, so that all ranks find the same.
 
     >>> _places({0: 0, 10: 90, 100: 110}, 4)
-    [0, 2, 5, 7, 100]
+    [0, 3, 6, 9, 100]
+    >>> _places({0: 0, 10: 27, 20: 110, 100: 110}, 4)
+    [0, 14, 16, 100]
     """
     gaps = list(pairwise(sorted(known.items())))
+    guesses = _guesses(gaps, parts)
+    places = {0, *guesses, *_spread(gaps, parts, parts - len(guesses)), gaps[-1][1][0]}
+    return sorted(places)
+
+
+def _guesses(gaps: list[Gap], parts: int) -> Bounds:
+    entries, at, guesses = gaps[-1][1][1], 0, []
+    for part in range(1, parts):
+        wanted = part * entries // parts
+        while gaps[at][1][1] < wanted:
+            at += 1
+        (lo, below), (hi, upto) = gaps[at]
+        if hi - lo > 1 and min(wanted - below, upto - wanted) * parts * NEAR > entries:
+            guesses.append(min(hi - 1, lo + 1 + (hi - lo - 1) * (wanted - below) // (upto - below)))
+    return guesses
+
+
+def _spread(gaps: list[Gap], parts: int, count: int) -> Bounds:
     enough = 3 * gaps[-1][1][1] // (4 * parts)  # of entries in one gap, which need not be told apart
     weights = [max(0, upto - below - enough) ** 3 if hi - lo > 1 else 0 for (lo, below), (hi, upto) in gaps]
-    ends = [0, *accumulate(weights)]
-    places, at = [0], 0
-    for part in range(1, parts):
-        wanted = part * ends[-1] // parts
+    ends, places, at = [0, *accumulate(weights)], [], 0
+    for part in range(1, count):
+        wanted = part * ends[-1] // count
         while ends[at + 1] < wanted:
             at += 1
         (lo, _), (hi, _) = gaps[at]
         places.append(lo + (hi - lo) * (wanted - ends[at]) // max(1, weights[at]))
-    return [*places, gaps[-1][1][0]]
+    return places
