@@ -57,7 +57,7 @@ class ThresholdReuse(Selector):
     below the k-th magnitude, the more of it the lower the density. In training a perceptron on digits, a threshold that is 3 % lower
     chooses half as many again at a density of 1 %, and three times as many at 0.1 %, while the k-th magnitude changes by 1 % a step.
     So the slack is controlled by the count: it doubles where fewer than k values reach the threshold, and shrinks by 3 % where
-    more than 2 k do. In that training, there are 1.8 k candidates on average, and one step in 350 takes a second pass.
+    more than 2 k do. In that training, there are 1.8 k candidates on average, and one step in 200 takes a second pass.
 
     Examples
     --------
