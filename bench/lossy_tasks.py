@@ -37,16 +37,23 @@ class Measure(NamedTuple):
 
 
 class Digits:
-    """Two hidden layers, N = 50,826 parameters, 15 steps of 100 samples an epoch; momentum 0.9."""
+    """Two hidden layers, N = 50,826 parameters, 15 steps of 100 samples an epoch."""
 
     name = "perceptron"
-    learning_rate = 0.05
-    settings: dict[str, Any] = {"momentum": 0.9}  # noqa: RUF012 - of the optimisers
 
-    def __init__(self, epochs: int = 40, batch: int = 100, widths: Sequence[int] = (64, 256, 128, 10)) -> None:
+    def __init__(
+        self,
+        epochs: int = 40,
+        batch: int = 100,
+        widths: Sequence[int] = (64, 256, 128, 10),
+        learning_rate: float = 0.05,
+        momentum: float = 0.9,
+    ) -> None:
         self.epochs = epochs
         self.batch = batch
         self.widths = widths
+        self.learning_rate = learning_rate
+        self.settings: dict[str, Any] = {"momentum": momentum}  # of the optimisers
         (self.x, self.y), self.test = digits()
         self.model = Perceptron(widths)
 
@@ -72,12 +79,21 @@ class Logistic:
     """Logistic regression without a penalty on `NAME.svm.bz2` and `NAME.t.svm.bz2` of a folder."""
 
     name = "logistic"
-    learning_rate = 1.0
-    settings: dict[str, Any] = {}  # noqa: RUF012 - of the optimisers
 
-    def __init__(self, folder: Path, features: int, data: str = "phishing_url", epochs: int = 1, batch: int = 500) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        features: int,
+        data: str = "phishing_url",
+        epochs: int = 1,
+        batch: int = 500,
+        learning_rate: float = 1.0,
+        momentum: float = 0.0,
+    ) -> None:
         self.epochs = epochs
         self.batch = batch
+        self.learning_rate = learning_rate
+        self.settings: dict[str, Any] = {"momentum": momentum}  # of the optimisers
         train, test = load(folder / f"{data}.svm.bz2", folder / f"{data}.t.svm.bz2", comm=sar.SERIAL, n_features=features)
         self.x, self.y = train.to_scipy(), np.where(train.labels > 0, 1.0, -1.0)
         self.test = test.to_scipy(), np.where(test.labels > 0, 1.0, -1.0)
@@ -126,7 +142,7 @@ class Step:
 
 
 def replicas(task: Task, kind: type[Optimizer], ranks: int, density: Any, settings: dict[str, Any]) -> list[Optimizer]:
-    """An optimiser for each of P ranks, on parameters of its own."""
+    """An optimiser for each of P ranks, on parameters of its own; ``settings`` and options."""
     own = [{"seed": rank} if kind is optim.ApproximateTopKSGD else {} for rank in range(ranks)]
     return [kind(task.parameters(), task.learning_rate, density, sar.SERIAL, **settings, **own[rank]) for rank in range(ranks)]
 

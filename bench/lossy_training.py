@@ -5,13 +5,15 @@
     python bench/lossy_training.py selection                       values chosen against k (Ok-Topk section 5.2, figures 4 and 6)
     python bench/lossy_training.py record --out gradients.npz      accumulators of a training, for other measurements
 
-Each with --task perceptron, or --task logistic --data FOLDER for the data set `phishing_url` in that folder; the first three with
---json FILE and --plot FILE. P replicas run in one process, on the simulator. See `lossy_tasks.py` for the tasks.
+Each with --task perceptron, or --task logistic --data FOLDER for the data set `phishing_url` in that folder (--set reviews_trigram for
+the other), and with --learning-rate and --momentum; the first three with --json FILE and --plot FILE. P replicas run in one process, on
+the simulator. See `lossy_tasks.py` for the tasks.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -27,15 +29,18 @@ from matplotlib.figure import Figure
 import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.cli.report import environment
-from sparseallreduce.reducers.oktopk.thresholds import select_local
 from sparseallreduce.streams import selection as selectors
 
 FEATURES = {"phishing_url": 3_231_961, "reviews_trigram": 16_777_216}
-#: What is done against the loss of accuracy: DGC's momentum correction, and gTop-k's warm-up of the density.
-HELPED = "helped"
-LOSSY = {name: kind for name, kind in OPTIMISERS.items() if kind is not optim.DenseSGD}
+#: What is done against the loss of accuracy: gTop-k's warm-up of the density in four epochs, and DGC's momentum correction and masking.
+WARM_UP, CORRECTION, MASKING = AIDS = ("warm-up", "correction", "masking")
+#: What becomes of the local choices, of which those of Ok-Topk are by threshold reuse.
+OK_GLOBAL = "Ok-Topk, global"
+LOSSY: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
+    name: (kind, {}) for name, kind in OPTIMISERS.items() if kind is not optim.DenseSGD
+} | {"approximate TopK SGD, at most": (optim.ApproximateTopKSGD, {"form": "at most"})}
 SELECTORS: dict[str, Callable[[int], selectors.Selector]] = {
-    "exact": selectors.ExactTopK,
+    "exact": selectors.NonZeroTopK,
     "threshold reuse": partial(selectors.ThresholdReuse, period=32),
     "Gaussian": selectors.Gaussian,
     "MSTopK": selectors.MSTopK,
@@ -54,6 +59,8 @@ def main() -> None:
 
 def task_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
+        click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="By default 0.9 and 0."),
+        click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="By default 0.05 and 1."),
         click.option("--epochs", type=click.IntRange(min=1), help="By default 40 of the perceptron, 1 of logistic regression."),
         click.option("--batch", type=click.IntRange(min=1), help="Samples a step, of all ranks; by default 100 and 500."),
         click.option("--data", "folder", type=click.Path(exists=True, path_type=Path), help="Folder of the data set."),
@@ -70,12 +77,13 @@ def output_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def task_of(name: str, folder: Path | None, data_set: str, epochs: int | None, batch: int | None, **outputs: Path | None) -> Task:
+def task_of(name: str, folder: Path | None, data_set: str, **options: Any) -> Task:
+    given = {option: options[option] for option in ("epochs", "batch", "learning_rate", "momentum") if options[option] is not None}
     if name == "perceptron":
-        return Digits(epochs or 40, batch or 100)
+        return Digits(**given)
     if folder is None:
         raise click.UsageError(f"--task logistic needs --data, the folder of {data_set}.svm.bz2")
-    return Logistic(folder, FEATURES[data_set], data_set, epochs or 1, batch or 500)
+    return Logistic(folder, FEATURES[data_set], data_set, **given)
 
 
 def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -87,27 +95,33 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
 @output_options
 @click.option("--ranks", default="4,8", show_default=True)
 @click.option("--densities", default="0.01,0.001", show_default=True)
-@click.option("--helped", is_flag=True, help="Also with momentum correction, and four epochs in which the density warms up.")
-def convergence(ranks: str, densities: str, helped: bool, **shared: Any) -> None:
+@click.option("--ways", default="plain", show_default=True, help=f"Such as plain,{WARM_UP},{WARM_UP}+{CORRECTION}+{MASKING}.")
+@click.option("--optimisers", type=re.compile, default="", help="Those whose names a regular expression finds; all by default.")
+def convergence(ranks: str, densities: str, ways: str, optimisers: re.Pattern[str], **shared: Any) -> None:
     """Final loss and accuracy of every optimiser after as many steps as dense SGD."""
     task = task_of(**shared)
     results: Results = {}
     for size in numbers(ranks, int):
-        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, size, 1.0, False))
+        dense = results[f"P = {size}: dense SGD"] = list(epochs_of(task, optim.DenseSGD, {}, size, 1.0, ""))
         report(f"P = {size}: dense SGD", dense, dense)
         for density in numbers(densities, float):
-            for optimiser, kind in LOSSY.items():
-                for way in ("", f", {HELPED}") if helped else ("",):
-                    key = f"P = {size}, density {density:g}: {optimiser}{way}"
-                    results[key] = list(epochs_of(task, kind, size, density, bool(way)))
+            for optimiser in filter(optimisers.search, LOSSY):
+                for way in ways.split(","):
+                    key = f"P = {size}, density {density:g}: {optimiser}, {way}"
+                    results[key] = list(epochs_of(task, *LOSSY[optimiser], size, density, way))
                     report(key, results[key], dense)
     write(shared, "convergence", task, results, draw_convergence)
 
 
-def epochs_of(task: Task, kind: type[optim.Optimizer], ranks: int, density: float, helped: bool) -> Iterable[Measure]:
-    settings, schedule = task.settings, density
-    if helped:
-        settings = settings | {"momentum_correction": bool(settings.get("momentum"))}
+def epochs_of(
+    task: Task, kind: type[optim.Optimizer], options: dict[str, Any], ranks: int, density: float, way: str
+) -> Iterable[Measure]:
+    settings, schedule, aids = task.settings | options, density, way.split("+")
+    if unknown := set(aids) - {*AIDS, "plain", ""}:
+        raise click.UsageError(f"a way is plain, or some of {', '.join(AIDS)} with a plus sign between them, not {'+'.join(unknown)}")
+    if CORRECTION in aids:
+        settings |= {"momentum_correction": True, "momentum_masking": MASKING in aids}
+    if WARM_UP in aids:
         schedule = optim.DensityWarmup(density, task.epoch_steps, tuple(max(density, share) for share in (0.25, 0.0725, 0.015, 0.004)))
     return training(task, replicas(task, kind, ranks, schedule, settings))
 
@@ -115,7 +129,7 @@ def epochs_of(task: Task, kind: type[optim.Optimizer], ranks: int, density: floa
 def report(key: str, measures: Sequence[Measure], dense: Sequence[Measure]) -> None:
     loss, accuracy = measures[-1]
     beside = f"{loss / dense[-1].loss:6.2f} times the loss of dense SGD, accuracy {accuracy - dense[-1].accuracy:+.4f}"
-    print(f"{key:55} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
+    print(f"{key:80} loss {loss:.5f}, test accuracy {accuracy:.4f}: {beside}", flush=True)
 
 
 def draw_convergence(results: Results, figure: Figure) -> None:
@@ -180,17 +194,23 @@ def draw_xi(results: Results, figure: Figure) -> None:
 @task_options
 @output_options
 @click.option("--ranks", default=4, show_default=True)
-@click.option("--density", default=0.01, show_default=True)
-def selection(ranks: int, density: float, **shared: Any) -> None:
-    """How many values every selector chooses from the accumulators of training with Ok-Topk SGD, against k."""
+@click.option("--densities", default="0.01,0.001", show_default=True)
+def selection(ranks: int, densities: str, **shared: Any) -> None:
+    """How many values every selector chooses from the accumulators of training with Ok-Topk SGD, against k.
+
+    Or against the number of values that are not zero, where that is lower; zeros that fill up a choice do not count.
+    """
     task = task_of(**shared)
-    results = chosen_values(task, ranks, density)
-    print(f"{'selector':20}{'values / k: mean':>18}{'least':>8}{'most':>8}{'mean deviation':>16}{'of the exact choice':>21}")
-    for selector, row in results["selectors"].items():
-        counts = np.array(row["counts"]) / results["k"]
-        row |= {"mean_deviation": float(np.abs(counts - 1).mean()), "mean_overlap": float(np.mean(row["overlaps"]))}
-        spread = f"{counts.mean():18.3f}{counts.min():8.3f}{counts.max():8.3f}{row['mean_deviation']:16.2%}"
-        print(f"{selector:20}{spread}{row['mean_overlap']:21.2%}", flush=True)
+    results: Results = {}
+    for density in numbers(densities, float):
+        key = f"P = {ranks}, density {density:g}"
+        found = results[key] = chosen_values(task, ranks, density)
+        print(f"{key:26}{'values / k: mean':>18}{'least':>8}{'most':>8}{'mean deviation':>16}{'of the exact choice':>21}")
+        for selector, row in found["selectors"].items():
+            counts = np.array(row["chosen"])
+            row |= {"mean_deviation": float(np.abs(counts - 1).mean()), "mean_overlap": float(np.mean(row["overlaps"]))}
+            spread = f"{counts.mean():18.3f}{counts.min():8.3f}{counts.max():8.3f}{row['mean_deviation']:16.2%}"
+            print(f"{selector:26}{spread}{row['mean_overlap']:21.2%}", flush=True)
     write(shared, "selection", task, results, draw_selection)
 
 
@@ -200,45 +220,34 @@ def chosen_values(task: Task, ranks: int, density: float) -> Results:
     size = sum(parameter.size for parameter in optimizers[0].parameters)
     k = round(density * size)
     ours = {name: [make(k) for _ in range(ranks)] for name, make in SELECTORS.items()}
-    local = [LocalOfOkTopk(k) for _ in range(ranks)]
-    rows: Results = {name: {"counts": [], "overlaps": []} for name in [*SELECTORS, "Ok-Topk, local", "Ok-Topk, global"]}
+    rows: Results = {name: {"chosen": [], "overlaps": []} for name in [*SELECTORS, OK_GLOBAL]}
 
-    def note(name: str, found: Array, exact: Array) -> None:
-        rows[name]["counts"].append(len(found))
-        rows[name]["overlaps"].append(len(np.intersect1d(found, exact, assume_unique=True)) / k)
+    def note(name: str, found: sar.SparseStream, exact: Array) -> None:
+        indices = found.indices[found.values != 0]
+        rows[name]["chosen"].append(len(indices) / len(exact))
+        rows[name]["overlaps"].append(len(np.intersect1d(indices, exact, assume_unique=True)) / len(exact))
 
     def before(step: Step) -> None:
-        for rank, accumulator in enumerate(step.accumulators()):
+        accumulators = step.accumulators()
+        for rank, accumulator in enumerate(accumulators):
             exact = ours["exact"][rank](accumulator).indices
             for name, each in ours.items():
-                note(name, each[rank](accumulator).indices, exact)
-            note("Ok-Topk, local", local[rank](accumulator), exact)
-        wanted[:] = [selectors.ExactTopK(k)(np.mean(step.accumulators(), axis=0)).indices]
+                note(name, each[rank](accumulator), exact)
+        wanted[:] = [selectors.NonZeroTopK(k)(np.mean(accumulators, axis=0)).indices]
 
     wanted: list[Array] = []
-    list(training(task, optimizers, before, lambda step: note("Ok-Topk, global", step.out[0].outputs[0].indices, wanted[0])))
+    list(training(task, optimizers, before, lambda step: note(OK_GLOBAL, step.out[0].outputs[0], wanted[0])))
     return {"k": k, "ranks": ranks, "size": size, "selectors": rows}
 
 
-class LocalOfOkTopk:
-    """The selection that Ok-Topk's ranks make: thresholds are reused for 32 steps, unless far too few values reach one."""
-
-    def __init__(self, k: int) -> None:
-        self.k, self.steps, self.threshold = k, 0, 0.0
-
-    def __call__(self, accumulator: Array) -> Array:
-        found, self.threshold = select_local(accumulator, None, self.k, self.threshold if self.steps % 32 else None)
-        self.steps += 1
-        return found.indices
-
-
 def draw_selection(results: Results, figure: Figure) -> None:
-    axes = figure.subplots()
-    for name, row in results["selectors"].items():
-        of_ranks = 1 if name == "Ok-Topk, global" else results["ranks"]
-        axes.plot(np.array(row["counts"]).reshape(-1, of_ranks).mean(1), label=name)
-    axes.axhline(results["k"], color="black", linestyle=":", label="k")
-    axes.set(xlabel="steps", ylabel="values chosen", yscale="log")
+    figure.set_size_inches(6 * len(results), 4.5)
+    for axes, (key, found) in zip(np.ravel(figure.subplots(1, len(results), sharey=True)), results.items()):
+        for name, row in found["selectors"].items():
+            of_ranks = 1 if name == OK_GLOBAL else found["ranks"]
+            axes.plot(np.array(row["chosen"]).reshape(-1, of_ranks).mean(1), label=name)
+        axes.axhline(1, color="black", linestyle=":", label="k")
+        axes.set(title=key, xlabel="steps", ylabel="values chosen / k", yscale="log")
     axes.legend(fontsize="small")
 
 
@@ -265,7 +274,8 @@ def record(ranks: int, density: float, every: int, out: Path, **shared: Any) -> 
 def write(shared: dict[str, Any], command: str, task: Task, results: Results, draw: Callable[[Results, Figure], None]) -> None:
     """Results as JSON, and as a picture, where they are wanted."""
     json_path, plot_path = shared["json_path"], shared["plot_path"]
-    about = {"command": command, "task": task.name, "epochs": task.epochs, "batch": task.batch, "learning_rate": task.learning_rate}
+    about = {"command": command, "task": task.name, "epochs": task.epochs, "batch": task.batch}
+    about |= {"learning_rate": task.learning_rate, **task.settings}
     if json_path is not None:
         json_path.write_text(json.dumps({**about, "environment": environment(sar.SERIAL), "results": results}, indent=1) + "\n")
     if plot_path is not None:

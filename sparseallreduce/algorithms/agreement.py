@@ -18,9 +18,9 @@ from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["Agreed", "Intent", "agree", "common_error"]
+__all__ = ["RECORD", "Agreed", "Intent", "agree", "common_error", "digest_of"]
 
-_RECORD = struct.Struct("<?B6xQq")  # whether all is well, flags, digest of the terms, entries
+RECORD = struct.Struct("<?B6xQq")  # whether all is well, flags, digest of the terms, entries
 _TEXT_BYTES = 1024
 
 
@@ -71,16 +71,16 @@ def agree(
         if intent.error is not None:
             raise common_error([intent.said()])
         return Agreed((intent.entries,), (payload,), flags)
-    digest = _digest(intent.terms)
-    ours = _RECORD.pack(intent.error is None, flags, digest, intent.entries)
+    digest = digest_of(intent.terms)
+    ours = RECORD.pack(intent.error is None, flags, digest, intent.entries)
     said: list[bytes] = yield Share(ours, payload, room)
     entries, payloads, common, alike = [], [], flags, intent.error is None
     for message in said:
-        well, theirs, of_theirs, count = _RECORD.unpack_from(message)
+        well, theirs, of_theirs, count = RECORD.unpack_from(message)
         alike = alike and well and of_theirs == digest
         common &= theirs
         entries.append(count)
-        payloads.append(message[_RECORD.size :])
+        payloads.append(message[RECORD.size :])
     if alike:
         return Agreed(tuple(entries), tuple(payloads), common)
     texts: Sequence[bytes] = yield Share(_text(intent))
@@ -115,7 +115,8 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
 
 
 @lru_cache(maxsize=256)
-def _digest(terms: tuple[tuple[str, str], ...]) -> int:
+def digest_of(terms: tuple[tuple[str, str], ...]) -> int:
+    """What stands for the terms of an intent in eight bytes."""
     return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest(), "little")
 
 

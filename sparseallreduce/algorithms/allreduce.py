@@ -15,17 +15,17 @@ from sparseallreduce.algorithms.choose import choose
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
-from sparseallreduce.streams import memory
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Call", "allreduce", "make_call", "operation"]
+__all__ = ["PACKED", "READY", "Call", "allreduce", "expects_dense", "make_call", "operation", "packed", "room", "unpacked"]
 
-# What travels with the agreement: up to 8 KiB of a rank at P = 2, and 1 KiB at P = 16, above which only words are exchanged.
-_ROOM = 1 << 14
+# What travels with the agreement: up to 4,000 bytes of a rank at P = 2, and 500 at P = 16, above which only words are exchanged. The
+# MPI libraries send messages of 4 KiB at once, longer ones in part only when the receiver has answered.
+_ROOM = 8000
 _ROOM_RANKS = 16
-_PACKED, _READY = 1, 2  # flags: the stream travels with the agreement; this rank can enter the dense allreduce at once
+PACKED, READY = 1, 2  # flags of the agreement: the stream travels with the agreement; this rank can enter the dense allreduce at once
 
 
 class Call(NamedTuple):
@@ -74,21 +74,19 @@ def operation(
         Whether this rank may block.
     """
     if call is None or ranks == 1:
-        entries, _, _ = yield from agree(intent, rank, ranks, room=_room(ranks))
+        entries, _, _ = yield from agree(intent, rank, ranks, room=room(ranks))
         assert call is not None
         return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
     reduction = Reduction(call.op, call.switch_density)
-    payload = _packed(call, _room(ranks))
-    flags, ready = _PACKED * (payload is not None), None
-    if patient and payload is None and _expects_dense(call, ranks, reduction, machine):
-        stream = reduction.enter(call.stream)
-        stream = stream if stream.is_dense else reduction.densify(stream)
-        flags, ready = _READY, (stream, memory.empty(stream._stored.shape, stream.dtype))
-    entries, payloads, common = yield from agree(intent, rank, ranks, payload or b"", _room(ranks), flags)
-    if common & _PACKED:
-        return reduction.leave(reduction.many(_unpacked(payloads, entries, call.stream, reduction)))
-    if ready is not None and common & _READY:
-        return reduction.leave((yield DenseAllreduce(ready[0], call.op, ready[1])))
+    payload = packed(call, room(ranks))
+    flags, ready = PACKED * (payload is not None), None
+    if patient and payload is None and expects_dense(call, ranks, reduction, machine):
+        flags, ready = READY, reduction.densify(reduction.enter(call.stream))
+    entries, payloads, common = yield from agree(intent, rank, ranks, payload or b"", room(ranks), flags)
+    if common & PACKED:
+        return reduction.leave(reduction.many(unpacked(payloads, entries, call.stream, reduction)))
+    if ready is not None and common & READY:
+        return reduction.leave((yield DenseAllreduce(ready, call.op, soon=True)))
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
 
@@ -107,12 +105,12 @@ def _chosen(call: Call, entries: Sequence[int], reduction: Reduction, machine: M
     return choose(call.stream, entries, reduction, call.machine or machine or Machine())
 
 
-def _room(ranks: int) -> int:
+def room(ranks: int) -> int:
     """The most bytes of a stream that travel with the agreement."""
     return _ROOM // ranks if ranks <= _ROOM_RANKS else 0
 
 
-def _packed(call: Call, room: int) -> bytes | None:
+def packed(call: Call, room: int) -> bytes | None:
     """The stream as it travels with the agreement: its values, and behind them its indices unless it is dense."""
     stream = call.stream
     if call.algorithm != AUTO or stream.nbytes > room:
@@ -123,31 +121,37 @@ def _packed(call: Call, room: int) -> bytes | None:
     return stream._array.tobytes() if call.op.is_sum else None
 
 
-def _unpacked(
+def unpacked(
     payloads: Sequence[bytes], entries: Sequence[int], ours: SparseStream, reduction: Reduction
 ) -> list[SparseStream]:
-    """The streams of all ranks, of the kind of ``ours`` and with that many entries each."""
+    """The streams of all ranks, :func:`packed`: of the kind of ``ours`` and with that many entries each."""
     stored, size, density = ours._stored, ours.size, reduction.switch_density
     dtype, shape, indices_of = stored.dtype, stored.shape[1:], index_dtype(size)
     limit, row = reduction.limit(ours), dtype.itemsize * (ours.width or 1)
     streams = []
-    for packed, count in zip(payloads, entries, strict=True):
-        values = np.frombuffer(packed, dtype, count * row // dtype.itemsize)
+    for payload, count in zip(payloads, entries, strict=True):
+        values = np.frombuffer(payload, dtype, count * row // dtype.itemsize)
         if shape:
             values = values.reshape(count, *shape)
-        if len(packed) == count * row and count:
+        if len(payload) == count * row and count:
             stream = SparseStream._dense_form(values, size, density=density)
         else:
-            stream = SparseStream._sparse_form(np.frombuffer(packed, indices_of, count, count * row), values, size, density=density)
+            stream = SparseStream._sparse_form(np.frombuffer(payload, indices_of, count, count * row), values, size, density=density)
             if count > limit:
                 stream = reduction.densify(stream)
         streams.append(stream)
     return streams
 
 
-def _expects_dense(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> bool:
-    """Whether the dense algorithm is chosen if all ranks have as many entries as this one, and takes MPI's own sum."""
-    return call.op.is_sum and _chosen(call, [call.stream.stored] * ranks, reduction, machine) == "dense"
+def expects_dense(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> bool:
+    """Whether the dense algorithm is chosen if all ranks have as many entries as this one, and takes MPI's own sum.
+
+    It then begins at once, while an operation with messages of its own is set up in the time that two of them take.
+    """
+    if not call.op.is_sum or call.algorithm not in (AUTO, "dense"):
+        return False
+    entries, known = [call.stream.stored] * ranks, call.machine or machine or Machine()
+    return call.algorithm == "dense" or choose(call.stream, entries, reduction, known, 2 * known.alpha) == "dense"
 
 
 @lru_cache(maxsize=256)

@@ -32,10 +32,11 @@ _CANDIDATES = (
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
 
 
-def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine) -> str:
+def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine, head_start: float = 0.0) -> str:
     """The name of the algorithm for streams like ``stream`` with ``entries[r]`` entries on rank r.
 
-    The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine.
+    The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine. The dense
+    algorithm has a ``head_start``, in seconds, over those that send messages of their own.
     """
     problem = Problem(
         entries=_rounded(sum(entries) / len(entries)),
@@ -45,12 +46,12 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
         index_bytes=index_dtype(stream.size).itemsize,
         switch_density=reduction.switch_density,
     )
-    return _best(problem, machine)
+    return _best(problem, machine, head_start)
 
 
 @lru_cache(maxsize=4096)
-def _best(problem: Problem, machine: Machine) -> str:
-    times = {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
+def _best(problem: Problem, machine: Machine, head_start: float) -> str:
+    times = {name: predicted_time(name, problem, machine) + (head_start if name != "dense" else 0.0) for name in _CANDIDATES}
     best = min(_CANDIDATES, key=times.__getitem__)
     return best if times[best] <= machine.trust * times["dense"] else "dense"
 

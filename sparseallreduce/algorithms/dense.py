@@ -19,7 +19,7 @@ def dense(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> 
 
     Latency 2 log2(P) alpha, bandwidth 2 (P - 1)/P N beta with Rabenseifner's algorithm (thesis table 3.1).
     """
-    result: SparseStream = yield DenseAllreduce(stream if stream.is_dense else reduction.densify(stream), reduction.op)
+    result: SparseStream = yield DenseAllreduce(reduction.densify(stream), reduction.op)
     return result
 
 

@@ -52,17 +52,25 @@ from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire
+from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
     "INLINE_BYTES",
     "PIECE_BYTES",
+    "PREFIX",
+    "Begun",
     "Channel",
     "Operation",
     "alone",
+    "at_ease",
     "carry_out",
+    "failed",
     "finish",
+    "has_native_sum",
+    "outcome",
+    "over_soon",
     "progress",
     "progress_thread",
     "takes_collective",
@@ -74,7 +82,7 @@ __all__ = [
 INLINE_BYTES = 1 << 14
 PIECE_BYTES = 1 << 30  # a part goes out in pieces of this size, since MPI counts in 32 bits before version 4
 _ABORT = b"SARX"  # in place of a stream: the sender has given up, and says why
-_PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
+PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
@@ -88,6 +96,7 @@ Bytes = NDArray[np.uint8]
 _lock = threading.RLock()
 _active: list[Operation] = []
 _channels: list[Channel] = []
+_preparing: list[Channel] = []  # those of them that are not ready
 _NO_TRACES: list[Trace] = []
 
 
@@ -134,16 +143,20 @@ class Channel:
         self.crowded = False  # whether ranks outnumber cores on this host
         self.number = 0
         self.in_flight: list[Operation] = []
+        self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
         # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
         self.messages, request = comm.Idup()
         self._preparation = self._prepare(request)
         _channels.append(self)
+        _preparing.append(self)
 
     def advance(self) -> None:
         """Move the preparation on."""
         with _lock:
             if not self.ready:
                 self.ready = next(self._preparation, True)
+                if self.ready:
+                    _preparing.remove(self)
 
     def _prepare(self, duplicated: MPI.Request) -> Generator[bool, None, None]:
         """Yield False until everything is there."""
@@ -180,7 +193,7 @@ class Channel:
         self.collectives.Free()
 
 
-class _Begun(NamedTuple):
+class Begun(NamedTuple):
     """Where an operation stands in its first step, or behind it."""
 
     tag: int
@@ -206,8 +219,8 @@ class Operation:
         Whether other ranks may be inside a collective of MPI when this operation fails.
     own : bool
         Whether it belongs to the preparation of the channel, which other operations wait for.
-    begun : _Begun, optional
-        How far :func:`carry_out` has come with it.
+    begun : Begun, optional
+        How far it has come without this object.
     """
 
     def __init__(
@@ -218,7 +231,7 @@ class Operation:
         counted: bool = True,
         collective: Callable[[], bool] = lambda: True,
         own: bool = False,
-        begun: _Begun | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self.channel = channel
         self.schedule = schedule
@@ -412,12 +425,11 @@ class Operation:
         array = step.stream._stored
         if isinstance(step, DenseAllreduce):
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
-            if step.out is not None:
-                self.received = step.out
-                channel.collectives.Allreduce(array, step.out, MPI.SUM)
+            self.received = array
+            if step.soon:
+                channel.collectives.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
                 return []
-            self.received = memory.empty(array.shape, array.dtype)
-            return [channel.collectives.Iallreduce(array, self.received, MPI.SUM)]
+            return [channel.collectives.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)]
         raw, blocks = self._raw_blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
         return [channel.collectives.Iallgatherv(raw, [self.received.reshape(-1).view(raw.dtype), lengths, places, _typed(raw)])]
@@ -517,9 +529,9 @@ _farewells: list[Any] = []
 
 def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MPI.Request], Bytes]:
     """Tell all ranks what ``step`` says; what they say comes into the rows of the array."""
-    length = _PREFIX.size + len(step.record) + step.room
+    length = PREFIX.size + len(step.record) + step.room
     rows = np.empty((channel.ranks, length), np.uint8)
-    ours = _PREFIX.pack(channel.sound, len(step.payload)) + step.record + step.payload
+    ours = PREFIX.pack(channel.sound, len(step.payload)) + step.record + step.payload
     if first and channel.ranks > _DIRECT_RANKS:
         # Goes out as the operation starts, in the order of the calls, which is that of all ranks.
         padded = np.frombuffer(ours.ljust(length, b"\0"), np.uint8)
@@ -529,11 +541,11 @@ def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MP
 
 def _heard(step: Share, rows: Bytes) -> tuple[list[bytes], bool]:
     """What the ranks have said, and whether the channel is sound on all of them."""
-    said, all_sound, record, length = [], True, _PREFIX.size + len(step.record), rows.shape[1]
+    said, all_sound, record, length = [], True, PREFIX.size + len(step.record), rows.shape[1]
     text = rows.data.cast("B")
     for at in range(0, len(text), length):
-        sound, payload = _PREFIX.unpack_from(text, at)
-        said.append(bytes(text[at + _PREFIX.size : at + record + payload]))
+        sound, payload = PREFIX.unpack_from(text, at)
+        said.append(bytes(text[at + PREFIX.size : at + record + payload]))
         all_sound = all_sound and sound
     return said, all_sound
 
@@ -561,9 +573,14 @@ def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
 def _is_native(step: DenseAllreduce | DenseAllgather) -> bool:
     """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
     stream = step.stream
-    if stream._present is not None or stream.size * (stream.width or 1) > _COUNT_LIMIT:
+    if stream._present is not None or stream._stored.size > _COUNT_LIMIT:
         return False
-    return isinstance(step, DenseAllgather) or (step.op.is_sum and stream.dtype in _MPI_TYPES)
+    return isinstance(step, DenseAllgather) or has_native_sum(step.op, stream.dtype, stream._stored.size)
+
+
+def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
+    """Whether MPI reduces ``count`` values of this type by this operator."""
+    return op.is_sum and dtype in _MPI_TYPES and count <= _COUNT_LIMIT
 
 
 def _typed(array: NDArray[Any]) -> MPI.Datatype:
@@ -573,16 +590,15 @@ def _typed(array: NDArray[Any]) -> MPI.Datatype:
 def progress() -> None:
     """Move every operation in flight on this rank as far as it goes now."""
     with _lock:
-        for channel in _channels:
-            if not channel.ready:
-                channel.advance()
+        for channel in tuple(_preparing):
+            channel.advance()
         for operation in tuple(_active):
             operation.advance()
 
 
 def alone() -> bool:
     """Whether there is at most one operation in flight on this rank, and nothing being prepared."""
-    return len(_active) <= 1 and all(channel.ready for channel in _channels)
+    return len(_active) <= 1 and not _preparing
 
 
 def finish(operation: Operation) -> None:
@@ -594,47 +610,53 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
     """The result of an operation that this rank waits for; parameters and exceptions are those of :class:`Operation`.
 
     That object, which can wait among others, is made only where there is more to wait for than what the ranks tell each other
-    first: for little data it would take half of the time.
+    first: for little data it would take half of the time. See also :mod:`~sparseallreduce.runtime.short`.
     """
-    begun = None
-    if channel.ready and channel.ranks <= _DIRECT_RANKS and not _active and not traces:
-        finished, result, begun = _begin(channel, schedule())
-        if finished:
-            return result
-        schedule = lambda: result  # noqa: E731
-    operation = Operation(channel, schedule, entries, collective=collective, begun=begun)
-    finish(operation)
-    if operation.error is not None:
-        raise operation.error
-    return operation.result
-
-
-def _begin(channel: Channel, steps: Schedule) -> tuple[bool, Any, _Begun]:
-    """Take the first step, and whatever can follow at once.
-
-    Returns whether that was all, then the result, or else the schedule of what is left, and where it stands.
-    """
-    begun = _Begun(channel.next_tag())
+    if not at_ease(channel):
+        return outcome(Operation(channel, schedule, entries, collective=collective))
+    steps, begun = schedule(), Begun(channel.next_tag())
     try:
         share = steps.send(None)
         assert isinstance(share, Share)
         requests, rows = _tell(share, channel, begun.tag, first=True)
-        for _ in range(_FIRST_SPINS):
-            if MPI.Request.Testall(requests):
-                break
+        if over_soon(requests):
+            said, sound = _heard(share, rows)
+            begun = Begun(begun.tag, native=sound)
+            steps = _resumed(steps.send(said), steps)
         else:
-            return False, steps, _Begun(begun.tag, share, requests, rows)
-        said, sound = _heard(share, rows)
-        begun = _Begun(begun.tag, native=sound)
-        step = steps.send(said)
-        if sound and isinstance(step, DenseAllreduce) and step.out is not None and _is_native(step):
-            channel.collectives.Allreduce(step.stream._stored, step.out, MPI.SUM)
-            step = steps.send(SparseStream._dense_form(step.out, step.stream.size, density=step.stream.switch_density))
-        return False, _resumed(step, steps), begun
+            begun = Begun(begun.tag, share, requests, rows)
     except StopIteration as stop:
-        return True, stop.value, begun
+        return stop.value
     except Exception as error:
-        return False, _failed(error), begun
+        steps = failed(error)
+    return outcome(Operation(channel, lambda: steps, entries, collective=collective, begun=begun))
+
+
+def at_ease(channel: Channel) -> bool:
+    """Whether an operation on this channel can be carried out without an object of its own: nobody counts, nothing is in flight."""
+    return channel.ready and channel.ranks <= _DIRECT_RANKS and not _active and not traces
+
+
+def over_soon(requests: list[MPI.Request]) -> bool:
+    """Whether the requests are done, or within the time that a small message takes."""
+    for _ in range(_FIRST_SPINS):  # noqa: SIM110, a generator would double what a poll takes
+        if MPI.Request.Testall(requests):
+            return True
+    return False
+
+
+def outcome(operation: Operation) -> Any:
+    """The result of an operation, when it is done.
+
+    Raises
+    ------
+    SparseAllreduceError
+        If the operation failed, on all ranks the same.
+    """
+    finish(operation)
+    if operation.error is not None:
+        raise operation.error
+    return operation.result
 
 
 def _resumed(step: Step, steps: Schedule) -> Schedule:
@@ -647,7 +669,7 @@ def _resumed(step: Step, steps: Schedule) -> Schedule:
         return result
 
 
-def _failed(error: Exception) -> Schedule:
+def failed(error: Exception) -> Schedule:
     """What is left of a schedule that has raised."""
     raise error
     yield

@@ -75,7 +75,24 @@ def allreduce(
     >>> sar.allreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).values
     array([2.])
     """
-    result: SparseStream = _start(stream, comm, op, algorithm, options, blocking=True).wait()
+    if type(algorithm) is str and algorithm == AUTO and not options:
+        result = _briefly(stream, comm, op)
+        if result is not None:
+            return result
+    return _start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
+
+
+def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
+    """The result if the operation can take :mod:`~sparseallreduce.runtime.short`, else None."""
+    if _short is None or type(stream) is not SparseStream or type(op) is not str:
+        return None
+    comm = world() if comm is None else comm
+    if not isinstance(comm, _short.MPI.Intracomm) or not comm:
+        return None
+    channel = comm.Get_attr(_attribute()[0])
+    if channel is None or not _engine().at_ease(channel):
+        return None
+    result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending and not channel.crowded and _engine().alone())
     return result
 
 
@@ -184,6 +201,7 @@ class Request:
         return self._result
 
 
+_short: ModuleType | None = None  # imported with the first channel
 _pending: WeakSet[Request] = WeakSet()  # requests that nobody has seen complete yet
 
 
@@ -335,6 +353,9 @@ def _channel(comm: MPI.Intracomm) -> Channel:
     keyval, make = _attribute()
     channel: Any = comm.Get_attr(keyval)
     if channel is None:
+        global _short
+        from sparseallreduce.runtime import short as _short
+
         channel = make(comm)
         comm.Set_attr(keyval, channel)
     found: Channel = channel

@@ -2,6 +2,7 @@
 
 import random
 import time
+from contextlib import nullcontext
 from unittest import mock
 
 import numpy as np
@@ -133,6 +134,23 @@ def case_every_rank_holds_the_same_bits(comm, algorithm):
             inputs = Inputs(comm.size, size, dtype, seed=seed, entries=entries)
             requests.append(sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm))
     same_everywhere(comm, *sar.Request.waitall(requests))
+
+
+@each(where=["counted", "late", "waiting"], entries=[20, 1500, 8000])
+def case_ranks_that_go_different_ways_get_the_same_bits(comm, where, entries):
+    """One rank is counted, comes late, or has a request in flight, and so cannot take the short way of a blocking operation."""
+    inputs = Inputs(comm.size, 10_000, "float32", entries=entries)
+    stream = inputs.stream(comm.rank)
+    for apart in range(comm.size):
+        pending = sar.iallreduce(stream, comm)
+        if comm.rank != apart or where != "waiting":
+            pending.wait()  # for which the one that is waiting moves on in the next operation
+        if comm.rank == apart and where == "late":
+            time.sleep(2e-3)
+        with sar.trace() if comm.rank == apart and where == "counted" else nullcontext():
+            result = sar.allreduce(stream, comm)
+        inputs.check(result)
+        same_everywhere(comm, result, pending.wait())
 
 
 @each(algorithm=sar.algorithms())

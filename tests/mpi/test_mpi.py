@@ -11,7 +11,7 @@ from mpi_launch import launcher, mpi_run
 
 HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
-SMOKE_RANKS = (3, 4)  # for the other MPI library: one number of ranks that is a power of two and one that is not
+SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
 
 
 def all_cases() -> list[Case]:

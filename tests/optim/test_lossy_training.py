@@ -20,9 +20,9 @@ def run(*arguments):
 @pytest.mark.parametrize(
     "command,options,said",
     [
-        ("convergence", ("--ranks", 2, "--densities", 0.01, "--helped"), "MSTopK SGD, helped"),
+        ("convergence", ("--ranks", 2, "--densities", 0.01, "--ways", "plain,warm-up+correction"), "MSTopK SGD, warm-up+correction"),
         ("assumption", ("--ranks", 3, "--densities", 0.01), "xi by tenths of the training"),
-        ("selection", ("--ranks", 2), "Ok-Topk, global"),
+        ("selection", ("--ranks", 2, "--densities", 0.01), "Ok-Topk, global"),
     ],
 )
 def test_a_measurement_is_printed_written_and_drawn(command, options, said, tmp_path):

@@ -15,8 +15,9 @@ from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_
 from sparseallreduce.reducers.oktopk.gather import balance_and_gather
 from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
 from sparseallreduce.reducers.oktopk.split import split_and_reduce
-from sparseallreduce.reducers.oktopk.thresholds import select_global, select_local
+from sparseallreduce.reducers.oktopk.thresholds import select_global
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.selection import Reuse, choose_reusing
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["OkTopk"]
@@ -27,7 +28,8 @@ class History(NamedTuple):
 
     ranks: int = 0
     operations: int = 0  # with so many ranks
-    local_threshold: float | None = None
+    local_threshold: float = 0.0
+    local_slack: float = Reuse().slack
     global_threshold: float | None = None
     bounds: tuple[int, ...] = ()  # of the regions
 
@@ -131,16 +133,16 @@ class OkTopk(Reducer):
             return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
         history = self._history if self._history.ranks == ranks else History(ranks)
         reused = history.operations % self.threshold_period != 0
-        mine, local_threshold = select_local(accumulator, gradient, self.k, history.local_threshold, reused)
-        indices, _ = mine._entries()
+        reuse = Reuse(history.local_threshold if reused else 0.0, history.local_slack)
+        indices, values, local = choose_reusing(accumulator, gradient, self.k, reuse)
         bounds = yield from self._regions(indices, history, rank, ranks)
-        region = yield from split_and_reduce(mine, bounds, rank, ranks, self.reduction, self.bucket)
+        region = yield from split_and_reduce(_stream(indices, values, self.size), bounds, rank, ranks, self.reduction, self.bucket)
         threshold = history.global_threshold if reused else None
         chosen, sizes, global_threshold = yield from select_global(region, self.k, threshold, rank, ranks)
         update = yield from balance_and_gather(chosen, sizes, self.k, rank, ranks, self.max_imbalance)
         contributed = indices[kernels.shared(indices, update._entries()[0])[0]]
         result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
-        self._history = History(ranks, history.operations + 1, local_threshold, global_threshold, tuple(bounds))
+        self._history = History(ranks, history.operations + 1, *local, global_threshold, tuple(bounds))
         return result
 
     def _regions(self, indices: Array, history: History, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
@@ -153,6 +155,7 @@ class OkTopk(Reducer):
 
 
 def _stream(indices: Array, values: Array, size: int) -> SparseStream:
+    """Sparse whatever its density: it is cut into regions of which each takes its own form."""
     return SparseStream._sparse_form(indices, values, size)
 
 

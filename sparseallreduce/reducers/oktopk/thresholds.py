@@ -1,4 +1,4 @@
-"""Local and global top-k values, selected by thresholds that are evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
+"""Global top-k values, selected by a threshold that is evaluated now and then and reused between (Ok-Topk section 3.1.3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.selection import ExactTopK, NonZeroTopK, select_at_least, stream_at_least, top_of_stream
+from sparseallreduce.streams.selection import stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Selected", "select_global", "select_local"]
+__all__ = ["Selected", "select_global"]
 
 DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
-MARGIN = 0.97  # a local threshold to be reused is so much lower: with some values too many, the best k of them are still the top k
 
 Array = NDArray[Any]
 
@@ -28,51 +27,6 @@ class Selected(NamedTuple):
     chosen: SparseStream
     sizes: list[int]  # how many values each rank has chosen, together k at most
     threshold: float  # to be reused
-
-
-def select_local(
-    accumulator: Array, gradient: Array | None, k: int, threshold: float | None, reused: bool
-) -> tuple[SparseStream, float]:
-    """The local top-k values of a rank, and the threshold for the next operation.
-
-    Parameters
-    ----------
-    accumulator : ndarray, shape (N,)
-        Increased by ``gradient``, if there is one, in the pass over memory that selects.
-    gradient : ndarray, shape (N,), or None
-    k : int
-    threshold : float or None
-        That the operation before this one left, if there was one.
-    reused : bool
-        Whether to select by it rather than to evaluate it.
-
-    Returns
-    -------
-    stream : SparseStream
-        At most k values, so that no rank sends more than its share. Exactly the top k, zeros apart, unless fewer reached the threshold.
-    threshold : float
-        0 where there were fewer than k values: whatever is not zero is selected until there are more.
-    """
-    if threshold is None or not reused:
-        # A threshold of zero tells of few values that are not: the sample that ExactTopK looks at would miss them.
-        found = (ExactTopK if threshold else NonZeroTopK)(k)(accumulator, gradient)
-        threshold = 0.0
-    else:
-        found = select_at_least(accumulator, threshold, gradient, expected=k)
-        if found.nnz < (1 - DRIFT) * k and threshold > 0:
-            found = ExactTopK(k)(accumulator)
-    mine = top_of_stream(_sparse(found), k)
-    return mine, MARGIN * (threshold if mine.stored < k else _lowest(mine))
-
-
-def _sparse(stream: SparseStream) -> SparseStream:
-    """``stream``, whatever its form, as indices and values: they can be cut into regions of which each takes its own form."""
-    return SparseStream._sparse_form(*stream._entries(), stream.size)
-
-
-def _lowest(stream: SparseStream) -> float:
-    """The lowest magnitude of a stream that is a number; 0 if there is none."""
-    return float(np.fmin.reduce(np.abs(stream._entries()[1]), initial=np.inf)) if stream.stored else 0.0
 
 
 def select_global(

@@ -11,7 +11,9 @@ __all__ = ["bits_of", "from_key", "key_of", "keys", "last", "mask", "nan"]
 
 Array = NDArray[Any]
 
-_INFINITY = {dtype: int(np.array(np.inf, f"f{dtype.itemsize}").view(dtype)) for dtype in (np.dtype("i4"), np.dtype("i8"))}
+_DTYPES = (np.dtype("i4"), np.dtype("i8"))
+_INFINITY = {dtype: int(np.array(np.inf, f"f{dtype.itemsize}").view(dtype)) for dtype in _DTYPES}
+_MASK = {dtype: int(np.iinfo(dtype).max) for dtype in _DTYPES}
 
 
 def bits_of(array: Array) -> Array:
@@ -21,7 +23,7 @@ def bits_of(array: Array) -> Array:
 
 def mask(dtype: np.dtype[Any]) -> int:
     """All bits but the sign."""
-    return int(np.iinfo(dtype).max)
+    return _MASK[dtype]
 
 
 def last(array: Array) -> int:

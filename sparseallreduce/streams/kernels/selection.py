@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top", "warm_up"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "warm_up"]
 
 Array = NDArray[Any]
 ROOM = 4096  # entries at least, for which the loops need room at any time
@@ -63,30 +63,53 @@ def select(
     def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
         return loops.select(accumulator, gradient, over, clear, start, indices, values)  # type: ignore[no-any-return]
 
-    return _gathered(step, accumulator, index_dtype, expected, ROOM, most)
+    return _gathered(step, accumulator, gradient, clear, index_dtype, expected, ROOM, most)
 
 
 def _gathered(
     step: Callable[[int, Array, Array], tuple[int, int]],
-    array: Array,
+    accumulator: Array,
+    gradient: Array | None,
+    clear: bool,
     index_dtype: DTypeLike,
     expected: int,
     least: int,
     most: int | None = None,
 ) -> tuple[Array, Array, int]:
-    """Run a loop, again from where it stopped for want of room; it goes on while there is twice as much as ``least``."""
-    room = min(len(array), expected) + 2 * least
-    indices, values = np.empty(room, index_dtype), np.empty(room, array.dtype)
+    """Run a loop, again from where it stopped for want of room; it goes on while there is twice as much as ``least``.
+
+    Where there is no memory for that, what was chosen is put back, and the rest of the gradient added, before the error is raised.
+    """
+    room = min(len(accumulator), expected) + 2 * least
+    indices, values = np.empty(0, index_dtype), np.empty(0, accumulator.dtype)
     reached = n = 0
-    while reached < len(array) and (most is None or n <= most):
-        if len(indices) - n < 2 * least:
-            indices.resize(2 * len(indices), refcheck=False)
-            values.resize(2 * len(values), refcheck=False)
-        reached, chosen = step(reached, indices[n:], values[n:])
-        n += chosen
-    indices.resize(n, refcheck=False)
-    values.resize(n, refcheck=False)
+    try:
+        indices.resize(room, refcheck=False)
+        values.resize(room, refcheck=False)
+        while reached < len(accumulator) and (most is None or n <= most):
+            if len(indices) - n < 2 * least:
+                indices.resize(2 * len(indices), refcheck=False)
+                values.resize(2 * len(values), refcheck=False)
+            reached, chosen = step(reached, indices[n:], values[n:])
+            n += chosen
+        indices.resize(n, refcheck=False)
+        values.resize(n, refcheck=False)
+    except MemoryError:
+        if clear:
+            put_back(accumulator, indices[:n], values[:n])
+        if gradient is not None:
+            with np.errstate(all="ignore"):
+                np.add(accumulator[reached:], gradient[reached:], out=accumulator[reached:])
+        raise
     return indices, values, reached
+
+
+def put_back(accumulator: Array, indices: Array, values: Array) -> None:
+    """Undo the clearing of what was chosen, with next to no memory."""
+    for begin in range(0, len(indices), ROOM):
+        part = slice(begin, begin + ROOM)
+        with np.errstate(all="ignore"):
+            accumulator[indices[part]] += values[part]  # which may be zeros where nothing was cleared, of a draw that was filled up
 
 
 def draw(
@@ -134,7 +157,7 @@ def draw(
         return loops.draw(accumulator, gradient, options, start, indices, values)  # type: ignore[no-any-return]
 
     expected = int(1.25 * (share + 1) * (len(accumulator) // bucket + 1))
-    indices, values, _ = _gathered(step, accumulator, index_dtype, expected, bucket + ROOM)
+    indices, values, _ = _gathered(step, accumulator, gradient, clear, index_dtype, expected, bucket + ROOM)
     return indices, values
 
 

@@ -11,6 +11,7 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["ApproximateTopK"]
 
 FORMS = ("expected", "at most")
+CACHED = 2**15  # values that are still in the L2 cache when they are read again, after their norms are known
 
 
 class ApproximateTopK(Selector):
@@ -24,7 +25,7 @@ class ApproximateTopK(Selector):
         The first has p_i = k |v_i| / norm1, or (|v_i| + eps) in place of |v_i| with the smallest eps that leaves every p_i at most 1.
         The second has p_i = min(1, k |v_i| / norm1), which chooses fewer where single magnitudes stand out.
     bucket : int or None
-        Values that have a norm of their own, 512 in the thesis; None takes the whole vector for one, which is read once more then.
+        Values that have a norm of their own, 512 in the thesis; None takes the whole vector for one.
     fixed : bool
         Exactly as many of each bucket as the rounded share of k, at least 1: truncated to the first ones, or filled up with zeros,
         which stand at places that were not drawn.
@@ -42,8 +43,6 @@ class ApproximateTopK(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 3.0
-
     def __init__(self, k: int, *, form: str = "expected", bucket: int | None = 512, fixed: bool = False, seed: int = 0) -> None:
         super().__init__(k)
         if form not in FORMS:
@@ -55,6 +54,10 @@ class ApproximateTopK(Selector):
         self.fixed = fixed
         self.seed = seed
         self.steps = 0
+
+    @property
+    def passes(self) -> float:
+        return 3.0 if self.bucket is not None and self.bucket <= CACHED else 4.0
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         size = len(accumulator)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.selection import put_back
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Array", "Selector", "add", "checked", "clear_places"]
+__all__ = ["Array", "Selector", "add", "before_adding", "checked", "clear_places"]
 
 Array = NDArray[Any]
 
@@ -24,19 +27,17 @@ class Selector(ABC):
     ----------
     k : int
         How many to choose, from 0 to the size.
-
-    Attributes
-    ----------
-    passes : float
-        Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out.
     """
-
-    passes: ClassVar[float]
 
     def __init__(self, k: int) -> None:
         if k < 0:
             raise StreamError(f"k is the number of values to choose, at least 0, not {k}")
         self.k = int(k)
+
+    @property
+    @abstractmethod
+    def passes(self) -> float:
+        """Memory traffic of a selection with gradient and ``clear``, in multiples of reading N values; what depends on k is left out."""
 
     def __call__(self, accumulator: Array, gradient: Array | None = None, *, clear: bool = False) -> SparseStream:
         """The chosen values, as a stream.
@@ -54,16 +55,23 @@ class Selector(ABC):
             If a dtype is another, or the two differ.
         StreamError
             If the shapes differ, an array has gaps, or k exceeds N.
+        MemoryError
+            Nothing is lost: the accumulator has been increased by the gradient, and nothing was taken out of it.
         """
         checked(accumulator, gradient)
         if self.k > len(accumulator):
             raise StreamError(f"k = {self.k} values cannot be chosen of {len(accumulator)}: take a smaller k")
         indices, values = self.choose(accumulator, gradient, clear)
-        return SparseStream(indices, values, len(accumulator))
+        try:
+            return SparseStream(indices, values, len(accumulator))
+        except MemoryError:
+            if clear:
+                put_back(accumulator, indices, values)
+            raise
 
     @abstractmethod
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared."""
+        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared, or increased if memory runs out."""
 
 
 def checked(accumulator: Array, gradient: Array | None = None) -> None:
@@ -88,6 +96,16 @@ def add(accumulator: Array, gradient: Array | None) -> None:
     if gradient is not None:
         with np.errstate(all="ignore"):
             np.add(accumulator, gradient, out=accumulator)
+
+
+@contextmanager
+def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
+    """What comes before the gradient is added: if memory runs out there, it is added all the same."""
+    try:
+        yield
+    except MemoryError:
+        add(accumulator, gradient)
+        raise
 
 
 def clear_places(accumulator: Array, indices: Array) -> None:

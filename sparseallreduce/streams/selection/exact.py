@@ -9,7 +9,7 @@ import numpy as np
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.selection.base import Array, Selector, add, checked, clear_places
+from sparseallreduce.streams.selection.base import Array, Selector, add, before_adding, checked, clear_places
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["ExactTopK", "bracket", "choose_top", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
@@ -119,7 +119,8 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     indices = index_dtype(size)
     reached = 0
     if size > SMALL and k > 0:
-        low, _ = bracket(accumulator, gradient, k)
+        with before_adding(accumulator, gradient):
+            low, _ = bracket(accumulator, gradient, k)
         found, values, reached = loops.select(accumulator, gradient, low - 1, indices, expected=k + k // 2, most=2 * k + size // 16)
         if reached == size and len(found) >= k:
             places = loops.top(values, *loops.kth(values, k), k, indices)

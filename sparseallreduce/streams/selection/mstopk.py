@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparseallreduce.errors import StreamError
@@ -31,8 +33,8 @@ class MSTopK(Selector):
     Notes
     -----
     The paper counts the whole vector in each search. Here the vector is read once, to copy what a sample says to be a little more
-    than k values, and the searches count among those, with the same outcome: a threshold below all of them is below the k-th
-    magnitude. Values that are not finite take no part in mean and maximum, and are above every threshold.
+    than k values. The magnitude of rank k + 1 among those tells of any threshold whether it chooses more than k, with the same
+    outcome. Values that are not finite take no part in mean and maximum, and are above every threshold.
 
     Examples
     --------
@@ -53,9 +55,8 @@ class MSTopK(Selector):
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         total, largest = loops.norms(accumulator, gradient)
         indices, values, floor = self._largest(accumulator)
-        keys = np.sort(magnitude.keys(values))
         mean = total / len(accumulator) if len(accumulator) else 0.0
-        upper, lower = self._thresholds(keys, floor, mean, largest, accumulator.dtype)
+        upper, lower = self._thresholds(_magnitude(values, self.k + 1), mean, largest, accumulator.dtype)
         if lower < floor:  # no search came as near as the sample
             indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)
         places = self._between(magnitude.keys(values), upper, lower)
@@ -75,22 +76,22 @@ class MSTopK(Selector):
             indices, values, _ = loops.select(accumulator, None, -1, index_dtype(size), expected=size)
         return indices, values, floor
 
-    def _thresholds(self, keys: Array, floor: int, mean: float, largest: float, dtype: np.dtype[np.floating]) -> tuple[int, int]:
+    def _thresholds(self, beyond: float, mean: float, largest: float, dtype: np.dtype[np.floating]) -> tuple[int, int]:
         """Algorithm 1, lines 4 to 24, in keys: the upper threshold chooses at most k values, the lower one more, if they were found.
 
-        ``keys`` are sorted, and all that there are from ``floor`` on, more than k if that is above 0.
+        ``beyond`` is the magnitude of rank k + 1, which tells whether a threshold chooses more than k values.
         """
-        upper, lower = magnitude.last(keys) + 1, 0  # that choose nothing, and everything
+        upper, lower = None, None
         left, right = 0.0, 1.0
         for _ in range(self.searches):
             ratio = left + (right - left) / 2
-            key = magnitude.key_of(mean + ratio * (largest - mean), dtype)
-            count = len(keys) - int(np.searchsorted(keys, keys.dtype.type(key)))
-            if key < floor or count > self.k:
-                left, lower = ratio, key
+            threshold = mean + ratio * (largest - mean)
+            if threshold <= beyond:
+                left, lower = ratio, threshold
             else:
-                right, upper = ratio, key
-        return upper, lower
+                right, upper = ratio, threshold
+        nothing = magnitude.mask(np.dtype(f"i{dtype.itemsize}")) + 1
+        return nothing if upper is None else magnitude.key_of(upper, dtype), 0 if lower is None else magnitude.key_of(lower, dtype)
 
     def _between(self, keys: Array, upper: int, lower: int) -> Array:
         """Lines 25 to 28: the places from ``upper`` on, and a run of those below that and from ``lower`` on."""
@@ -99,3 +100,11 @@ class MSTopK(Selector):
         wanted = self.k - len(above)
         start = int(np.random.default_rng([self.seed, self.steps]).integers(0, len(inside) - wanted + 1))
         return np.sort(np.concatenate([above, inside[start : start + wanted]]))
+
+
+def _magnitude(values: Array, rank: int) -> float:
+    """The magnitude of a rank, from 1; infinity for NaN, and below all if there are not so many."""
+    if len(values) < rank:
+        return -math.inf
+    found = magnitude.from_key(loops.kth(values, rank)[0], values.dtype)
+    return math.inf if math.isnan(found) else found

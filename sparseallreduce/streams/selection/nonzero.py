@@ -5,11 +5,12 @@ from __future__ import annotations
 from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
 from sparseallreduce.streams.selection.exact import choose_top, key_and_ties
+from sparseallreduce.streams.selection.threshold import key_from
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["NonZeroTopK"]
+__all__ = ["NonZeroTopK", "choose_nonzero"]
 
-_FEW = 4  # times k: with more non-zeros than that, a threshold is looked for before anything is copied
+_FEW = 4  # times k: with more candidates than that, a threshold is looked for before anything is copied
 
 
 class NonZeroTopK(Selector):
@@ -29,15 +30,42 @@ class NonZeroTopK(Selector):
     passes = 3.0  # read twice, written once
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        size = len(accumulator)
-        most = _FEW * self.k
-        indices, values, reached = loops.select(accumulator, gradient, 0, index_dtype(size), expected=most, most=most)
-        if reached < size:
-            add(accumulator[reached:], None if gradient is None else gradient[reached:])
-            indices, values = choose_top(accumulator, None, self.k)
-        elif self.k < len(values):
-            places = loops.top(values, *key_and_ties(values, self.k), self.k, indices.dtype) if self.k else slice(0)
-            indices, values = indices[places], values[places]
+        indices, values, _ = choose_nonzero(accumulator, gradient, self.k)
         if clear:
             clear_places(accumulator, indices)
         return indices, values
+
+
+def choose_nonzero(
+    accumulator: Array, gradient: Array | None, k: int, threshold: float = 0.0, least: int = 0
+) -> tuple[Array, Array, int]:
+    """Add the gradient, and take the k largest of the magnitudes that are at least a threshold and not zero.
+
+    Parameters
+    ----------
+    accumulator, gradient : ndarray, shape (N,)
+    k : int
+    threshold : float
+        A guess at the k-th magnitude, rather too low: it saves copying what is below, and comes to the same result.
+    least : int
+        Where fewer reach the threshold, it was misleading, and the vector is read again without.
+
+    Returns
+    -------
+    indices, values : ndarray
+    reached : int
+        How many values reached the threshold; a lower bound if they were more than 4 k.
+    """
+    size, most = len(accumulator), _FEW * k
+    over = key_from(threshold, accumulator.dtype) - 1
+    indices, values, end = loops.select(accumulator, gradient, over, index_dtype(size), expected=most, most=most)
+    reached = len(values)
+    if end < size:
+        add(accumulator[end:], None if gradient is None else gradient[end:])
+        return *choose_top(accumulator, None, k), reached
+    if threshold > 0 and reached < least:
+        return *choose_nonzero(accumulator, None, k)[:2], reached
+    if k < reached:
+        places = loops.top(values, *key_and_ties(values, k), k, indices.dtype) if k else slice(0)
+        indices, values = indices[places], values[places]
+    return indices, values, reached

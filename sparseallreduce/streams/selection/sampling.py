@@ -7,7 +7,7 @@ import math
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
+from sparseallreduce.streams.selection.base import Array, Selector, add, before_adding, clear_places
 from sparseallreduce.streams.selection.exact import choose_top
 from sparseallreduce.streams.selection.seeds import seed_of
 from sparseallreduce.streams.selection.threshold import choose_at_least
@@ -55,8 +55,9 @@ class DoubleSampling(Selector):
             return choose_at_least(accumulator[:0], None, 0.0)
         size = len(accumulator)
         count = math.ceil(self.share * size)
-        sampled = loops.sample(accumulator, gradient, count, seed_of(self.seed, self.steps))
-        key, _ = loops.kth(sampled, max(1, round(self.k * count / size)))
+        with before_adding(accumulator, gradient):
+            sampled = loops.sample(accumulator, gradient, count, seed_of(self.seed, self.steps))
+            key, _ = loops.kth(sampled, max(1, round(self.k * count / size)))
         indices, values = choose_at_least(accumulator, gradient, magnitude.from_key(key, accumulator.dtype), False, self.k)
         if len(indices) > self.overshoot * self.k:
             places, values = choose_top(values, None, self.k)

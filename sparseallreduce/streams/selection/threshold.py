@@ -11,7 +11,7 @@ from sparseallreduce.streams.selection.base import Array, Selector, checked
 from sparseallreduce.streams.selection.exact import stream_values
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Threshold", "select_at_least", "stream_at_least"]
+__all__ = ["Threshold", "key_from", "select_at_least", "stream_at_least"]
 
 
 def select_at_least(
@@ -51,13 +51,14 @@ def choose_at_least(
 ) -> tuple[Array, Array]:
     """Indices and values of :func:`select_at_least`, for arrays known to be sound."""
     size = len(accumulator)
-    over = _checked_key(threshold, accumulator.dtype) - 1
+    over = key_from(threshold, accumulator.dtype) - 1
     room = size // 16 if expected is None else expected + expected // 4
     indices, values, _ = loops.select(accumulator, gradient, over, index_dtype(size), clear=clear, expected=room)
     return indices, values
 
 
-def _checked_key(threshold: float, dtype: np.dtype[np.floating]) -> int:
+def key_from(threshold: float, dtype: np.dtype[np.floating]) -> int:
+    """The smallest key that a threshold chooses."""
     if threshold < 0:
         raise StreamError(f"a threshold of magnitudes is at least 0, not {threshold}")
     return max(1, magnitude.key_of(threshold, dtype))  # that of zero is 0
