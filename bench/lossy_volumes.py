@@ -162,7 +162,7 @@ def figure_7(ranks: int, steps: int) -> dict[str, Any]:
         gradients = [model.gradient() for _ in range(ranks)]
         mine = [ExactTopK(k)(feedback.residual + gradient) for feedback, gradient in zip(feedbacks, gradients)]
         naive = run([naive_reduce(stream, rank, ranks) for rank, stream in enumerate(mine)], network)
-        bounds = run([averaged(stream.indices, size, rank, ranks) for rank, stream in enumerate(mine)], network)
+        bounds = run([averaged(stream.indices, size, k, rank, ranks) for rank, stream in enumerate(mine)], network)
         balanced = run([balanced_reduce(stream, bounds.outputs[rank], k, rank, ranks) for rank, stream in enumerate(mine)], network)
         ratios["reduce"].append(naive.time / (balanced.time + bounds.time / PERIOD))
         for phase, regions in (("allgatherv", balanced.outputs), ("same, regions of one length", naive.outputs)):

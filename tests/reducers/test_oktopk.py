@@ -224,19 +224,19 @@ def _out_of_memory(*_):
     yield
 
 
-@given(ranks=st.integers(1, 20), length=st.integers(0, 40), most=st.sampled_from([0, 1, 255, 2**16, 2**40]), through_wire=st.booleans())
+@given(ranks=st.integers(1, 20), length=st.integers(1, 40), most=st.sampled_from([0, 1, 255, 2**16, 2**40]), k=st.sampled_from([9, 10**6]))
 @settings(max_examples=50)
-def test_counts_add_up_whatever_their_size(ranks, length, most, through_wire):
+def test_counts_add_up_whatever_their_size(ranks, length, most, k):
     counts = np.random.default_rng(length).integers(0, most, (ranks, length), endpoint=True)
-    schedules = [consensus.total(own.copy(), rank, ranks) for rank, own in enumerate(counts)]
-    for summed in run(schedules, through_wire=through_wire).outputs:
+    schedules = [consensus.total(own.copy(), k, rank, ranks) for rank, own in enumerate(counts)]
+    for summed in run(schedules, through_wire=True).outputs:
         np.testing.assert_array_equal(summed, counts.sum(axis=0))
 
 
 def test_counts_take_no_more_bytes_than_their_values(monkeypatch_headers):
     """Of 1024 counts that stay below 256, each rank of 16 sends 15/16 on the way to the sum, and as many on the way back."""
     counts = np.random.default_rng(1).integers(0, 16, (16, 1024))
-    out = run([consensus.total(own, rank, 16) for rank, own in enumerate(counts)])
+    out = run([consensus.total(own, 1, rank, 16) for rank, own in enumerate(counts)])
     assert out.bytes_sent.max() == 2 * 1024 * 15 / 16
     assert out.messages.max() == 8
 
@@ -315,7 +315,7 @@ def test_no_region_holds_much_more_than_others(places, ranks, k):
     indices = [np.flatnonzero(np.abs(vector) >= 1).astype(np.uint32) for vector in accumulators_of(places, ranks, k, size, 5)]
 
     def bounds(rank):
-        averages = yield from regions.averaged(indices[rank], size, rank, ranks)
+        averages = yield from regions.averaged(indices[rank], size, k, rank, ranks)
         return (yield from regions.rebalanced(indices[rank], averages, False, k, rank, ranks))
 
     found = run([bounds(rank) for rank in range(ranks)]).outputs

@@ -46,9 +46,9 @@ class OkTopk(Reducer):
 
     The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. No rank sends or
     receives more than 6 k (P - 1)/P words, counts included: so it was for 4, 16, 64 and 256 ranks from k = 4 P and 64 values on,
-    wherever the values lay, and with few exceptions from k = 2 P on (``bench/lossy_volumes.py``). Below, the counts weigh more than the
-    values. It takes P - 1 messages for the split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and about 3 log2 P for
-    counts; where thresholds or regions are evaluated, 2 log2 P for each of some sums of counts.
+    wherever the values lay (``bench/lossy_volumes.py``). Below, the counts weigh more than the values. It takes P - 1 messages for the
+    split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and about 3 log2 P for counts; where thresholds or regions are
+    evaluated, 2 log2 P for each of some sums of counts.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class OkTopk(Reducer):
         if ranks == 1 or not self.balance_boundaries:
             return equal(self.size, ranks)
         due = history.operations % self.boundary_period == 0
-        bounds = (yield from averaged(indices, self.size, rank, ranks)) if due else list(history.bounds)
+        bounds = (yield from averaged(indices, self.size, self.k, rank, ranks)) if due else list(history.bounds)
         return (yield from rebalanced(indices, bounds, not due, self.k, rank, ranks))
 
 

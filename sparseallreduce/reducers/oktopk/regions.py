@@ -16,8 +16,7 @@ from sparseallreduce.streams.partition import boundaries
 __all__ = ["averaged", "equal", "rebalanced", "tolerance"]
 
 UNITS = 2**14  # that the index space is divided into where bounds are averaged
-
-NEAR = 16  # a known place is near one wanted if not more than so small a part of a region is between
+NEAR = 16  # a known place is near a wanted one if no more than this part of a region, a sixteenth, lies between
 
 Gap = tuple[tuple[int, int], tuple[int, int]]  # two known places, with what lies below each
 Bounds = list[int]  # P + 1 of them, from 0 to N, not decreasing: region j is [bounds[j], bounds[j + 1])
@@ -28,7 +27,7 @@ def equal(size: int, ranks: int) -> Bounds:
     return boundaries(size, ranks)
 
 
-def averaged(indices: NDArray[Any], size: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
+def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) -> Generator[Step, Any, Bounds]:
     """The consensus of the paper: each rank cuts its own entries into equal numbers, and the bounds are averaged over the ranks.
 
     They travel as lengths of regions in units of N / 16384, which take a byte or two each. What one rank's bounds lose by that is made
@@ -39,7 +38,7 @@ def averaged(indices: NDArray[Any], size: int, rank: int, ranks: int) -> Generat
     if len(indices):
         local = indices[np.arange(1, ranks) * len(indices) // ranks].astype(np.int64)
     rounded = (local + unit * (2 * rank + 1) // (2 * ranks)) // unit
-    summed = yield from total(np.diff(rounded, prepend=0), rank, ranks)
+    summed = yield from total(np.diff(rounded, prepend=0), k, rank, ranks)
     return [0, *np.minimum(np.cumsum(summed) * unit // ranks, size).tolist(), size]
 
 
@@ -78,18 +77,18 @@ def rebalanced(
     k : int
     rank, ranks : int
     """
-    known = yield from _counted(indices, bounds, rank, ranks)
+    known = yield from _counted(indices, bounds, k, rank, ranks)
     sums = 1 if average else 2  # so far
     if average and _fullest(known, bounds) > tolerance(k, ranks, sums):
-        bounds = yield from averaged(indices, bounds[-1], rank, ranks)
-        known |= yield from _counted(indices, bounds, rank, ranks)
+        bounds = yield from averaged(indices, bounds[-1], k, rank, ranks)
+        known |= yield from _counted(indices, bounds, k, rank, ranks)
         sums += 2
     last = sums + _attempts(k, ranks)
     while sums < last and _fullest(known, bounds) > tolerance(k, ranks, sums):
         places = _places(known, ranks)
         if known.keys() >= set(places):
             break
-        known |= yield from _counted(indices, places, rank, ranks)
+        known |= yield from _counted(indices, places, k, rank, ranks)
         bounds = _quantiles(known, ranks)
         sums += 1
     return bounds
@@ -100,10 +99,10 @@ def _attempts(k: int, ranks: int) -> int:
     return max(3, min(16, k // (8 * ranks)))
 
 
-def _counted(indices: NDArray[Any], places: Bounds, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
+def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
     """How many indices of all ranks lie below each of the places."""
     below = np.searchsorted(indices, np.array(places[1:-1], indices.dtype))
-    summed = yield from total(np.diff(below, prepend=0, append=len(indices)), rank, ranks)
+    summed = yield from total(np.diff(below, prepend=0, append=len(indices)), k, rank, ranks)
     return dict(zip(places, [0, *np.cumsum(summed).tolist()]))
 
 
@@ -143,6 +142,7 @@ def _places(known: dict[int, int], parts: int) -> Bounds:
 
 
 def _guesses(gaps: list[Gap], parts: int) -> Bounds:
+    """The places of the cuts, by interpolation, without those near a known place."""
     entries, at, guesses = gaps[-1][1][1], 0, []
     for part in range(1, parts):
         wanted = part * entries // parts
@@ -155,6 +155,7 @@ def _guesses(gaps: list[Gap], parts: int) -> Bounds:
 
 
 def _spread(gaps: list[Gap], parts: int, count: int) -> Bounds:
+    """``count - 1`` places, most of them in the gaps that hold most."""
     enough = 3 * gaps[-1][1][1] // (4 * parts)  # of entries in one gap, which need not be told apart
     weights = [max(0, upto - below - enough) ** 3 if hi - lo > 1 else 0 for (lo, below), (hi, upto) in gaps]
     ends, places, at = [0, *accumulate(weights)], [], 0

@@ -97,12 +97,12 @@ def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any,
         How many values in the interval of ``key``, which is a single magnitude if the two differ, are among the k largest; and how
         many are in it.
     """
-    digits = _digits(k)
+    digits, all_k = _digits(k), k
     low, bits = 0, 8 * keys.itemsize - 1
     while True:
         shift = max(0, bits - digits)
         counts = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
-        summed = yield from total(counts, rank, ranks)
+        summed = yield from total(counts, all_k, rank, ranks)
         from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
         if from_top[0] <= k:
             return max(low, 1), int(from_top[0]), int(from_top[0])
