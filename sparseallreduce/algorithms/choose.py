@@ -72,8 +72,6 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
     small, large = _evenly(0, 1 << 20), _evenly(1 << 17, 1 << 20)
-    array = SparseStream._dense_form(np.ones(1 << 20, np.float32), 1 << 20)
-    single = SparseStream._dense_form(np.ones(1, np.float32), 1)
     times = {"alpha": 0.0, "large": 0.0, "gamma": 0.0, "gamma_dense": 0.0, "dense": 0.0, "alpha_dense": 0.0}
 
     def timed(name: str, start: float, end: float) -> None:
@@ -99,16 +97,18 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
         reduction.densify(small)
         timed("gamma_dense", middle, (yield Clock()))
     for _ in range(3):
+        array = _ones(1 << 20)  # a new one as in every operation: one that another core has just read takes twice as long
         start = yield Clock()
         if ranks > 1:
             yield DenseAllreduce(array, SUM)
         timed("dense", start, (yield Clock()))
     for _ in range(6):
+        array = _ones(1)
         start = yield Clock()
         if ranks > 1:
-            yield DenseAllreduce(single, SUM)
+            yield DenseAllreduce(array, SUM)
         timed("alpha_dense", start, (yield Clock()))
-    volume = 2 * (ranks - 1) / ranks * array.nbytes
+    volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
     ours = Machine(
         alpha=times["alpha"],
         beta=max(times["large"] - times["alpha"], 0.0) / large.nbytes,
@@ -134,6 +134,10 @@ def pack_machine(machine: Machine) -> bytes:
 def unpack_machine(packed: bytes) -> Machine:
     """The machine of these bytes."""
     return Machine(*_LAYOUT.unpack(packed))
+
+
+def _ones(size: int) -> SparseStream:
+    return SparseStream._dense_form(np.ones(size, np.float32), size)
 
 
 def _evenly(entries: int, size: int, shift: int = 0) -> SparseStream:

@@ -66,11 +66,11 @@ __all__ = [
     "alone",
     "at_ease",
     "carry_out",
+    "done_within",
     "failed",
     "finish",
     "has_native_sum",
     "outcome",
-    "over_soon",
     "progress",
     "progress_thread",
     "takes_collective",
@@ -86,6 +86,7 @@ PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel i
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
+_COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
@@ -328,7 +329,7 @@ class Operation:
         if isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
-            if self.requests is None or not MPI.Request.Testall(self.requests):
+            if self.requests is None or not done_within(self.requests, 1 if self.channel.crowded else _COLLECTIVE_SPINS):
                 self._probe()  # a rank that has given up will not take part
                 return False, None
             value, self.requests, self.received = self._collected(step), None, None
@@ -619,7 +620,7 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
         share = steps.send(None)
         assert isinstance(share, Share)
         requests, rows = _tell(share, channel, begun.tag, first=True)
-        if over_soon(requests):
+        if done_within(requests):
             said, sound = _heard(share, rows)
             begun = Begun(begun.tag, native=sound)
             steps = _resumed(steps.send(said), steps)
@@ -637,9 +638,9 @@ def at_ease(channel: Channel) -> bool:
     return channel.ready and channel.ranks <= _DIRECT_RANKS and not _active and not traces
 
 
-def over_soon(requests: list[MPI.Request]) -> bool:
-    """Whether the requests are done, or within the time that a small message takes."""
-    for _ in range(_FIRST_SPINS):  # noqa: SIM110, a generator would double what a poll takes
+def done_within(requests: list[MPI.Request], polls: int = _FIRST_SPINS) -> bool:
+    """Whether the requests are done, or within so many polls, by default the time that a small message takes."""
+    for _ in range(polls):  # noqa: SIM110, a generator would double what a poll takes
         if MPI.Request.Testall(requests):
             return True
     return False

@@ -109,7 +109,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
         requests = _told(word, kind, begun.tag)
         if opening.array is not None and stream._array is None:
             kernels.scatter_set(*stream._entries(), 0, opening.array)
-        agreed = _agreed(word, kind) if engine.over_soon(requests) else None
+        agreed = _agreed(word, kind) if engine.done_within(requests) else None
         if agreed is None:
             steps = long.operation(call, Intent(kind.terms, entries), channel.rank, channel.ranks, channel.machine, patient)
             begun = engine.Begun(begun.tag, steps.send(None), requests, _taken(word, kind))  # a step which has been taken
