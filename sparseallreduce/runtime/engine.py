@@ -634,8 +634,8 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
 
 
 def at_ease(channel: Channel) -> bool:
-    """Whether an operation on this channel can be carried out without an object of its own: nobody counts, nothing is in flight."""
-    return channel.ready and channel.ranks <= _DIRECT_RANKS and not _active and not traces
+    """Whether an operation on this channel can do without an object of its own: nobody counts, nothing is in flight or prepared."""
+    return channel.ready and channel.ranks <= _DIRECT_RANKS and not (_active or _preparing or traces)
 
 
 def done_within(requests: list[MPI.Request], polls: int = _FIRST_SPINS) -> bool:

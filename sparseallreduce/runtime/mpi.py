@@ -90,9 +90,9 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
     if not isinstance(comm, _short.MPI.Intracomm) or not comm:
         return None
     channel = comm.Get_attr(_attribute()[0])
-    if channel is None or not _engine().at_ease(channel):
+    if channel is None or not _short.engine.at_ease(channel):
         return None
-    result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending and not channel.crowded and _engine().alone())
+    result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending and not channel.crowded)
     return result
 
 

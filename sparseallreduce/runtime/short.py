@@ -154,7 +154,7 @@ def _opening(call: long.Call, entries: int, kind: _Kind, patient: bool) -> _Open
     if not patient or not kind.dense(call, entries):
         return _Opening()
     dense = call.stream._array
-    return _Opening(long.READY, array=memory.full(kind.shape, kind.zero) if dense is None else dense.copy())
+    return _Opening(long.READY, array=memory.full(kind.shape, kind.zero) if dense is None else memory.copy(dense))
 
 
 def _told(word: bytes, kind: _Kind, tag: int) -> list[MPI.Request]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["empty", "full", "idle_bytes"]
+__all__ = ["copy", "empty", "full", "idle_bytes"]
 
 SMALLEST = 1 << 17  # bytes; the C library keeps shorter blocks itself
 # Bytes up to which zeros come from the system: it clears pages as they are used, in the cache of this core, where a block used before
@@ -70,6 +70,19 @@ def full(shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
     array = empty(shape, value.dtype)
     array.fill(value)
     return array
+
+
+def copy(array: NDArray[Any]) -> NDArray[Any]:
+    """As ``array.copy()``.
+
+    >>> copy(full(2, np.float32(1)))
+    array([1., 1.], dtype=float32)
+    """
+    if array.nbytes <= _FRESH:
+        return array.copy()
+    copied = empty(array.shape, array.dtype)
+    np.copyto(copied, array)
+    return copied
 
 
 def idle_bytes() -> int:

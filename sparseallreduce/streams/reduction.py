@@ -169,7 +169,7 @@ class Reduction:
         return target
 
     def _copied(self, stream: SparseStream) -> SparseStream:
-        array = stream._stored.copy()
+        array = memory.copy(stream._stored)
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
 
     @staticmethod
