@@ -11,19 +11,22 @@ import numpy as np
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
 from sparseallreduce.algorithms.agreement import Intent, agree
-from sparseallreduce.algorithms.choose import choose
+from sparseallreduce.algorithms.choose import choose, choose_beginning
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
 from sparseallreduce.streams.operator import Operator, as_operator
+from sparseallreduce.streams.packed import Kind, Rows, pack, packed_bytes
 from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["PACKED", "READY", "Call", "allreduce", "expects_dense", "make_call", "operation", "packed", "room", "unpacked"]
+__all__ = ["PACKED", "READY", "Call", "allreduce", "begins", "make_call", "operation", "room"]
 
-# What travels with the agreement: up to 4,000 bytes of a rank at P = 2, and 500 at P = 16, above which only words are exchanged. The
-# MPI libraries send messages of 4 KiB at once, longer ones in part only when the receiver has answered.
-_ROOM = 8000
+# Bytes of all ranks together, up to which a stream always travels with the agreement, and up to which it does where the model expects
+# that to be fastest: 4,000 and 131,072 of a rank at P = 2; from 17 ranks on only words are exchanged. The MPI libraries send messages
+# of 4 KiB at once, longer ones in part only when the receiver has answered.
+_ALWAYS = 8000
+_ROOM = 1 << 18
 _ROOM_RANKS = 16
 PACKED, READY = 1, 2  # flags of the agreement: the stream travels with the agreement; this rank can enter the dense allreduce at once
 
@@ -59,8 +62,8 @@ def operation(
 ) -> Schedule:
     """The whole operation: agree, then :func:`allreduce`.
 
-    "auto" knows two shortcuts. Streams of a few kilobytes travel with the agreement, and each rank reduces them itself: the
-    operation takes one latency. And ``patient`` ranks, which have nothing else to do, make ready for the dense algorithm if they
+    "auto" knows two shortcuts. Short streams travel with the agreement, and each rank reduces them itself: the operation takes
+    one latency. And ``patient`` ranks, which have nothing else to do, make ready for the dense algorithm if they
     expect it before they agree; if all have, they can enter a blocking collective of MPI knowing that all others will.
 
     Parameters
@@ -78,14 +81,18 @@ def operation(
         assert call is not None
         return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
     reduction = Reduction(call.op, call.switch_density)
-    payload = packed(call, room(ranks))
-    flags, ready = PACKED * (payload is not None), None
-    if patient and payload is None and expects_dense(call, ranks, reduction, machine):
-        flags, ready = READY, reduction.densify(reduction.enter(call.stream))
-    entries, payloads, common = yield from agree(intent, rank, ranks, payload or b"", room(ranks), flags)
-    if common & PACKED:
-        return reduction.leave(reduction.many(unpacked(payloads, entries, call.stream, reduction)))
-    if ready is not None and common & READY:
+    flags, payload, ready = begins(call, ranks, reduction, machine), b"", None
+    if flags == PACKED:
+        payload = pack(call.stream)
+    elif flags == READY and patient:
+        ready = reduction.densify(reduction.enter(call.stream))
+    else:
+        flags = 0
+    entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), flags)
+    if common == PACKED:
+        return Rows.of(payloads).reduced(entries, list(map(len, payloads)), Kind.of(call.stream, reduction), reduction)
+    if common == READY:
+        assert ready is not None
         return reduction.leave((yield DenseAllreduce(ready, call.op, soon=True)))
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
@@ -110,52 +117,24 @@ def room(ranks: int) -> int:
     return _ROOM // ranks if ranks <= _ROOM_RANKS else 0
 
 
-def packed(call: Call, room: int) -> bytes | None:
-    """The stream as it travels with the agreement: its values, and behind them its indices unless it is dense."""
-    stream = call.stream
-    if call.algorithm != AUTO or stream.nbytes > room:
-        return None
-    if stream._array is None:
-        indices, values = stream._entries()
-        return values.tobytes() + indices.tobytes()
-    return stream._array.tobytes() if call.op.is_sum else None
+def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> int:
+    """How this rank begins the operation, taking all to have as many entries: PACKED, READY for MPI's own sum, or 0 for neither.
 
-
-def unpacked(
-    payloads: Sequence[bytes], entries: Sequence[int], ours: SparseStream, reduction: Reduction
-) -> list[SparseStream]:
-    """The streams of all ranks, :func:`packed`: of the kind of ``ours`` and with that many entries each."""
-    stored, size, density = ours._stored, ours.size, reduction.switch_density
-    dtype, shape, indices_of = stored.dtype, stored.shape[1:], index_dtype(size)
-    limit, row = reduction.limit(ours), dtype.itemsize * (ours.width or 1)
-    streams = []
-    for payload, count in zip(payloads, entries, strict=True):
-        values = np.frombuffer(payload, dtype, count * row // dtype.itemsize)
-        if shape:
-            values = values.reshape(count, *shape)
-        if len(payload) == count * row and count:
-            stream = SparseStream._dense_form(values, size, density=density)
-        else:
-            stream = SparseStream._sparse_form(np.frombuffer(payload, indices_of, count, count * row), values, size, density=density)
-            if count > limit:
-                stream = reduction.densify(stream)
-        streams.append(stream)
-    return streams
-
-
-def expects_dense(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> bool:
-    """Whether the dense algorithm is chosen if all ranks have as many entries as this one, and takes MPI's own sum.
-
-    It then begins at once, while an operation with messages of its own is set up in the time that two of them take. And it blocks:
     Open MPI takes half the time of the non-blocking sum by which the machine was measured, less for a byte than for one of a message.
     """
-    if not call.op.is_sum or call.algorithm not in (AUTO, "dense"):
-        return False
+    summed = call.op.is_sum
+    if call.algorithm == "dense":
+        return READY * summed
+    if call.algorithm != AUTO or (call.stream.is_dense and not summed):
+        return 0
+    nbytes, most = packed_bytes(call.stream), room(ranks)
+    if nbytes <= min(_ALWAYS // ranks, most):
+        return PACKED
     known = call.machine or Machine()
     if machine is not None and call.machine is None:
         known = machine._replace(beta_dense=min(machine.beta_dense, machine.beta))
-    entries = [call.stream.stored] * ranks
-    return call.algorithm == "dense" or choose(call.stream, entries, reduction, known, 2 * known.alpha) == "dense"
+    name = choose_beginning(call.stream, ranks, reduction, known, nbytes <= most and not call.stream.is_dense)
+    return PACKED if name == "packed" else READY * (name == "dense" and summed)
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["choose", "measure", "pack_machine", "unpack_machine"]
+__all__ = ["choose", "choose_beginning", "measure", "pack_machine", "unpack_machine"]
 
 # Candidates in the order of preference among equals. The ring is never expected to win (its latency grows with P and its volume
 # is that of the split), and is left to those who know that their network wants neighbours to talk.
@@ -32,27 +32,49 @@ _CANDIDATES = (
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
 
 
-def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine, head_start: float = 0.0) -> str:
+def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, machine: Machine) -> str:
     """The name of the algorithm for streams like ``stream`` with ``entries[r]`` entries on rank r.
 
-    The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine. The dense
-    algorithm has a ``head_start``, in seconds, over those that send messages of their own.
+    The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine.
     """
-    problem = Problem(
-        entries=_rounded(sum(entries) / len(entries)),
+    return _best(_problem(stream, sum(entries) / len(entries), len(entries), reduction), machine)
+
+
+def choose_beginning(stream: SparseStream, ranks: int, reduction: Reduction, machine: Machine, fits: bool) -> str:
+    """The name of the algorithm to make ready for before the ranks agree, if all of ``ranks`` have as many entries as ``stream``.
+
+    "packed" stands for an allgather along with the agreement, without a latency of its own, for a stream that ``fits``. The dense
+    algorithm begins at once too, while one that sends messages of its own is set up in the time that two of them take.
+    """
+    return _beginning(_problem(stream, stream.stored, ranks, reduction), machine, fits)
+
+
+def _problem(stream: SparseStream, entries: float, ranks: int, reduction: Reduction) -> Problem:
+    return Problem(
+        entries=_rounded(entries),
         size=stream.size,
-        ranks=len(entries),
+        ranks=ranks,
         value_bytes=stream.dtype.itemsize * (stream.width or 1),
         index_bytes=index_dtype(stream.size).itemsize,
         switch_density=reduction.switch_density,
     )
-    return _best(problem, machine, head_start)
 
 
 @lru_cache(maxsize=4096)
-def _best(problem: Problem, machine: Machine, head_start: float) -> str:
-    times = {name: predicted_time(name, problem, machine) + (head_start if name != "dense" else 0.0) for name in _CANDIDATES}
-    best = min(_CANDIDATES, key=times.__getitem__)
+def _best(problem: Problem, machine: Machine) -> str:
+    return _fastest({name: predicted_time(name, problem, machine) for name in _CANDIDATES}, machine)
+
+
+@lru_cache(maxsize=4096)
+def _beginning(problem: Problem, machine: Machine, fits: bool) -> str:
+    times = {name: predicted_time(name, problem, machine) + 2 * machine.alpha * (name != "dense") for name in _CANDIDATES}
+    if fits:
+        times["packed"] = times["allgather"] - (2 + (problem.ranks - 1).bit_length()) * machine.alpha
+    return _fastest(times, machine)
+
+
+def _fastest(times: dict[str, float], machine: Machine) -> str:
+    best = min(times, key=times.__getitem__)
     return best if times[best] <= machine.trust * times["dense"] else "dense"
 
 

@@ -145,6 +145,7 @@ class Channel:
         self.number = 0
         self.in_flight: list[Operation] = []
         self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
+        self.hearing: Any = None  # memory for what the ranks tell each other
         # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
         self.messages, request = comm.Idup()
         self._preparation = self._prepare(request)

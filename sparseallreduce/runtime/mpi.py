@@ -86,8 +86,9 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
     """The result if the operation can take :mod:`~sparseallreduce.runtime.short`, else None."""
     if _short is None or type(stream) is not SparseStream or type(op) is not str:
         return None
-    comm = world() if comm is None else comm
-    if not isinstance(comm, _short.MPI.Intracomm) or not comm:
+    if comm is None:
+        comm = _short.MPI.COMM_WORLD
+    elif not isinstance(comm, _short.MPI.Intracomm) or not comm:
         return None
     channel = comm.Get_attr(_attribute()[0])
     if channel is None or not _short.engine.at_ease(channel):

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms import AUTO, agreement
 from sparseallreduce.algorithms import allreduce as long
-from sparseallreduce.algorithms.agreement import Agreed, Intent, digest_of
+from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.runtime import engine
-from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["allreduce"]
 
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
+_COPIED = 1 << 23  # bytes up to which a dense stream is copied and summed in place; above, that takes longer than a sum in new memory
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
 
@@ -41,42 +42,47 @@ class _Kind:
     """
 
     def __init__(self, call: long.Call, intent: Intent, channel: engine.Channel) -> None:
-        stored = call.stream._stored
+        dtype = call.stream.dtype
         self.channel = channel
-        self.arguments = tuple(call)[1:]  # behind the stream
+        self._call = call
         self.terms = intent.terms
         self.digest = digest_of(intent.terms)
         self.reduction = Reduction(call.op)
-        self.room = long.room(channel.ranks)
-        self.shape = (call.stream.size, *stored.shape[1:])
-        self.zero = stored.dtype.type(0)
-        self.native = engine.has_native_sum(call.op, stored.dtype, math.prod(self.shape))
+        self.streams = packed.Kind.of(call.stream, self.reduction)
+        self.zero = dtype.type(0)
+        self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
         self.others = [rank for rank in range(channel.ranks) if rank != channel.rank]
-        self._dense: dict[int, bool] = {}
-        self.renew()
+        self.beginnings: dict[int, int] = {}  # how operations on so many entries begin
 
-    def renew(self) -> None:
-        """Take new memory for what the ranks say."""
-        self.rows = np.empty((self.channel.ranks, _WORD.size + self.room), np.uint8)
-        self.heard = [memoryview(row) for row in self.rows]  # type: ignore[arg-type]
+    def call(self, stream: SparseStream) -> long.Call:
+        """The call that is made for one of them."""
+        return self._call._replace(stream=stream)
 
-    def dense(self, call: long.Call, entries: int) -> bool:
-        """Whether MPI's own sum is expected to be chosen for streams of that many entries."""
-        expected = self._dense.get(entries)
-        if expected is None:
-            _make_room(self._dense)
-            channel = self.channel
-            expected = self.native and long.expects_dense(call, channel.ranks, self.reduction, channel.machine)
-            self._dense[entries] = expected
-        return expected
+    def begins(self, stream: SparseStream) -> int:
+        """How an operation begins: as :func:`~sparseallreduce.algorithms.allreduce.begins`; remembered by its entries."""
+        channel = self.channel
+        flags = long.begins(self.call(stream), channel.ranks, self.reduction, channel.machine)
+        if flags == long.READY and not self.native:
+            flags = 0
+        _make_room(self.beginnings)
+        self.beginnings[stream.stored] = flags
+        return flags
 
 
-class _Opening(NamedTuple):
-    """What a rank has at hand before it says anything."""
+class _Hearing:
+    """Where the words of all ranks come into, for operations of a channel one after the other."""
 
-    flags: int = 0
-    payload: bytes = b""  # the stream, if it is packed
-    array: NDArray[Any] | None = None  # zeros for its entries, or a copy of them if it is dense
+    def __init__(self, ranks: int) -> None:
+        self.rows = packed.Rows(ranks, _WORD.size, long.room(ranks))
+        self.places = [memoryview(row) for row in self.rows.bytes]  # type: ignore[arg-type]
+
+
+class _Agreed(NamedTuple):
+    """What a rank knows of all ranks once they agree; what they have packed lies in the rows."""
+
+    entries: list[int]
+    lengths: list[int]  # of what they have packed, bytes
+    flags: int  # that all have set
 
 
 def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: bool) -> SparseStream | None:
@@ -96,37 +102,48 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     SparseAllreduceError
         On all ranks the same.
     """
-    stored = stream._stored
+    stored, dense = stream._stored, stream._array
     kind = channel.kinds.get((stream.size, stored.dtype, stored.shape[1:], op)) or _new_kind(stream, op, channel)
     if kind is None:
         return None
-    call, entries, begun = long.Call(stream, *kind.arguments), len(stored), None
-    requests: list[MPI.Request] = []
+    entries, tag, payload = len(stored), channel.next_tag(), b""
+    array: NDArray[Any] | None = None
+    requests: list[MPI.Request] | None = None
+    step = rows = None
     try:
-        opening = _opening(call, entries, kind, patient)
-        begun = engine.Begun(channel.next_tag())
-        word = _WORD.pack(channel.sound, len(opening.payload), True, opening.flags, kind.digest, entries) + opening.payload
-        requests = _told(word, kind, begun.tag)
-        if opening.array is not None and stream._array is None:
-            kernels.scatter_set(*stream._entries(), 0, opening.array)
-        agreed = _agreed(word, kind) if engine.done_within(requests) else None
-        if agreed is None:
-            steps = long.operation(call, Intent(kind.terms, entries), channel.rank, channel.ranks, channel.machine, patient)
-            begun = engine.Begun(begun.tag, steps.send(None), requests, _taken(word, kind))  # a step which has been taken
-        elif agreed.flags & long.PACKED:
-            return kind.reduction.leave(kind.reduction.many(long.unpacked(agreed.payloads, agreed.entries, stream, kind.reduction)))
-        elif agreed.flags & long.READY and opening.array is not None:
-            channel.collectives.Allreduce(MPI.IN_PLACE, opening.array, MPI.SUM)
-            return kind.reduction.leave(SparseStream._dense_form(opening.array, stream.size))
+        hearing = channel.hearing or _new_hearing(channel)
+        flags = kind.beginnings.get(entries, -1)
+        if flags < 0:
+            flags = kind.begins(stream)
+        # Memory is taken before this rank says that it is ready, and filled while the others hear of it.
+        if flags == long.PACKED:
+            payload = packed.pack(stream)
+        elif flags == long.READY and patient:
+            array, source = _summands(dense, kind)
         else:
-            steps = long.allreduce(call, agreed.entries, channel.rank, channel.ranks, channel.machine, Reduction(call.op))
+            flags = 0
+        word = _WORD.pack(channel.sound, len(payload), True, flags, kind.digest, entries) + payload
+        requests = _told(word, kind, hearing.places, tag)
+        if array is not None and dense is None:
+            kernels.scatter_set(*stream._entries(), 0, array)
+        agreed = _agreed(word, flags, kind, hearing.places) if engine.done_within(requests) else None
+        if agreed is None:
+            steps = long.operation(kind.call(stream), Intent(kind.terms, entries), channel.rank, channel.ranks, channel.machine, patient)
+            step, rows = steps.send(None), _taken(word, channel, hearing)  # a step which has been taken
+        elif agreed.flags == long.PACKED:
+            return hearing.rows.reduced(agreed.entries, agreed.lengths, kind.streams, kind.reduction)
+        elif agreed.flags == long.READY and array is not None:
+            channel.collectives.Allreduce(source, array, MPI.SUM)
+            array.flags.writeable = False
+            return SparseStream._dense_form(array, stream.size)
+        else:
+            reduction, requests = Reduction(kind.reduction.op), None
+            steps = long.allreduce(kind.call(stream), agreed.entries, channel.rank, channel.ranks, channel.machine, reduction)
     except Exception as error:
         steps = engine.failed(error)
-        if begun is None:
-            begun = engine.Begun(channel.next_tag())
-        else:  # something may still be on its way into this memory
-            begun = engine.Begun(begun.tag, None, requests, kind.rows)
-            kind.renew()
+        if requests is not None:  # something may still be on its way into this memory
+            rows, channel.hearing = hearing.rows.bytes, None
+    begun = engine.Begun(tag, step, requests, rows)
     result: SparseStream = engine.outcome(engine.Operation(channel, lambda: steps, entries, begun=begun))
     return result
 
@@ -146,41 +163,44 @@ def _make_room(remembered: dict[Any, Any]) -> None:
         remembered.clear()
 
 
-def _opening(call: long.Call, entries: int, kind: _Kind, patient: bool) -> _Opening:
-    """What this rank is ready for. Memory is taken before it says so, and filled while the others hear of it."""
-    payload = long.packed(call, kind.room)
-    if payload is not None:
-        return _Opening(long.PACKED, payload)
-    if not patient or not kind.dense(call, entries):
-        return _Opening()
-    dense = call.stream._array
-    return _Opening(long.READY, array=memory.full(kind.shape, kind.zero) if dense is None else memory.copy(dense))
+def _new_hearing(channel: engine.Channel) -> _Hearing:
+    channel.hearing = hearing = _Hearing(channel.ranks)
+    return hearing
 
 
-def _told(word: bytes, kind: _Kind, tag: int) -> list[MPI.Request]:
+def _summands(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], Any]:
+    """The array of the sum, and what MPI is to add: that array, once it is filled, or a ``dense`` one as it lies."""
+    if dense is None:
+        return memory.full(kind.streams.shape, kind.zero), MPI.IN_PLACE
+    if dense.nbytes <= _COPIED:
+        return memory.copy(dense), MPI.IN_PLACE
+    return memory.empty(dense.shape, dense.dtype), dense
+
+
+def _told(word: bytes, kind: _Kind, places: list[memoryview], tag: int) -> list[MPI.Request]:
     """Tell all ranks, and begin to hear them."""
-    comm = kind.channel.collectives
-    requests = [comm.Irecv(kind.heard[other], other, tag) for other in kind.others]
-    return requests + [comm.Isend(word, other, tag) for other in kind.others]
+    comm, others = kind.channel.collectives, kind.others
+    requests = [comm.Irecv(places[other], other, tag) for other in others]
+    return requests + [comm.Isend(word, other, tag) for other in others]
 
 
-def _agreed(word: bytes, kind: _Kind) -> Agreed | None:
+def _agreed(word: bytes, flags: int, kind: _Kind, places: list[memoryview]) -> _Agreed | None:
     """What all ranks have said, if they mean the same and nothing is wrong anywhere."""
-    kind.heard[kind.channel.rank][: len(word)] = word
-    entries, payloads, common = [], [], 0xFF
-    for heard in kind.heard:
-        sound, length, well, flags, digest, count = _WORD.unpack_from(heard)
+    places[kind.channel.rank][: len(word)] = word
+    entries, lengths = [], []
+    for place in places:
+        sound, length, well, theirs, digest, count = _WORD.unpack_from(place)
         if not sound or not well or digest != kind.digest:
             return None
-        common &= flags
+        flags &= theirs
         entries.append(count)
-        payloads.append(heard[_WORD.size : _WORD.size + length].tobytes())
-    return Agreed(tuple(entries), tuple(payloads), common)
+        lengths.append(length)
+    return _Agreed(entries, lengths, flags)
 
 
-def _taken(word: bytes, kind: _Kind) -> NDArray[np.uint8]:
+def _taken(word: bytes, channel: engine.Channel, hearing: _Hearing) -> NDArray[np.uint8]:
     """The memory into which the ranks say their words, ours among them; the next operation has its own."""
-    rows = kind.rows
-    rows[kind.channel.rank, : len(word)] = np.frombuffer(word, np.uint8)
-    kind.renew()
+    rows = hearing.rows.bytes
+    rows[channel.rank, : len(word)] = np.frombuffer(word, np.uint8)
+    channel.hearing = None
     return rows

@@ -19,7 +19,7 @@ from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import SUM, Operator
 
-__all__ = ["first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates", "warm_up"]
+__all__ = ["first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates", "sum_rows", "warm_up"]
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -236,6 +236,42 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return iout, vout
 
 
+def sum_rows(
+    rows: Indices, values: Values, start: int, counts: NDArray[np.int64], limit: int, iout: Indices, vout: Values, dense: Values
+) -> int:
+    """Sum streams that lie one in a row of bytes: from byte ``start`` on their values, behind them aligned their indices.
+
+    Parameters
+    ----------
+    rows, values : ndarray, shapes (ranks, bytes / index size) and (ranks, bytes / value size)
+        The same bytes as indices and as values.
+    start : int
+        A multiple of both sizes.
+    counts : ndarray of int64, shape (ranks,)
+        Entries of each row, or -1 for all values of a dense vector without indices.
+    limit : int
+        Entries above which the sum goes dense.
+    iout, vout : ndarray, shape (1 or 2, room)
+        Where sums are written, by turns; one row is enough for two ranks. Room for all entries, or for ``limit`` if that is less.
+    dense : ndarray, shape (size,)
+        Zeros, needed if more than ``limit`` entries may come together or any row is dense.
+
+    Returns
+    -------
+    int
+        Entries of the sum in the row of ``iout`` and ``vout`` that was written last; -1 if the sum is in ``dense``.
+
+    Notes
+    -----
+    The lengths are the caller's word; a sum of -0.0 and of nothing may be 0.0 in the dense form, as in NumPy's.
+    """
+    entry = _entries.get(("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)) or _compiled(
+        "sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1
+    )
+    found: int = (entry or reference.sum_rows)(rows, values, start, counts, limit, iout, vout, dense)
+    return found
+
+
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Find the indices that two sorted sets share.
 
@@ -271,6 +307,10 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
     gather_present(dense, 0, index_dtype)
     first_violation(indices, 1)
     sum_duplicates(indices, dense, op)
+    if op.is_sum and ndim == 1:
+        rows = np.zeros((2, 2), np.uint64)
+        out = np.empty((1, 1), index_dtype), np.empty((1, 1), value_dtype)
+        sum_rows(rows.view(index_dtype), rows.view(value_dtype), 0, np.zeros(2, np.int64), 1, *out, dense)
 
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:

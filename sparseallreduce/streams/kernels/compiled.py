@@ -481,6 +481,38 @@ def _count_different(indices: Indices) -> Any:
     return different
 
 
+@kernel
+def sum_rows(
+    op: int, rows: Indices, values: Values, start: Any, counts: Any, limit: Any, iout: Indices, vout: Values, dense: Values
+) -> Any:
+    """Take the first row as it lies, and merge one after the other into it, in two outputs by turns; or all into ``dense``."""
+    size, filled, outputs = U(dense.shape[0]), False, U(iout.shape[0])
+    n, first = U(0), start // U(values.itemsize)
+    indices, sums = rows[U(0), :0], values[U(0), :0]
+    for r in range(U(counts.shape[0])):
+        is_dense = counts[r] < 0
+        count = U(0) if is_dense else U(counts[r])
+        behind = (start + count * U(values.itemsize) + U(rows.itemsize - 1)) // U(rows.itemsize)
+        more, added = rows[r, behind : behind + count], values[r, first : first + (size if is_dense else count)]
+        if not filled and (is_dense or n + count > limit):
+            for j in range(n):
+                dense[U(indices[j])] = sums[j]
+            filled = True
+        if is_dense:
+            for j in range(size):
+                dense[j] = _combine(op, dense[j], added[j])
+        elif filled:
+            for j in range(count):
+                dense[U(more[j])] = _combine(op, dense[U(more[j])], added[j])
+        elif r == U(0):
+            indices, sums, n = more, added, count
+        else:
+            out = (r - U(1)) % outputs
+            n = _finish(op, indices, sums, U(0), n, more, added, U(0), count, iout[out], vout[out], U(0))
+            indices, sums = iout[out], vout[out]
+    return np.int64(-1) if filled else np.int64(n)
+
+
 def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, ndim: int = 1, op: int | None = None) -> Any:
     """Compile one specialisation of a kernel, or load it from numba's cache on disk.
 
@@ -501,7 +533,8 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
     """
     i, iout = _array(index_dtype, 1, True), _array(index_dtype, 1, False)
     v, vout = _array(value_dtype, ndim, True), _array(value_dtype, ndim, False)
-    positions = _array(np.uint64, 1, False)
+    positions, counts = _array(np.uint64, 1, False), _array(np.int64, 1, False)
+    tables = _array(index_dtype, 2, False), _array(value_dtype, 2, False)
     mask = numba.from_dtype(np.dtype(value_dtype))
     kernels = {
         "merge": ((merge, merge_rows), (i, v, i, v, iout, vout)),
@@ -510,6 +543,7 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "gather_present": ((gather_present, gather_present_rows), (v, mask, types.uint64, iout, vout)),
         "first_violation": ((first_violation, None), (i, types.uint64)),
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
+        "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, types.uint64, *tables, vout)),
     }
     variants, signature = kernels[name]
     dispatcher = variants[ndim - 1]

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.operator import SUM, Operator
 
-__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates"]
+__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates", "sum_rows"]
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -79,6 +79,32 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
         turn += 1
         longer = longer[repeats[longer] > turn]
     return indices[starts], combined
+
+
+def sum_rows(
+    rows: Indices, values: Values, start: int, counts: NDArray[np.int64], limit: int, iout: Indices, vout: Values, dense: Values
+) -> int:
+    """Sum packed streams, one a row, into the outputs by turns, or all into ``dense``."""
+    n, first, filled = 0, start // values.itemsize, False
+    indices, sums = rows[0, :0], values[0, :0]
+    for r, count in enumerate(counts.tolist()):
+        held = max(count, 0)
+        behind = -(-(start + held * values.itemsize) // rows.itemsize)
+        more, added = rows[r, behind : behind + held], values[r, first : first + (held if count >= 0 else len(dense))]
+        if not filled and (count < 0 or n + held > limit):
+            scatter_set(indices[:n], sums[:n], 0, dense)
+            filled = True
+        if count < 0:
+            dense[:] = combine(SUM, dense, added)
+        elif filled:
+            scatter(more, added, 0, SUM, dense)
+        elif r == 0:
+            indices, sums, n = more, added, held
+        else:
+            out = (r - 1) % len(iout)
+            n = merge(indices[:n], sums[:n], more, added, SUM, iout[out], vout[out])
+            indices, sums = iout[out], vout[out]
+    return -1 if filled else n
 
 
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
