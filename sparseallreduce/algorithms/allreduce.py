@@ -15,8 +15,8 @@ from sparseallreduce.algorithms.choose import choose, choose_beginning
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
+from sparseallreduce.streams import packed
 from sparseallreduce.streams.operator import Operator, as_operator
-from sparseallreduce.streams.packed import Kind, Rows, pack, packed_bytes
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -83,14 +83,15 @@ def operation(
     reduction = Reduction(call.op, call.switch_density)
     flags, payload, ready = begins(call, ranks, reduction, machine), b"", None
     if flags == PACKED:
-        payload = pack(call.stream)
+        payload = packed.pack(call.stream)
     elif flags == READY and patient:
         ready = reduction.densify(reduction.enter(call.stream))
     else:
         flags = 0
     entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), flags)
     if common == PACKED:
-        return Rows.of(payloads).reduced(entries, list(map(len, payloads)), Kind.of(call.stream, reduction), reduction)
+        kind = packed.Kind.of(call.stream, reduction)
+        return packed.Rows.of(payloads).reduced(entries, list(map(len, payloads)), kind, reduction)
     if common == READY:
         assert ready is not None
         return reduction.leave((yield DenseAllreduce(ready, call.op, soon=True)))
@@ -127,7 +128,7 @@ def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None
         return READY * summed
     if call.algorithm != AUTO or (call.stream.is_dense and not summed):
         return 0
-    nbytes, most = packed_bytes(call.stream), room(ranks)
+    nbytes, most = packed.packed_bytes(call.stream), room(ranks)
     if nbytes <= min(_ALWAYS // ranks, most):
         return PACKED
     known = call.machine or Machine()

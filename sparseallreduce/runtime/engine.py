@@ -8,7 +8,8 @@ Messages of an operation carry its number as tag, on a duplicate of the user's c
 a second duplicate, each operation's after those of all operations started before it, because MPI asks that all ranks start the
 collectives of a communicator in the same order. All are of the non-blocking kind: a rank that waits inside MPI burns the core that
 the others need where ranks outnumber cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores, the same polled
-0.12 s), and is no faster where they do not.
+0.12 s). The exception is the dense sum that all ranks of a blocking operation are ready for: it is what the user would call, and
+at P = 3 to 8 on 2 cores takes 0.5 to 0.9 of the polled one's time up to 4 MiB, and 0.9 to 1.3 above.
 """
 
 from __future__ import annotations
@@ -330,7 +331,7 @@ class Operation:
         if isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
-            if self.requests is None or not done_within(self.requests, 1 if self.channel.crowded else _COLLECTIVE_SPINS):
+            if self.requests is None or not done_within(self.requests, self.channel.crowded, 1 if self.channel.crowded else _COLLECTIVE_SPINS):
                 self._probe()  # a rank that has given up will not take part
                 return False, None
             value, self.requests, self.received = self._collected(step), None, None
@@ -621,7 +622,7 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
         share = steps.send(None)
         assert isinstance(share, Share)
         requests, rows = _tell(share, channel, begun.tag, first=True)
-        if done_within(requests):
+        if done_within(requests, channel.crowded):
             said, sound = _heard(share, rows)
             begun = Begun(begun.tag, native=sound)
             steps = _resumed(steps.send(said), steps)
@@ -639,11 +640,16 @@ def at_ease(channel: Channel) -> bool:
     return channel.ready and channel.ranks <= _DIRECT_RANKS and not (_active or _preparing or traces)
 
 
-def done_within(requests: list[MPI.Request], polls: int = _FIRST_SPINS) -> bool:
-    """Whether the requests are done, or within so many polls, by default the time that a small message takes."""
-    for _ in range(polls):  # noqa: SIM110, a generator would double what a poll takes
+def done_within(requests: list[MPI.Request], crowded: bool, polls: int = _FIRST_SPINS) -> bool:
+    """Whether the requests are done, or within so many polls, by default the time that a small message takes.
+
+    Where ranks share cores, what is waited for may have to be done by one that waits for this core.
+    """
+    for _ in range(polls):
         if MPI.Request.Testall(requests):
             return True
+        if crowded:
+            os.sched_yield()
     return False
 
 

@@ -61,7 +61,8 @@ def allreduce(
     -------
     SparseStream
         The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
-        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``.
+        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may take another
+        algorithm, which adds in another order, in :func:`iallreduce` or while requests are in flight: MPI's sum is fastest blocking.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
     channel = comm.Get_attr(_attribute()[0])
     if channel is None or not _short.engine.at_ease(channel):
         return None
-    result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending and not channel.crowded)
+    result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending)
     return result
 
 
@@ -297,7 +298,7 @@ def _launched(
     patient = blocking and not _pending
 
     def steps() -> Generator[Step, Any, Any]:
-        return schedule(intent, channel.rank, channel.ranks, channel.machine, patient and not channel.crowded and engine.alone())
+        return schedule(intent, channel.rank, channel.ranks, channel.machine, patient and engine.alone())
 
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))

@@ -126,7 +126,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
         requests = _told(word, kind, hearing.places, tag)
         if array is not None and dense is None:
             kernels.scatter_set(*stream._entries(), 0, array)
-        agreed = _agreed(word, flags, kind, hearing.places) if engine.done_within(requests) else None
+        agreed = _agreed(word, flags, kind, hearing.places) if engine.done_within(requests, channel.crowded) else None
         if agreed is None:
             steps = long.operation(kind.call(stream), Intent(kind.terms, entries), channel.rank, channel.ranks, channel.machine, patient)
             step, rows = steps.send(None), _taken(word, channel, hearing)  # a step which has been taken

@@ -8,7 +8,7 @@ from oracle import bits
 
 import sparseallreduce as sar
 from sparseallreduce import Machine, Network, SparseStream
-from sparseallreduce.algorithms.choose import choose, measure
+from sparseallreduce.algorithms.choose import choose, choose_beginning, measure
 from sparseallreduce.algorithms.cost import Problem, predicted_time
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.reduction import Reduction
@@ -25,6 +25,19 @@ def test_few_entries_are_summed_by_recursive_doubling(ranks):
     for entries in (0, 1, 10):
         assert chosen(entries, 2**24, ranks) in ("ssar_recursive_doubling", "allgather")
     assert chosen(10, 2**24, 8) == "ssar_recursive_doubling"
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_what_travels_with_the_agreement_is_what_takes_less_time_than_a_sum(ranks):
+    """On a host of the figures that were measured; and nothing does that does not fit."""
+    host = Machine(alpha=7e-5, beta=1.5e-10, gamma=2.5e-9, gamma_dense=1.4e-10, beta_dense=2.5e-10, alpha_dense=1e-5, trust=0.7)
+
+    def beginning(entries, size, fits=True):
+        return choose_beginning(SparseStream(np.arange(entries), np.ones(entries, np.float32), size), ranks, Reduction(), host, fits)
+
+    assert beginning(100, 2**24) == beginning(2000, 2**18) == "packed"
+    assert beginning(2000, 2**18, fits=False) == beginning(2**15, 2**17) == "dense"
+    assert beginning(2**14, 2**24, fits=False) not in ("packed", "dense")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])

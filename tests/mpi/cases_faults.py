@@ -12,7 +12,7 @@ from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.streams import wire
+from sparseallreduce.streams import packed, wire
 from sparseallreduce.streams.reduction import Reduction
 
 MESSAGES = ("allgather", "ssar_recursive_doubling", "ssar_split_allgather", "ssar_ring", "dsar_split_allgather", "dsar_early_switch")
@@ -80,17 +80,18 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
 
 
 @limit(20)
-@each(size=[*SIZES, 1_000_000], where=["packed", "unpacked", "expects_dense"])
+@each(size=[*SIZES, 1_000_000], where=["begins", "pack", "reduced"])
 def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where):
     """In the first step of a blocking operation, whether the stream travels with it or not."""
     inputs, culprit = needs_two(comm, size)
-    with failing(allreduce, where, MemoryError("no room"), comm.rank == culprit) as struck:
+    owner = {"begins": allreduce, "pack": packed, "reduced": packed.Rows}[where]
+    with failing(owner, where, MemoryError("no room"), comm.rank == culprit) as struck:
         try:
             outcome = sar.allreduce(inputs.stream(comm.rank), comm)
         except sar.SparseAllreduceError as error:
             outcome = error
     called = comm.bcast(bool(struck and struck[0].called), culprit)
-    if called and where != "unpacked":  # by then the others know all they need
+    if called and where != "reduced":  # by then the others know all they need
         assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room"
     if not called:
         inputs.check(outcome)

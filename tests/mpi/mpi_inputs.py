@@ -22,7 +22,7 @@ class Inputs:
     dtype: str = "float64"
     width: int | None = None
     seed: int = 0
-    entries: int | None = None  # of every rank
+    entries: int | tuple[int, ...] | None = None  # of every rank, or of each
 
     @property
     def parts(self):
@@ -47,7 +47,9 @@ class Inputs:
         rng = np.random.default_rng([self.seed, rank, self.size])
         size = self.size
         nnz = self.entries
-        if nnz is None:
+        if isinstance(nnz, tuple):
+            nnz = nnz[rank]
+        elif nnz is None:
             nnz = min(size, (size // 7 + 1, 0, size, 1, size // 20, size // 2, size // 3, size)[(rank + self.seed) % 8])
         shape = (nnz,) if self.width is None else (nnz, self.width)
         signs = rng.choice([-1, 1], shape)

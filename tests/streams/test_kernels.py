@@ -264,6 +264,42 @@ def test_sum_duplicates_gives_the_bits_of_its_twin(given_stream, repeats, seed):
     np.testing.assert_array_equal(found[0], unique)
 
 
+@st.composite
+def rows(draw):
+    """Packed streams of a few ranks behind 16 bytes, their counts, the limit and the dimension."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    index_dtype, value_dtype = draw(st.sampled_from([kind[:2] for kind in KINDS if kind[2:] == (1, SUM)]))
+    size, ranks = draw(st.sampled_from([1, 2, 9, 64, 700])), draw(st.integers(2, 9))
+    fills = draw(st.lists(st.sampled_from(["none", "one", "few", "half", "dense"]), min_size=ranks, max_size=ranks))
+    held, counts = np.zeros((ranks, 16 + 16 * size), np.uint8), []
+    for row, fill in zip(held, fills):
+        count = {"none": 0, "one": 1, "few": size // 8, "half": size // 2, "dense": size}[fill]
+        values = random_values(rng, count, value_dtype)
+        row[16 : 16 + values.nbytes] = values.view(np.uint8)
+        if fill != "dense":
+            indices = np.sort(rng.choice(size, count, replace=False)).astype(index_dtype)
+            behind = -(-(16 + values.nbytes) // indices.itemsize) * indices.itemsize
+            row[behind : behind + indices.nbytes] = indices.view(np.uint8)
+        counts.append(-1 if fill == "dense" else count)
+    return held.view(index_dtype), held.view(value_dtype), np.array(counts), draw(st.sampled_from([0, size // 2, size])), size
+
+
+@fast
+@given(rows())
+def test_sum_rows_gives_the_bits_of_its_twin(given_rows):
+    held, values, counts, limit, size = given_rows
+    found = []
+    for module in (kernels, reference):
+        room = (1 if len(counts) == 2 else 2, min(limit, int(counts[counts > 0].sum())))
+        outputs = np.zeros(room, held.dtype), np.zeros(room, values.dtype), np.zeros(size, values.dtype)
+        found.append((module.sum_rows(held, values, 16, counts, limit, *outputs), *outputs))
+    (n, *ours), (of_twin, *theirs) = found
+    assert n == of_twin <= limit
+    assert n == -1 or (counts >= 0).all()
+    for array, twin in zip(ours, theirs) if n >= 0 else ((ours[2], theirs[2]),):
+        np.testing.assert_array_equal(bits(array), bits(twin))
+
+
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
 @given(seed=st.integers(0, 2**32 - 1), count_a=st.integers(0, 50), count_b=st.integers(0, 50))
 def test_shared_finds_the_indices_of_both(index_dtype, seed, count_a, count_b):
@@ -341,7 +377,8 @@ assert "numba" not in sys.modules, "importing the kernels must not import numba"
 begin = time.perf_counter()
 kernels.warm_up()
 from sparseallreduce.streams.kernels import compiled
-dispatchers = [compiled.merge, compiled.scatter, compiled.gather_present, compiled.first_violation, compiled.sum_duplicates]
+used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_rows")
+dispatchers = [getattr(compiled, name) for name in used]
 print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
 """
 
@@ -363,14 +400,14 @@ def outcome(process):
 def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_ones_none(tmp_path):
     together = [probe(tmp_path) for _ in range(4)]
     compiled = [outcome(process) for process in together]
-    assert sum(compiled) == 6
+    assert sum(compiled) == 7
     assert outcome(probe(tmp_path)) == 0
 
 
 def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
-    assert outcome(probe(tmp_path / "file" / "cache")) == 6
+    assert outcome(probe(tmp_path / "file" / "cache")) == 7
 
 
 def test_a_damaged_cache_is_done_without(tmp_path):
