@@ -22,10 +22,10 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["PACKED", "READY", "Call", "allreduce", "begins", "make_call", "operation", "room"]
 
-# Bytes of all ranks together, up to which a stream always travels with the agreement, and up to which it does where the model expects
-# that to be fastest: 4,000 and 131,072 of a rank at P = 2; from 17 ranks on only words are exchanged. The MPI libraries send messages
-# of 4 KiB at once, longer ones in part only when the receiver has answered.
-_ALWAYS = 8000
+# Bytes of a rank up to which its stream always travels with the agreement, and bytes of all ranks up to which it does where the model
+# expects that to be fastest: 131,072 of a rank at P = 2. From 17 ranks on only words are exchanged. The MPI libraries send messages of
+# 4 KiB at once, longer ones in part only when the receiver has answered.
+_ALWAYS = 4000
 _ROOM = 1 << 18
 _ROOM_RANKS = 16
 PACKED, READY = 1, 2  # flags of the agreement: the stream travels with the agreement; this rank can enter the dense allreduce at once
@@ -129,7 +129,7 @@ def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None
     if call.algorithm != AUTO or (call.stream.is_dense and not summed):
         return 0
     nbytes, most = packed.packed_bytes(call.stream), room(ranks)
-    if nbytes <= min(_ALWAYS // ranks, most):
+    if nbytes <= min(_ALWAYS, most):
         return PACKED
     known = call.machine or Machine()
     if machine is not None and call.machine is None:
