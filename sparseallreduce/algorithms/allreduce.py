@@ -119,10 +119,7 @@ def room(ranks: int) -> int:
 
 
 def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> int:
-    """How this rank begins the operation, taking all to have as many entries: PACKED, READY for MPI's own sum, or 0 for neither.
-
-    Open MPI takes half the time of the non-blocking sum by which the machine was measured, less for a byte than for one of a message.
-    """
+    """How this rank begins the operation, taking all to have as many entries: PACKED, READY for MPI's own sum, or 0 for neither."""
     summed = call.op.is_sum
     if call.algorithm == "dense":
         return READY * summed
@@ -131,9 +128,7 @@ def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None
     nbytes, most = packed.packed_bytes(call.stream), room(ranks)
     if nbytes <= min(_ALWAYS, most):
         return PACKED
-    known = call.machine or Machine()
-    if machine is not None and call.machine is None:
-        known = machine._replace(beta_dense=min(machine.beta_dense, machine.beta))
+    known = call.machine or machine or Machine()
     name = choose_beginning(call.stream, ranks, reduction, known, nbytes <= most and not call.stream.is_dense)
     return PACKED if name == "packed" else READY * (name == "dense" and summed)
 

@@ -41,12 +41,13 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
 
 
 def choose_beginning(stream: SparseStream, ranks: int, reduction: Reduction, machine: Machine, fits: bool) -> str:
-    """The name of the algorithm to make ready for before the ranks agree, if all of ``ranks`` have as many entries as ``stream``.
+    """The name of the algorithm that ranks which can block make ready for before they agree, if all have as many entries as ``stream``.
 
     "packed" stands for an allgather along with the agreement, without a latency of its own, for a stream that ``fits``. The dense
     algorithm begins at once too, while one that sends messages of its own is set up in the time that two of them take.
     """
-    return _beginning(_problem(stream, stream.stored, ranks, reduction), machine, fits)
+    blocking = machine if machine.beta_blocking is None else machine._replace(beta_dense=machine.beta_blocking)
+    return _beginning(_problem(stream, stream.stored, ranks, reduction), blocking, fits)
 
 
 def _problem(stream: SparseStream, entries: float, ranks: int, reduction: Reduction) -> Problem:
@@ -87,13 +88,14 @@ def _rounded(entries: float) -> float:
 def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any, Machine]:
     """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
 
-    Each is the fastest of some repetitions: messages of a header alone and of 1 MiB to the rank half way round, additions of
-    streams, and dense allreduces of one value and of 4 MiB. ``sharing`` is the number of ranks to a core of this host: additions
-    that were fast while the others waited take so much longer when all ranks add.
+    Each is the fastest of some repetitions: messages of 32 KiB and of 1 MiB to the rank half way round, additions of streams, and
+    dense allreduces of one value and of 4 MiB. Messages of a header alone would take less than a latency of those that matter:
+    longer ones go out in parts, and where ranks share cores each waits for its turn. ``sharing`` is the number of ranks to a core
+    of this host: additions that were fast while the others waited take so much longer when all ranks add.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
-    small, large = _evenly(0, 1 << 20), _evenly(1 << 17, 1 << 20)
+    none, small, large = (_evenly(entries, 1 << 20) for entries in (0, 1 << 12, 1 << 17))
     times = {"alpha": 0.0, "large": 0.0, "gamma": 0.0, "gamma_dense": 0.0, "dense": 0.0, "alpha_dense": 0.0}
 
     def timed(name: str, start: float, end: float) -> None:
@@ -116,7 +118,7 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
         reduction.pair(large, other)
         middle = yield Clock()
         timed("gamma", start, middle)
-        reduction.densify(small)
+        reduction.densify(none)
         timed("gamma_dense", middle, (yield Clock()))
     for _ in range(3):
         array = _ones(1 << 20)  # a new one as in every operation: one that another core has just read takes twice as long
@@ -131,13 +133,17 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
             yield DenseAllreduce(array, SUM)
         timed("alpha_dense", start, (yield Clock()))
     volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
+    beta = max(times["large"] - times["alpha"], 0.0) / (large.nbytes - small.nbytes)
+    beta_dense = times["dense"] / volume if ranks > 1 else 0.0
     ours = Machine(
-        alpha=times["alpha"],
-        beta=max(times["large"] - times["alpha"], 0.0) / large.nbytes,
+        alpha=max(times["alpha"] - beta * small.nbytes, 0.0),
+        beta=beta,
         gamma=sharing * times["gamma"] / (2 * large.stored),
-        gamma_dense=sharing * times["gamma_dense"] / small.size,
-        beta_dense=times["dense"] / volume if ranks > 1 else 0.0,
+        gamma_dense=sharing * times["gamma_dense"] / none.size,
+        beta_dense=beta_dense,
         alpha_dense=times["alpha_dense"],
+        # Open MPI takes half the time of the non-blocking sum, less for a byte than for one of a message, unless ranks share cores.
+        beta_blocking=min(beta_dense, beta) if sharing <= 1 else beta_dense,
         # The error of the model: at N = 2**24, P = 2 and 50 % density, the split was expected to take 0.75 of the dense allreduce's
         # time, and took 1.4 times as long.
         trust=0.7,

@@ -23,6 +23,7 @@ class Machine(NamedTuple):
     gamma_dense: float = 3e-10  # seconds a value written by a dense one
     beta_dense: float = 2e-10  # seconds a byte and hop of the dense allreduce, its additions included
     alpha_dense: float | None = None  # seconds of the dense allreduce of a few bytes; by default 2 log2(P) alpha
+    beta_blocking: float | None = None  # as beta_dense, of one that ranks wait for inside MPI; by default the same
     trust: float = 1.0  # share of the dense allreduce's time that another algorithm must be expected to stay below
 
 

@@ -27,7 +27,7 @@ __all__ = ["Calibration"]
 
 _SLOWER, _FASTER = 10.0, 3.0  # times: how far constants may lie from kept ones that they are taken for
 _KEPT = 16  # measurements of one layout
-_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 0.0)  # of each constant: what is less takes no time that matters
+_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0)  # of each constant: what is less takes no time that matters
 
 
 class Calibration:

@@ -331,7 +331,8 @@ class Operation:
         if isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
-            if self.requests is None or not done_within(self.requests, self.channel.crowded, 1 if self.channel.crowded else _COLLECTIVE_SPINS):
+            crowded = self.channel.crowded
+            if self.requests is None or not done_within(self.requests, crowded, 1 if crowded else _COLLECTIVE_SPINS):
                 self._probe()  # a rank that has given up will not take part
                 return False, None
             value, self.requests, self.received = self._collected(step), None, None

@@ -8,7 +8,7 @@ import pytest
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.runtime.calibration import Calibration
 
-FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 0.7)
+FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7)
 HOSTS = [b"one", b"one", b"other"]
 
 
