@@ -88,29 +88,25 @@ def _rounded(entries: float) -> float:
 def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any, Machine]:
     """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
 
-    Each is the fastest of some repetitions: messages of 32 KiB and of 1 MiB to the rank half way round, additions of streams, and
-    dense allreduces of one value and of 4 MiB. Messages of a header alone would take less than a latency of those that matter:
-    longer ones go out in parts, and where ranks share cores each waits for its turn. ``sharing`` is the number of ranks to a core
-    of this host: additions that were fast while the others waited take so much longer when all ranks add.
+    Each is the fastest of some repetitions: messages of a header alone, of 32 KiB and of 1 MiB to the rank half way round, additions
+    of streams, and dense allreduces of one value and of 4 MiB. The latency is that of 32 KiB, which go out in parts; where ranks
+    share cores, each part waits for its turn. ``sharing`` is the number of ranks to a core of this host: additions that were fast
+    while the others waited take so much longer when all ranks add.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
     none, small, large = (_evenly(entries, 1 << 20) for entries in (0, 1 << 12, 1 << 17))
-    times = {"alpha": 0.0, "large": 0.0, "gamma": 0.0, "gamma_dense": 0.0, "dense": 0.0, "alpha_dense": 0.0}
+    times = dict.fromkeys(("header", "small", "large", "gamma", "gamma_dense", "dense", "alpha_dense"), 0.0)
 
     def timed(name: str, start: float, end: float) -> None:
         times[name] = min(times[name] or end - start, end - start)
 
-    for _ in range(6):
-        start = yield Clock()
-        if ranks > 1:
-            yield Shift(ahead, small, behind)
-        timed("alpha", start, (yield Clock()))
-    for _ in range(4):
-        start = yield Clock()
-        if ranks > 1:
-            yield Shift(ahead, large, behind)
-        timed("large", start, (yield Clock()))
+    for name, message, repetitions in (("header", none, 6), ("small", small, 6), ("large", large, 4)):
+        for _ in range(repetitions):
+            start = yield Clock()
+            if ranks > 1:
+                yield Shift(ahead, message, behind)
+            timed(name, start, (yield Clock()))
     other = _evenly(1 << 17, 1 << 20, shift=3)
     reduction.pair(large, other)  # compiles
     for _ in range(3):
@@ -133,10 +129,10 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
             yield DenseAllreduce(array, SUM)
         timed("alpha_dense", start, (yield Clock()))
     volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
-    beta = max(times["large"] - times["alpha"], 0.0) / (large.nbytes - small.nbytes)
+    beta = max(times["large"] - times["small"], 0.0) / (large.nbytes - small.nbytes)
     beta_dense = times["dense"] / volume if ranks > 1 else 0.0
     ours = Machine(
-        alpha=max(times["alpha"] - beta * small.nbytes, 0.0),
+        alpha=max(times["small"] - beta * small.nbytes, times["header"]),
         beta=beta,
         gamma=sharing * times["gamma"] / (2 * large.stored),
         gamma_dense=sharing * times["gamma_dense"] / none.size,

@@ -99,6 +99,13 @@ def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float
     return machine.gamma * 2 * entries
 
 
+def _concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
+    """Of joining the parts of all ranks; an entry is copied in a third of the time that a merge takes for it."""
+    if entries > problem.limit(extent):
+        return machine.gamma_dense * extent * problem.ranks
+    return machine.gamma / 3 * entries * problem.ranks
+
+
 def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
     already = problem.entries > problem.limit(problem.size)
@@ -149,7 +156,7 @@ def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
         nodes, size = (nodes + 1) // 2, 2 * size
     total = expected_size(entries, extent, ranks)
     time += _rounds(ranks) * machine.alpha + (ranks - 1) * problem.bytes(total, extent) * machine.beta
-    return time + machine.gamma_dense * problem.bytes(total, extent) * ranks / problem.value_bytes  # concatenation
+    return time + _concatenation_time(problem, machine, total, extent)
 
 
 def _ssar_ring(problem: Problem, machine: Machine) -> float:
@@ -160,9 +167,9 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
         partial = expected_size(entries, extent, hop)
         time += machine.alpha + problem.bytes(partial, extent) * machine.beta
         time += _pair_time(problem, machine, (partial + entries) / 2, extent)
-    total = problem.bytes(expected_size(entries, extent, ranks), extent)
-    time += (ranks - 1) * (machine.alpha + total * machine.beta)
-    return time + machine.gamma_dense * total * ranks / problem.value_bytes
+    total = expected_size(entries, extent, ranks)
+    time += (ranks - 1) * (machine.alpha + problem.bytes(total, extent) * machine.beta)
+    return time + _concatenation_time(problem, machine, total, extent)
 
 
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
