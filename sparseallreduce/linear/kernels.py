@@ -6,8 +6,10 @@ was. Reading the bitmap in order gives the touched entries sorted, without a sor
 reading clears it. Measured at N = 3.2 million and 1,000 rows of 116 non-zeros, a non-zero takes 4.7 ns to add and mark and 2.1 ns
 to collect; a batch split by ranges of 8,192 features, each summed in the L1 cache, takes twice as long.
 
-Rows of a shuffled batch lie anywhere in memory, where no hardware foresees the next one: so while a row is worked on, the next is
-fetched (measured: 4.3 instead of 6.4 ns a non-zero for the scores). All these are times of a kernel alone, in a loop of its own.
+Rows of a shuffled batch lie anywhere in memory, and so do the weights of a row, where no hardware foresees the next one: so while a
+row is worked on, a later one is fetched (measured: 4.3 instead of 6.4 ns a non-zero for the scores), and what its entries refer to
+some entries ahead. The latter makes 0.75 of the time of sums and marks in the steps of a training, where one kernel takes the
+cache from another, 0.6 of that of collecting values, and 0.9 of that of the scores. The times in ns are those of a kernel alone.
 """
 
 from __future__ import annotations
@@ -49,8 +51,10 @@ _TWELVE = np.uint64(12)
 _THIRTY_TWO = np.uint64(32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _LINE = 64  # bytes of a cache line
-_ROWS_AHEAD = 8
-_AHEAD = 16  # entries that a weight is fetched before its turn
+_ROWS_AHEAD = 8  # that it is fetched where a row begins
+_ROW_AHEAD = 3  # and its entries
+_AHEAD = 64  # entries that a weight, or a sum, is fetched before its turn
+_FAR = np.uint64(_AHEAD)
 
 
 def bitmap(size: int) -> tuple[Array, Array]:
@@ -79,12 +83,18 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
 def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
     """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights."""
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 2)
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
+        _fetch_first(indptr, indices, rows, i + 1, weights)
         entry = np.uint64(indptr[rows[i]])
         end = np.uint64(indptr[rows[i] + 1])
         # Four sums at once, because each addition of a single one would wait for the one before.
         first = second = third = fourth = weights.dtype.type(0)
         while entry + _FOUR <= end:
+            if entry + _FAR + _FOUR <= end:
+                prefetch(weights, np.uint64(indices[entry + _FAR]))
+                prefetch(weights, np.uint64(indices[entry + _FAR + _ONE]))
+                prefetch(weights, np.uint64(indices[entry + _FAR + _TWO]))
+                prefetch(weights, np.uint64(indices[entry + _FAR + _THREE]))
             first += values[entry] * weights[np.uint64(indices[entry])]
             second += values[entry + _ONE] * weights[np.uint64(indices[entry + _ONE])]
             third += values[entry + _TWO] * weights[np.uint64(indices[entry + _TWO])]
@@ -103,11 +113,14 @@ def accumulate(indptr: Array, indices: Array, values: Array, rows: Array, coeffi
     Features outside are left to others; rows of coefficient zero cost nothing.
     """
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 2)
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
         coefficient = coefficients[i]
         if coefficient == 0:
             continue
-        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+        end = np.uint64(indptr[rows[i] + 1])
+        for entry in range(np.uint64(indptr[rows[i]]), end):
+            if entry + _FAR < end:
+                prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
             place = np.uint64(indices[entry]) - np.uint64(low)
             if place < np.uint64(total.size):
                 total[place] += coefficient * values[entry]
@@ -127,11 +140,14 @@ def accumulate_marked(
 ) -> None:
     """As :func:`accumulate`, and mark every entry that was touched in the bitmap of ``words`` and ``blocks``."""
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + 2)
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
         coefficient = coefficients[i]
         if coefficient == 0:
             continue
-        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+        end = np.uint64(indptr[rows[i] + 1])
+        for entry in range(np.uint64(indptr[rows[i]]), end):
+            if entry + _FAR < end:
+                prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
             place = np.uint64(indices[entry]) - np.uint64(low)
             if place < np.uint64(total.size):
                 total[place] += coefficient * values[entry]
@@ -148,6 +164,8 @@ def collect(low: int, total: Array, words: Array, blocks: Array, out_indices: Ar
     count: int = marked(words, blocks, out_indices)
     # A loop of its own, in which the processor can look ahead: above, it does not know how many entries a word holds.
     for entry in range(count):
+        if entry + _AHEAD < count:
+            prefetch(total, np.uint64(out_indices[entry + _AHEAD]))
         place = np.uint64(out_indices[entry])
         out_indices[entry] = place + np.uint64(low)
         out_values[entry] = total[place]
@@ -233,6 +251,15 @@ def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int
         prefetch(indices, entry)
     for entry in range(begin, end, np.uint64(_LINE // values.itemsize)):
         prefetch(values, entry)
+
+
+@kernel
+def _fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Array) -> None:
+    """Ask for the weights of the first entries of row ``rows[i]``, if there is one."""
+    if i < rows.size:
+        begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        for entry in range(begin, min(begin + _FAR, end)):
+            prefetch(weights, np.uint64(indices[entry]))
 
 
 @kernel
