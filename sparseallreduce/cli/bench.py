@@ -144,7 +144,7 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
     if AUTO in names:
         machine = machine_of(comm)
         if machine is not None:
-            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, setting.dtype, dense.op)
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, setting.dtype, dense.op, blocking=True)
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured

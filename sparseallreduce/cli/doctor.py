@@ -267,7 +267,10 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between ranks, the worst of them")
     found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
-    choices = {f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size) for density in _SHOWN_DENSITIES}
+    choices = {
+        f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True)
+        for density in _SHOWN_DENSITIES
+    }
     shown = ", ".join(f"{float(density):.4g}: {name}" for density, name in choices.items())
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
     found.facts["network"] = machine._asdict()

@@ -124,8 +124,12 @@ def pack(stream: SparseStream) -> bytes:
 
 
 def packed_bytes(stream: SparseStream) -> int:
-    """The most bytes that it takes packed."""
-    return _aligned(stream.nbytes, _ALIGNMENT)
+    """How many bytes it takes packed, which its entries and its kind settle."""
+    nbytes = stream._stored.nbytes
+    if stream._array is not None:
+        return nbytes
+    indices, _ = stream._entries()
+    return _aligned(nbytes, indices.itemsize) + indices.nbytes
 
 
 def _aligned(length: int, itemsize: int) -> int:
