@@ -119,10 +119,11 @@ def room(ranks: int) -> int:
 
 
 def begins(call: Call, ranks: int, reduction: Reduction, machine: Machine | None) -> int:
-    """How this rank begins the operation, taking all to have as many entries: PACKED, READY for MPI's own sum, or 0 for neither."""
+    """How this rank begins the operation, taking all to have as many entries: PACKED, READY for MPI's own sum, or 0 for neither.
+
+    Only "auto" has a choice: an algorithm by name takes the same steps, and so rounds alike, whether ranks block or not.
+    """
     summed = call.op.is_sum
-    if call.algorithm == "dense":
-        return READY * summed
     if call.algorithm != AUTO or (call.stream.is_dense and not summed):
         return 0
     nbytes, most = packed.packed_bytes(call.stream), room(ranks)
