@@ -300,6 +300,19 @@ def test_sum_rows_gives_the_bits_of_its_twin(given_rows):
         np.testing.assert_array_equal(bits(array), bits(twin))
 
 
+@pytest.mark.parametrize("module", [kernels, reference])
+@pytest.mark.parametrize(("counts", "index"), [([1, 9], 0), ([-1, 1], 50), ([2, -1], 50), ([9, -1], 0)])
+def test_sum_rows_refuses_what_would_lead_out_of_its_arrays(module, counts, index):
+    rows, dense = np.zeros((2, 16), np.uint32), np.zeros(12 if index else 40, np.float32)
+    rows[:, [1, 3]] = index  # behind one value, and the second behind two
+    outputs = np.zeros((1, 20), np.uint32), np.zeros((1, 20), np.float32)
+    try:
+        found = module.sum_rows(rows, rows.view(np.float32), 0, np.array(counts), 20, *outputs, dense)
+    except StreamError:
+        return
+    assert found < -1
+
+
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
 @given(seed=st.integers(0, 2**32 - 1), count_a=st.integers(0, 50), count_b=st.integers(0, 50))
 def test_shared_finds_the_indices_of_both(index_dtype, seed, count_a, count_b):

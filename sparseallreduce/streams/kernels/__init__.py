@@ -261,14 +261,21 @@ def sum_rows(
     int
         Entries of the sum in the row of ``iout`` and ``vout`` that was written last; -1 if the sum is in ``dense``.
 
+    Raises
+    ------
+    StreamError
+        If a row is too short for what it is to hold, or ``dense`` for an index.
+
     Notes
     -----
-    The lengths are the caller's word; a sum of -0.0 and of nothing may be 0.0 in the dense form, as in NumPy's.
+    The room of the outputs is the caller's word; a sum of -0.0 and of nothing may be 0.0 in the dense form, as in NumPy's.
     """
     entry = _entries.get(("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)) or _compiled(
         "sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1
     )
     found: int = (entry or reference.sum_rows)(rows, values, start, counts, limit, iout, vout, dense)
+    if found < -1:
+        raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or indices are not below {len(dense)}")
     return found
 
 

@@ -493,11 +493,17 @@ def sum_rows(
         is_dense = counts[r] < 0
         count = U(0) if is_dense else U(counts[r])
         behind = (start + count * U(values.itemsize) + U(rows.itemsize - 1)) // U(rows.itemsize)
+        if behind + count > U(rows.shape[1]) or first + (size if is_dense else count) > U(values.shape[1]):
+            return np.int64(MALFORMED)
         more, added = rows[r, behind : behind + count], values[r, first : first + (size if is_dense else count)]
         if not filled and (is_dense or n + count > limit):
+            if n > U(0) and U(indices[n - U(1)]) >= size:
+                return np.int64(MALFORMED)
             for j in range(n):
                 dense[U(indices[j])] = sums[j]
             filled = True
+        if filled and count > U(0) and U(more[count - U(1)]) >= size:
+            return np.int64(MALFORMED)
         if is_dense:
             for j in range(size):
                 dense[j] = _combine(op, dense[j], added[j])

@@ -91,6 +91,8 @@ def sum_rows(
         held = max(count, 0)
         behind = -(-(start + held * values.itemsize) // rows.itemsize)
         more, added = rows[r, behind : behind + held], values[r, first : first + (held if count >= 0 else len(dense))]
+        if len(more) < held or len(added) < (held if count >= 0 else len(dense)):
+            return -2
         if not filled and (count < 0 or n + held > limit):
             scatter_set(indices[:n], sums[:n], 0, dense)
             filled = True
