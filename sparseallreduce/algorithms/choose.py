@@ -138,7 +138,8 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
         gamma_dense=sharing * times["gamma_dense"] / none.size,
         beta_dense=beta_dense,
         alpha_dense=times["alpha_dense"],
-        # Open MPI takes half the time of the non-blocking sum, less for a byte than for one of a message, unless ranks share cores.
+        # Open MPI takes half the time of the non-blocking sum, less for a byte than for one of a message. Where ranks share cores, no
+        # library does: 0.64 to 1.5 of it on 2 cores.
         beta_blocking=min(beta_dense, beta) if sharing <= 1 else beta_dense,
         # The error of the model: at N = 2**24, P = 2 and 50 % density, the split was expected to take 0.75 of the dense allreduce's
         # time, and took 1.4 times as long.
