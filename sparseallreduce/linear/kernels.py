@@ -21,7 +21,7 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
 
 __all__ = [
@@ -231,7 +231,7 @@ def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, fir
     return total  # type: ignore[return-value]
 
 
-@kernel
+@inlined
 def _mixed(bits: Any) -> Any:
     """A permutation of 64-bit numbers without visible order: the finalizer of SplitMix64 (Steele et al., 2014)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -239,7 +239,7 @@ def _mixed(bits: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@kernel
+@inlined
 def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int) -> None:
     """Ask for the cache lines of row ``rows[i]``, if there is one."""
     if i + _ROWS_AHEAD < rows.size:  # where a row begins has to be fetched, too
@@ -253,7 +253,7 @@ def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int
         prefetch(values, entry)
 
 
-@kernel
+@inlined
 def _fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Array) -> None:
     """Ask for the weights of the first entries of row ``rows[i]``, if there is one."""
     if i < rows.size:

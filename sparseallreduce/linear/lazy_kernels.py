@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.compilation import kernel
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["POWER", "ROWS", "lazy_descend", "lazy_scores", "lazy_values"]
 
@@ -132,7 +132,7 @@ def lazy_descend(
     return finite
 
 
-@kernel
+@inlined
 def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: bool, l1: bool, averaging: bool, fade: int) -> Any:
     """Weight and velocity after steps ``last + 1`` to ``now`` without gradient, and what they add to the sum that is averaged."""
     gained = 0.0
@@ -154,7 +154,7 @@ def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: b
     return _soft(v, table[_SHRINKAGE, now] - table[_SHRINKAGE, last]), m, gained
 
 
-@kernel
+@inlined
 def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
     """The sum of shares times the weight over steps ``last + 1`` to ``now``, in which it shrinks until it is zero."""
     start = table[_SHRINKAGE, last]
@@ -170,7 +170,7 @@ def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
     return size if v > 0 else -size
 
 
-@kernel
+@inlined
 def _soft(v: float, tau: float) -> float:
     """``v`` drawn towards zero by ``tau``, at most to zero."""
     if v > tau:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.compilation import kernel
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = [
     "ABOVE",
@@ -187,12 +187,12 @@ def _number(text: Array, at: int) -> tuple[float, int, int]:
     return -value if negative else value, at, _EXACT
 
 
-@kernel
+@inlined
 def _blank(character: int) -> bool:
     return character == 32 or (9 <= character <= 13 and character != _NEWLINE)
 
 
-@kernel
+@inlined
 def _past_query(text: Array, at: int) -> int:
     """Behind the query identifier that may follow a label, which is skipped as scikit-learn does."""
     begin = at

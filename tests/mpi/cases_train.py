@@ -30,6 +30,8 @@ from sparseallreduce.linear import (
 )
 from sparseallreduce.linear.strategies import read_on_workers
 
+RANKS = (1, 2, 3, 4, 5)  # that eight reduce as they should is shown by the algorithms
+
 
 @contextmanager
 def shared_folder(comm):

@@ -432,6 +432,12 @@ class TestDoubleSampling:
         for stream in found:
             np.testing.assert_array_equal(stream.indices, selection.ExactTopK(stream.nnz)(array).indices)
 
+    @pytest.mark.parametrize("seed", range(20))
+    def test_takes_infinities_where_the_sample_has_a_nan_for_its_largest(self, seed):
+        array = np.ones(17, np.float32)
+        array[[1, 3]] = -np.inf, np.nan
+        np.testing.assert_array_equal(selection.DoubleSampling(2, share=0.3, seed=seed)(array).indices[:2], [1, 3])
+
     def test_chooses_again_where_that_is_far_too_much(self):
         array, k = vector(13, LARGE, np.float32, "few different"), LARGE // 50
         np.testing.assert_array_equal(selection.DoubleSampling(k)(array).indices, selection.ExactTopK(k)(array).indices)

@@ -13,7 +13,12 @@ import filelock
 import numba
 from numba.core.errors import NumbaWarning
 
-__all__ = ["compiled_entry", "kernel"]
+__all__ = ["compiled_entry", "inlined", "kernel"]
+
+# What is compiled beside the code itself, to be called from C and from Python: of a kernel only the latter is used, of what kernels
+# call neither, which takes a third of the time of compiling a merge. (numba's stubs know neither name.)
+_KERNEL: Any = {"nogil": True, "no_cfunc_wrapper": True}
+_PART: Any = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
 
 LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in under one, so who waits this long has met a stopped process
 
@@ -21,9 +26,14 @@ LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in under one, so who waits thi
 def kernel(function: Callable[..., Any]) -> Any:
     """Decorate a kernel: releases the GIL, compiled on demand, cached on disk where a directory can be written."""
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        return numba.njit(cache=True, **_KERNEL)(function)
     except RuntimeError:  # numba found neither __pycache__ nor a user cache directory that it can write
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**_KERNEL)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Decorate what only kernels call: it becomes a part of each."""
+    return numba.njit(**_PART)(function)
 
 
 def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[..., Any]:
@@ -51,17 +61,18 @@ def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[...,
             dispatcher.typingctx.refresh()
             dispatcher.targetctx.refresh()
             cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx) is not None
-            with contextlib.nullcontext() if cached else _only_process(dispatcher.stats.cache_path):
+            with contextlib.nullcontext() if cached else _only_process(dispatcher):
                 entry = dispatcher.compile(signature)
         except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full, or a cache file damaged: do without
-            entry = numba.njit(nogil=True)(dispatcher.py_func).compile(signature)
+            entry = numba.njit(**_KERNEL)(dispatcher.py_func).compile(signature)
     return entry  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def _only_process(cache_path: str | None) -> Iterator[None]:
-    """Hold the lock of a cache directory, which also keeps its index files from being rewritten by two at once."""
-    lock = filelock.FileLock(os.path.join(cache_path, "sparseallreduce.lock")) if cache_path else None
+def _only_process(dispatcher: Any) -> Iterator[None]:
+    """Hold the lock of a kernel in its cache directory, which also keeps its index file from being rewritten by two at once."""
+    folder = dispatcher.stats.cache_path
+    lock = filelock.FileLock(os.path.join(folder, f"{dispatcher.py_func.__name__}.lock")) if folder else None
     try:
         if lock is not None:
             lock.acquire(timeout=LOCK_TIMEOUT, poll_interval=0.01)

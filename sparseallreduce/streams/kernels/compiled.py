@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
 __all__ = ["COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel"]
@@ -40,10 +40,6 @@ U: Any = np.uint64
 
 def _intrinsic(function: Any) -> Any:
     return numba_intrinsic(function)
-
-
-def _inline(function: Any) -> Any:
-    return numba.njit(nogil=True, forceinline=True)(function)
 
 
 @_intrinsic
@@ -85,7 +81,7 @@ def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
     return a(types.boolean, a, a), generate  # casts b to the type of a, as it must where numba widened int32 to int64
 
 
-@_inline
+@inlined
 def _combine(op: int, a: Any, b: Any) -> Any:
     """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy."""
     if op == ADD:
@@ -99,13 +95,13 @@ def _combine(op: int, a: Any, b: Any) -> Any:
     return b
 
 
-@_inline
+@inlined
 def _is_list(array: Values) -> bool:
     """Whether a 1-D array lies without gaps, as its declared type only promises."""
     return array.shape[0] <= 1 or array.strides[0] == array.itemsize
 
 
-@_inline
+@inlined
 def _is_table(array: Values) -> bool:
     """Whether a 2-D array lies without gaps."""
     rows, width = array.shape
@@ -113,7 +109,7 @@ def _is_table(array: Values) -> bool:
     return array.size == 0 or (together and (width <= 1 or array.strides[1] == array.itemsize))
 
 
-@_inline
+@inlined
 def _lower_bound(indices: Indices, lo: Any, hi: Any, index: Any) -> Any:
     while lo < hi:
         middle = (lo + hi) >> U(1)
@@ -124,7 +120,7 @@ def _lower_bound(indices: Indices, lo: Any, hi: Any, index: Any) -> Any:
     return lo
 
 
-@_inline
+@inlined
 def _gallop(indices: Indices, start: Any, end: Any, index: Any) -> Any:
     """The lower bound, faster where it is near ``start``."""
     stride = U(1)
@@ -133,7 +129,7 @@ def _gallop(indices: Indices, start: Any, end: Any, index: Any) -> Any:
     return _lower_bound(indices, start + (stride >> U(1)), min(start + stride, end), index)
 
 
-@_inline
+@inlined
 def _cut(by_a: bool, ia: Indices, i: Any, ea: Any, ib: Indices, j: Any, eb: Any, count: Any) -> Any:
     """Cut two ranges at the same index value, ``count`` entries into the one that leads."""
     if by_a:
@@ -199,7 +195,7 @@ def merge(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
     return np.int64(_finish(op, ia, va, i, na, ib, vb, j, nb, iout, vout, n))
 
 
-@_inline
+@inlined
 def _step(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values, i: Any, j: Any, n: Any) -> Any:
     x, y = ia[i], ib[j]
     a, b = va[i], vb[j]
@@ -209,7 +205,7 @@ def _step(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
     return i + U(from_a), j + U(from_b)
 
 
-@_inline
+@inlined
 def _finish(
     op: int, ia: Indices, va: Values, i: Any, ea: Any, ib: Indices, vb: Values, j: Any, eb: Any, iout: Indices, vout: Values, n: Any
 ) -> Any:
@@ -221,14 +217,14 @@ def _finish(
     return _copy(ib, vb, j, eb, iout, vout, n)
 
 
-@_inline
+@inlined
 def _copy(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any) -> Any:
     _move(iout, n, indices, start, end - start)
     _move(vout, n, values, start, end - start)
     return n + (end - start)
 
 
-@_inline
+@inlined
 def _close_gap(iout: Indices, vout: Values, n: Any, start: Any, end: Any) -> Any:
     if n != start:
         _move(iout, n, iout, start, end - start)
@@ -236,7 +232,7 @@ def _close_gap(iout: Indices, vout: Values, n: Any, start: Any, end: Any) -> Any
     return n + (end - start)
 
 
-@_inline
+@inlined
 def _merge_galloping(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indices, vout: Values) -> Any:
     """Merge a short stream into a long one: find each short index in the long one, and copy what lies between."""
     if ia.shape[0] < ib.shape[0]:
@@ -244,7 +240,7 @@ def _merge_galloping(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, 
     return _insert(op, False, ib, vb, ia, va, iout, vout)
 
 
-@_inline
+@inlined
 def _insert(
     op: int, few_first: bool, few: Indices, few_values: Values, many: Indices, many_values: Values, iout: Indices, vout: Values
 ) -> Any:
@@ -295,7 +291,7 @@ def merge_rows(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: 
     return np.int64(_copy_rows(ib, vb, j, nb, iout, vout, n, width))
 
 
-@_inline
+@inlined
 def _copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any, width: Any) -> Any:
     _move(iout, n, indices, start, end - start)
     _move(vout, n * width, values, start * width, (end - start) * width)
@@ -473,7 +469,7 @@ def sum_duplicates_rows(op: int, indices: Indices, values: Values, iout: Indices
     return np.int64(different)
 
 
-@_inline
+@inlined
 def _count_different(indices: Indices) -> Any:
     different = U(1)
     for i in range(U(1), U(indices.shape[0])):

@@ -21,7 +21,7 @@ from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
@@ -42,10 +42,6 @@ _INT32 = ir.IntType(32)
 
 def _intrinsic(function: Any) -> Any:
     return numba_intrinsic(function)
-
-
-def _inline(function: Any) -> Any:
-    return numba.njit(nogil=True, forceinline=True)(function)
 
 
 @_intrinsic
@@ -109,7 +105,7 @@ def _leading_zeros(typing: Any, integer: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@_inline
+@inlined
 def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n: Any) -> Any:
     """Write place and value for each bit of ``word``; there must be room for 64 entries."""
     end = n + count_bits(word)
@@ -154,7 +150,7 @@ def _select(
     return np.int64(start), np.int64(n)
 
 
-@_inline
+@inlined
 def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: Any, over: Any) -> Any:
     if gradient is None:  # known at compile time
         return _over(bits, start, over)
@@ -239,7 +235,7 @@ def _sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, 
             sampled[entry] = accumulator[i] + gradient[i]
 
 
-@_inline
+@inlined
 def _hash(number: Any) -> Any:
     """SplitMix64, whose results pass for random."""
     number = (number + U(1)) * U(0x9E3779B97F4A7C15)
@@ -317,7 +313,7 @@ _moments_of, _moments_of_sum = _sums(signed=True, fused=False), _sums(signed=Tru
 _norms_of, _norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False, fused=True)
 
 
-@_inline
+@inlined
 def _rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any) -> Array:
     """What is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
     rest = np.zeros(LANES, accumulator.dtype)
@@ -345,7 +341,7 @@ def _moments(accumulator: Array, gradient: Array | None) -> Any:
     return total, squares
 
 
-@_inline
+@inlined
 def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, lanes: Array) -> Any:
     lanes[:] = 0.0
     whole = begin + ((end - begin) & ~U(LANES - 1))
@@ -404,7 +400,7 @@ def _spread(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
 
 
-@_inline
+@inlined
 def _chances(norm: float, largest: float, size: Any, share: float, at_most: bool) -> Any:
     """Shift and scale that make probabilities of magnitudes (thesis 2.4.1)."""
     if share >= size:
@@ -458,7 +454,7 @@ def _draw(
     return np.int64(start), np.int64(n)
 
 
-@_inline
+@inlined
 def _fill_up(place: Any, indices: Array, values: Array, begin: Any, n: Any, end: Any) -> Any:
     """Add zeros at the first places that were not drawn, and sort them in."""
     drawn, chosen = begin, n

@@ -58,7 +58,8 @@ class DoubleSampling(Selector):
         with before_adding(accumulator, gradient):
             sampled = loops.sample(accumulator, gradient, count, seed_of(self.seed, self.steps))
             key, _ = loops.kth(sampled, max(1, round(self.k * count / size)))
-        indices, values = choose_at_least(accumulator, gradient, magnitude.from_key(key, accumulator.dtype), False, self.k)
+        threshold = min(math.inf, magnitude.from_key(key, accumulator.dtype))  # not NaN: infinities nobody sampled are chosen, too
+        indices, values = choose_at_least(accumulator, gradient, threshold, False, self.k)
         if len(indices) > self.overshoot * self.k:
             places, values = choose_top(values, None, self.k)
             indices = indices[places]
