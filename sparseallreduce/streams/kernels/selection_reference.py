@@ -78,13 +78,18 @@ def _hash(numbers: Array) -> Array:
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Sums of the values and of their squares, those not finite as zeros."""
     lanes = _in_lanes(accumulator, gradient)
-    return sum(lanes.sum(axis=0).tolist()), sum((lanes * lanes).sum(axis=0).tolist())
+    return _added(lanes.sum(axis=0)), _added((lanes * lanes).sum(axis=0))
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Sum and maximum of the magnitudes, those not finite as zeros."""
     lanes = np.abs(_in_lanes(accumulator, gradient))
-    return sum(lanes.sum(axis=0).tolist()), float(lanes.max(initial=0.0))
+    return _added(lanes.sum(axis=0)), float(lanes.max(initial=0.0))
+
+
+def _added(lanes: Array) -> float:
+    """The sum of numbers, one after the other; from Python 3.12 on, ``sum`` of floats makes up for what rounding loses."""
+    return float(np.add.accumulate(lanes)[-1])
 
 
 def _in_lanes(accumulator: Array, gradient: Array | None) -> Array:
