@@ -7,7 +7,7 @@ from mpi_cases import each
 import sparseallreduce as sar
 from sparseallreduce.linear import MODELS, Constant, Descent, Options, OverlappedStrategy, Trainer, batches, load, two_classes
 
-RANKS = (1, 2, 3, 4, 5)
+RANKS = (1, 2, 3, 4, 5)  # as in cases_train
 DESCENT = Descent(l2=0.01, intercept=True)
 
 

@@ -20,7 +20,7 @@ __all__ = ["compiled_entry", "inlined", "kernel"]
 _KERNEL: Any = {"nogil": True, "no_cfunc_wrapper": True}
 _PART: Any = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
 
-LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in under one, so who waits this long has met a stopped process
+LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few at most, so who waits this long has met a stopped process
 
 
 def kernel(function: Callable[..., Any]) -> Any:
