@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import prefetch
 
-__all__ = ["POWER", "ROWS", "lazy_descend", "lazy_scores", "lazy_values"]
+__all__ = ["POWER", "ROWS", "lazy_descend", "lazy_values"]
 
 Array = NDArray[Any]
 
@@ -32,32 +33,7 @@ _DRIFT_SHARES = 6  # and what that has been in the sum that is averaged
 POWER = 7  # beta to the power of t; the one row that does not depend on the steps that were taken
 ROWS = 8
 
-
-@kernel
-def lazy_scores(
-    indptr: Array,
-    indices: Array,
-    values: Array,
-    rows: Array,
-    v: Array,
-    m: Array,
-    last: Array,
-    now: int,
-    table: Array,
-    momentum: bool,
-    l1: bool,
-    fade: int,
-    out: Array,
-) -> None:
-    """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights after step ``now``, divided by the scale."""
-    for i in range(rows.size):
-        total = 0.0
-        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
-            index = np.uint64(indices[entry])
-            velocity = np.float64(m[index]) if momentum else 0.0
-            weight, _, _ = _advanced(np.float64(v[index]), velocity, last[index], now, table, momentum, l1, False, fade)
-            total += np.float64(values[entry]) * weight
-        out[i] = total
+_AHEAD = 64  # entries that a weight is fetched before its turn
 
 
 @kernel
@@ -115,6 +91,14 @@ def lazy_descend(
     eta, tau, beta, share, ahead = step[0], step[1], step[2], step[3], step[4]
     finite = True
     for entry in range(gradient.size):
+        if not dense and entry + _AHEAD < gradient.size:
+            later = np.uint64(indices[entry + _AHEAD])
+            prefetch(v, later)
+            prefetch(last, later)
+            if momentum:
+                prefetch(m, later)
+            if averaging:
+                prefetch(sums, later)
         index = np.uint64(first + entry) if dense else np.uint64(indices[entry])
         slope = np.float64(gradient[entry])
         velocity = np.float64(m[index]) if momentum else 0.0

@@ -47,12 +47,17 @@ class LazyWeights(Weights):
             self._table[lazy_kernels.POWER] = descent.momentum ** np.arange(_STEPS + 1)
         self._written = self._table[: lazy_kernels.POWER]
         self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
+        self._current = True  # after a dense gradient, and where there was no step
         self._averaged = 0  # steps
         self._intercept_velocity = self._intercept_sum = 0.0
 
     @property
     def _settings(self) -> tuple[bool, bool, bool, int]:
         return self.descent.momentum > 0, self.descent.l1 > 0, self.descent.averages, self._fade
+
+    @property
+    def current(self) -> bool:
+        return self._current
 
     def to_array(self) -> Array:
         array = np.empty(self.size, self.direction.dtype)
@@ -71,6 +76,7 @@ class LazyWeights(Weights):
         for state in (self._velocity, self._sums, self._last):
             state.fill(0)
         self._now = self._averaged = 0
+        self._current = True
         self._intercept_velocity = self._intercept_sum = 0.0
 
     def penalty(self) -> float:
@@ -87,19 +93,13 @@ class LazyWeights(Weights):
         return found
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        scores = np.empty(len(rows))
-        cuts = self._team.cuts(len(rows))
-        momentum, l1, _, fade = self._settings
-        state = self.direction, self._velocity, self._last, self._now, self._table, momentum, l1, fade
+        """As of other weights; with a pass over all of them first, unless they are current."""
+        return self._scored(self.direction if self.current else self._present()[0], dataset, rows)
 
-        def fill(part: int) -> None:
-            mine = slice(cuts[part], cuts[part + 1])
-            lazy_kernels.lazy_scores(dataset.indptr, dataset.indices, dataset.values, rows[mine], *state, scores[mine])
-
-        self._team.each(fill)
-        scores *= self.scale
-        scores += self.intercept
-        return scores
+    def _gathered(self, features: Array) -> Array:
+        velocity = self._each_gathered(self._velocity, features) if self.descent.momentum else self._velocity
+        last = self._each_gathered(self._last, features)
+        return self._evaluated(super()._gathered(features), velocity, last, self._sums, False)[0]
 
     def final_scores(self, dataset: Dataset) -> Array:
         plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.direction.dtype, self._team)
@@ -123,6 +123,7 @@ class LazyWeights(Weights):
         super().restore(state)
         self._velocity[:], self._sums[:], self._last[:] = state["velocity"], state["sums"], state["last"]
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
+        self._current = bool((self._last == self._now).all())
         self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
         self._written[:, : self._now + 1] = state["table"]
 
@@ -138,6 +139,7 @@ class LazyWeights(Weights):
         self.scale = 1.0
         self._last.fill(0)
         self._now = 0
+        self._current = True
         self._written.fill(0)
 
     def _present(self) -> tuple[Array, Array, Array]:
@@ -174,6 +176,7 @@ class LazyWeights(Weights):
             return bool(lazy_kernels.lazy_descend(mine, values[low:high], *state, low, indices is None))
 
         finite = all(self._team.each(subtract))
+        self._current = indices is None
         self._append(eta * (beta if descent.nesterov else 1.0), tau, share)
         self._averaged += averages
         return finite

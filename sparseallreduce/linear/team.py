@@ -40,3 +40,7 @@ class Team:
     def cuts(self, length: int) -> list[int]:
         """Where to cut so many things into parts of about the same number: threads + 1 bounds."""
         return [length * part // self.threads for part in range(self.threads + 1)]
+
+    def share(self, bounds: list[int], task: Callable[[int, int], object]) -> None:
+        """Call ``task(low, high)`` for each range between two neighbouring bounds, one a thread."""
+        self.each(lambda part: task(bounds[part], bounds[part + 1]))

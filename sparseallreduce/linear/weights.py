@@ -128,16 +128,36 @@ class Weights:
         found[:inside] = self.direction[indices[:inside]] * self.scale
         return found
 
+    @property
+    def current(self) -> bool:
+        """Whether ``direction`` is what all steps have led to, at every feature."""
+        return True
+
     def scores(self, dataset: Dataset, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
+        return self._scored(self.direction, dataset, rows)
+
+    def compact_scores(self, samples: Dataset, features: Array) -> Array:
+        """The scores of all samples of a data set, whose features are only these of all, increasing; see :class:`CompactBatch`."""
+        return self._scored(self._gathered(features), samples, np.arange(samples.rows))
+
+    def _gathered(self, features: Array) -> Array:
+        """The direction at some features."""
+        return self._each_gathered(self.direction, features)
+
+    def _each_gathered(self, array: Array, features: Array) -> Array:
+        found = np.empty(len(features), array.dtype)
+        self._team.share(self._team.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
+        return found
+
+    def _scored(self, direction: Array, dataset: Dataset, rows: Array) -> Array:
+        """The scores of rows by a direction of as many features."""
         scores = np.empty(len(rows))
-        cuts = self._team.cuts(len(rows))
 
-        def fill(part: int) -> None:
-            mine = slice(cuts[part], cuts[part + 1])
-            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[mine], self.direction, scores[mine])
+        def fill(low: int, high: int) -> None:
+            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], direction, scores[low:high])
 
-        self._team.each(fill)
+        self._team.share(self._team.cuts(len(rows)), fill)
         scores *= self.scale
         scores += self.intercept
         return scores
@@ -178,6 +198,7 @@ class Weights:
         nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)
         for gradient in (nothing, SparseStream._dense_form(zeros, size)):
             others.descend(gradient, 0.0)
+        others._gathered(np.empty(0, dataset.indices.dtype))
         others.to_array()
 
     def state(self) -> dict[str, Any]:

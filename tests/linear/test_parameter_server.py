@@ -21,8 +21,6 @@ from sparseallreduce.linear import (
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server_state import state_of_range
-from sparseallreduce.linear.team import Team
-from sparseallreduce.linear.touched import TouchedIndices
 
 SIZE = 100
 
@@ -120,16 +118,6 @@ def test_ranges_cover_all_features_however_few(features, servers):
     bounds = balanced_bounds(dataset, sar.SERIAL, servers)
     assert len(bounds) == servers + 1
     assert bounds == sorted(bounds) and bounds[0] == 0 and bounds[-1] == features
-
-
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_touched_indices_are_those_of_the_rows_in_order(intercept, threads):
-    dataset = random_samples(features=5000)
-    touched = TouchedIndices(dataset, dataset.features + intercept, Team(threads))
-    for rows in ([3, 1, 4], [], [0], list(range(50)), [7, 7]):
-        expected = np.unique(dataset.to_scipy()[rows].indices).tolist() if rows else []
-        assert touched(np.array(rows, np.int64)).tolist() == expected + [dataset.features] * (intercept and bool(rows))
 
 
 def test_state_is_cut_where_it_has_an_entry_for_each_weight():

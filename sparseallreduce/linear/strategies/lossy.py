@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
@@ -58,7 +58,7 @@ class LossyStrategy(Strategy):
         super().__init__(dataset, comm, descent, threads=threads)
         self.density = density
         self.k = min(self.size, max(1, round(density * self.size)))
-        self._batch_gradient = SparseGradient(dataset, self.size, self.team)
+        self._batch = CompactBatch(dataset, self.size, self.team)
         self._feedback = self._new_feedback()
 
     @staticmethod
@@ -75,8 +75,11 @@ class LossyStrategy(Strategy):
     def residual(self) -> Array:
         return self._feedback.residual
 
+    def scores(self, rows: Array) -> Array:
+        return self._batch.scores(rows, self.weights)
+
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        gradient = self._batch_gradient(rows, coefficients)
+        gradient = self._batch.gradient(rows, coefficients)
         self.clock.lap("compute")
         return gradient
 

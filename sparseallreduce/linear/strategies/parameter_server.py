@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
+from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalLink, RemoteLink, answer_workers
 from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server_state import gathered_state, state_of_range
-from sparseallreduce.linear.touched import TouchedIndices
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -78,10 +77,8 @@ class ParameterServer(Strategy):
             self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype, self.team), self.workers)
         if not self.serves:
             self._link = self._linked()
-            self._touched = TouchedIndices(dataset, self.size, self.team)
-            self._batch_gradient = SparseGradient(dataset, self.size, self.team)
-            # Right where the last batch touches them.
-            self._known = Weights(self.size, Descent(intercept=self.descent.intercept), dtype, self.team)
+            self._batch = CompactBatch(dataset, self.size, self.team)
+            self._intercept = np.arange(dataset.features, self.size, dtype=index_dtype(self.size))
         self._speed = _Speed()
 
     @property
@@ -101,26 +98,27 @@ class ParameterServer(Strategy):
         self.weights.warm_up(self.dataset)
         if not self.serves:
             rows = np.arange(min(1, self.dataset.rows))
-            self._touched(rows)
-            self._batch_gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+            self._batch.take(rows)
+            self._batch.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
         if self._server is not None:
             self._server.warm_up()
 
     def scores(self, rows: Array) -> Array:
         self._speed.count(len(rows))
-        indices = self._touched(rows)
+        self._batch.take(rows)
+        # Every score depends on the intercept, but where there is none, none does.
+        indices = np.concatenate([self._batch.features, self._intercept[: len(rows)]])
         parts = np.split(indices, np.searchsorted(indices, np.array(self._bounds[1:-1], indices.dtype)))
         asked = [_from(part, lo, hi) for part, (lo, hi) in zip(parts, pairwise(self._bounds), strict=True)]
         self.clock.lap("compute")
         weights = np.concatenate(self._link.pull(asked))
         self.clock.lap("communicate")
-        features = np.searchsorted(indices, self.dataset.features)
-        self._known.direction[indices[:features]] = weights[:features]
-        self._known.intercept = float(weights[features]) if features < len(weights) else 0.0
-        return self._known.scores(self.dataset, rows)
+        known = Weights(len(indices), Descent(intercept=len(indices) > len(self._batch.features)), weights.dtype, self.team)
+        known.assign(weights)
+        return known.scores(self._batch.samples, np.arange(len(rows)))
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        gradient = self._batch_gradient(rows, coefficients)
+        gradient = self._batch.gradient(rows, coefficients)
         self.clock.lap("compute")
         return gradient
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.gradient import SparseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.mpi import allreduce
@@ -38,14 +38,17 @@ class SparseStrategy(Strategy):
     ) -> None:
         super().__init__(dataset, comm, descent, threads=threads)
         self.algorithm = algorithm
-        self._batch_gradient = SparseGradient(dataset, self.size, self.team, buffers=self.buffers)
+        self._batch = CompactBatch(dataset, self.size, self.team, buffers=self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()
         allreduce(SparseStream([], np.empty(0, self.dataset.values.dtype), self.size), self.comm, algorithm=self.algorithm)
 
+    def scores(self, rows: Array) -> Array:
+        return self._batch.scores(rows, self.weights)
+
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        gradient = self._batch_gradient(rows, coefficients)
+        gradient = self._batch.gradient(rows, coefficients)
         self.clock.lap("compute")
         return gradient
 

@@ -1,0 +1,74 @@
+"""A batch of few features: the same scores and gradients as by the whole data set, whatever rows, threads and coefficients."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import random_array
+
+from sparseallreduce.linear.batch import CompactBatch
+from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.gradient import DenseGradient
+from sparseallreduce.linear.team import Team
+from sparseallreduce.linear.weights import Descent
+
+
+def samples(rows=60, features=20_000, density=0.003, seed=1, dtype=np.float32):
+    matrix = random_array((rows, features), density=density, format="csr", rng=np.random.default_rng(seed))
+    dataset = Dataset.from_scipy(matrix, np.ones(rows))
+    return Dataset(dataset.indptr, dataset.indices, dataset.values.astype(dtype), dataset.labels, features)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [[3, 1, 4], [], [0], list(range(50)), [7, 7]], ids=str)
+def test_features_are_those_of_the_rows_in_order_and_samples_the_rows(rows, threads):
+    dataset = samples()
+    batch = CompactBatch(dataset, dataset.features, Team(threads))
+    for taken in (list(range(60)), rows):  # what was taken before leaves nothing behind
+        batch.take(np.array(taken, np.int64))
+    expected = dataset.to_scipy()[rows]
+    columns = np.unique(expected.indices)
+    assert batch.features.tolist() == columns.tolist()
+    np.testing.assert_array_equal(batch.samples.to_scipy().toarray(), expected[:, columns].toarray())
+
+
+@given(
+    data=st.data(),
+    features=st.sampled_from([1, 63, 64, 4096, 4097, 30_000]),
+    density=st.sampled_from([0.0, 0.001, 0.3]),
+    intercept=st.booleans(),
+    threads=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    descent=st.sampled_from([{}, {"l2": 0.1}, {"momentum": 0.5}, {"l1": 0.01}, {"average_from": 1, "momentum": 0.5}]),
+)
+def test_scores_and_gradients_have_the_bits_of_the_whole_data_set(data, features, density, intercept, threads, dtype, descent):
+    dataset = samples(30, features, density, 2, dtype)
+    team, size = Team(threads), features + intercept
+    batch, dense = CompactBatch(dataset, size, team, buffers=2), DenseGradient(dataset, size, team)
+    weights = Descent(intercept=intercept, **descent).weights(size, dtype, team)
+    rng = np.random.default_rng(3)
+    before = None
+    for _ in range(data.draw(st.integers(1, 6))):
+        rows = np.array(data.draw(st.lists(st.integers(0, 29), max_size=40)), np.int64)
+        np.testing.assert_array_equal(batch.scores(rows, weights), weights.scores(dataset, rows))
+        coefficients = rng.standard_normal(len(rows)).astype(dtype)
+        coefficients[rng.random(len(rows)) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))] = 0
+        gradient = batch.gradient(rows, coefficients)
+        np.testing.assert_array_equal(gradient.to_dense(), dense(rows, coefficients))
+        if not gradient.is_dense:
+            touched = np.unique(dataset.to_scipy()[rows[coefficients != 0]].indices).tolist()
+            assert gradient.indices.tolist() == touched + [features] * (intercept and len(rows) > 0)
+        if before is not None:  # with two buffers a gradient outlives the next
+            np.testing.assert_array_equal(before[0].to_dense(), before[1])
+        before = gradient, gradient.to_dense().copy()
+        weights.descend(gradient, 0.1)
+
+
+def test_more_rows_than_before_and_a_stream_that_becomes_dense():
+    dataset = samples(40, 50, 0.9)
+    batch = CompactBatch(dataset, 50, Team())
+    for count in (1, 40):
+        rows = np.arange(count)
+        gradient = batch.gradient(rows, np.ones(count, np.float32))
+        assert gradient.is_dense
+        np.testing.assert_allclose(gradient.to_dense(), dataset.to_scipy()[rows].sum(axis=0), rtol=1e-6)
