@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.gradient import ranges_of_like_work
+from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -94,20 +95,24 @@ class CompactBatch:
     def scores(self, rows: Array, weights: Weights) -> Array:
         """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
         # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
-        if not self._all_count and weights.current:
+        if self._is_full(rows) or (not self._all_count and weights.current):
             return weights.scores(self.dataset, rows)
         self.take(rows)
         return weights.compact_scores(self.samples, self.features)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count."""
+        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count.
+
+        Where these have as many non-zeros as there are features, of exactly the entries that are not zero.
+        """
         counting = coefficients != 0
         self._all_count = bool(counting.all())
-        if not self._all_count:
-            self.take(rows[counting])
-        elif self._taken is not rows:
-            self.take(rows)
-        stream, factors, numbers = self._stream, coefficients[counting], np.arange(self.samples.rows)
+        counted = rows if self._all_count else rows[counting]
+        if self._is_full(counted):
+            return SparseStream.from_dense(self._dense(rows, coefficients).copy())
+        if self._taken is not counted:
+            self.take(counted)
+        stream, factors, numbers = self._stream, coefficients[counting], np.arange(len(counted))
         samples, touched = self.samples, len(self.features)
         sums = stream.values[:touched]
 
@@ -125,6 +130,14 @@ class CompactBatch:
         self._stream = next(self._streams)
         self._taken = None
         return gradient
+
+    def _is_full(self, rows: Array) -> bool:
+        """Whether to work with all features, since the rows have as many non-zeros or more."""
+        return int((self.dataset.indptr[rows + 1] - self.dataset.indptr[rows]).sum()) >= self.dataset.features
+
+    @cached_property
+    def _dense(self) -> DenseGradient:
+        return DenseGradient(self.dataset, self.size, self._team)
 
 
 class _Entries:
