@@ -20,6 +20,8 @@ __all__ = ["CompactBatch"]
 
 Array = NDArray[Any]
 
+_FULL = 2  # non-zeros to a feature, at which random rows touch 0.86 of the features
+
 
 class CompactBatch:
     """Rows of a data set as a small data set of their own, with only the features that occur in them, in order.
@@ -101,15 +103,14 @@ class CompactBatch:
         return weights.compact_scores(self.samples, self.features)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count.
-
-        Where these have as many non-zeros as there are features, of exactly the entries that are not zero.
-        """
+        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count."""
         counting = coefficients != 0
         self._all_count = bool(counting.all())
         counted = rows if self._all_count else rows[counting]
         if self._is_full(counted):
-            return SparseStream.from_dense(self._dense(rows, coefficients).copy())
+            full = SparseStream.from_dense(self._dense(rows, coefficients).copy())
+            if full.is_dense:
+                return full
         if self._taken is not counted:
             self.take(counted)
         stream, factors, numbers = self._stream, coefficients[counting], np.arange(len(counted))
@@ -132,8 +133,8 @@ class CompactBatch:
         return gradient
 
     def _is_full(self, rows: Array) -> bool:
-        """Whether to work with all features, since the rows have as many non-zeros or more."""
-        return int((self.dataset.indptr[rows + 1] - self.dataset.indptr[rows]).sum()) >= self.dataset.features
+        """Whether to work with all features, since the rows are likely to touch most of them."""
+        return int((self.dataset.indptr[rows + 1] - self.dataset.indptr[rows]).sum()) >= _FULL * self.dataset.features
 
     @cached_property
     def _dense(self) -> DenseGradient:
