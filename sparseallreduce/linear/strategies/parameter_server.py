@@ -106,7 +106,7 @@ class ParameterServer(Strategy):
     def scores(self, rows: Array) -> Array:
         self._speed.count(len(rows))
         self._batch.take(rows)
-        # Every score depends on the intercept, but where there is none, none does.
+        # Every score depends on the intercept; without rows there is no score.
         indices = np.concatenate([self._batch.features, self._intercept[: len(rows)]])
         parts = np.split(indices, np.searchsorted(indices, np.array(self._bounds[1:-1], indices.dtype)))
         asked = [_from(part, lo, hi) for part, (lo, hi) in zip(parts, pairwise(self._bounds), strict=True)]
