@@ -31,11 +31,8 @@ class CompactBatch:
 
     Parameters
     ----------
-    dataset : Dataset
-    size : int
-        Entries of the weights: the features of the data set, or one more, the intercept, whose gradient is the sum of coefficients.
-    team : Team
-        Threads that share the work; how many there are changes no bit.
+    dataset, size, team
+        As for :class:`~sparseallreduce.linear.gradient.DenseGradient`.
     buffers : int, optional
         How many gradients may be in use at once: a stream is valid until the rows of the batch so many gradients later are taken.
 

@@ -11,8 +11,8 @@ row is worked on, a later one is fetched, and what indices refer to some entries
 
 Measured with two ranks on two cores at N = 3.2 million and 1,000 rows of 116 non-zeros, in nanoseconds a non-zero in the steps of a
 training: copying and marking 5.3, of which 2 for reading the rows at all, sorted features 1.2, weights of the features 2.5,
-renumbering 1.6, scores 1.7, sums 1.6, and 4.9 for the update by the sum of both ranks. On a batch that is in the cache already, all
-but the update takes 5.
+renumbering 1.6, scores 1.7, sums 1.6, and 4.9 for the update by the sum of both ranks. One batch again and again on one rank takes 7
+to 12 without the update, in place of these 14.
 """
 
 from __future__ import annotations

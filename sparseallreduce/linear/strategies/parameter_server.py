@@ -98,7 +98,6 @@ class ParameterServer(Strategy):
         self.weights.warm_up(self.dataset)
         if not self.serves:
             rows = np.arange(min(1, self.dataset.rows))
-            self._batch.take(rows)
             self._batch.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
         if self._server is not None:
             self._server.warm_up()
