@@ -58,7 +58,13 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
 
 
 def operation(
-    call: Call | None, intent: Intent, rank: int, ranks: int, machine: Machine | None, patient: bool = False
+    call: Call | None,
+    intent: Intent,
+    rank: int,
+    ranks: int,
+    machine: Machine | None,
+    patient: bool = False,
+    ready: SparseStream | None = None,
 ) -> Schedule:
     """The whole operation: agree, then :func:`allreduce`.
 
@@ -75,17 +81,19 @@ def operation(
         Measured, for "auto".
     patient : bool
         Whether this rank may block.
+    ready : SparseStream, optional
+        The dense form of our stream, for a patient rank, if it has been made already; it holds the sum afterwards.
     """
     if call is None or ranks == 1:
         entries, _, _ = yield from agree(intent, rank, ranks, room=room(ranks))
         assert call is not None
         return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
     reduction = Reduction(call.op, call.switch_density)
-    flags, payload, ready = begins(call, ranks, reduction, machine), b"", None
+    flags, payload = begins(call, ranks, reduction, machine), b""
     if flags == PACKED:
         payload = packed.pack(call.stream)
     elif flags == READY and patient:
-        ready = reduction.densify(reduction.enter(call.stream))
+        ready = ready or reduction.densify(reduction.enter(call.stream))
     else:
         flags = 0
     entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), flags)

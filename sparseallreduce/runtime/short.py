@@ -49,7 +49,6 @@ class _Kind:
         self.digest = digest_of(intent.terms)
         self.reduction = Reduction(call.op)
         self.streams = packed.Kind.of(call.stream, self.reduction)
-        self.zero = dtype.type(0)
         self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
         self.others = [rank for rank in range(channel.ranks) if rank != channel.rank]
         self.beginnings: dict[int, int] = {}  # how operations on so many entries begin
@@ -115,20 +114,23 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
         flags = kind.beginnings.get(entries, -1)
         if flags < 0:
             flags = kind.begins(stream)
-        # Memory is taken before this rank says that it is ready, and filled while the others hear of it.
+        # Memory is taken before this rank says that it is ready, and filled while the others hear of it: they may be waiting for that.
         if flags == long.PACKED:
             payload = packed.pack(stream)
         elif flags == long.READY and patient:
-            array, source = _summands(dense, kind)
+            array, zeros = _place(dense, kind)
         else:
             flags = 0
         word = _WORD.pack(channel.sound, len(payload), True, flags, kind.digest, entries) + payload
         requests = _told(word, kind, hearing.places, tag)
-        if array is not None and dense is None:
-            kernels.scatter_set(*stream._entries(), 0, array)
+        if array is not None:
+            source = _summand(stream, array, zeros)
         agreed = _agreed(word, flags, kind, hearing.places) if engine.done_within(requests, channel.crowded) else None
         if agreed is None:
-            steps = long.operation(kind.call(stream), Intent(kind.terms, entries), channel.rank, channel.ranks, channel.machine, patient)
+            intent, ready = Intent(kind.terms, entries), None
+            if array is not None and source is MPI.IN_PLACE:
+                ready = SparseStream._dense_form(array, stream.size)
+            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, ready)
             step, rows = steps.send(None), _taken(word, channel, hearing)  # a step which has been taken
         elif agreed.flags == long.PACKED:
             return hearing.rows.reduced(agreed.entries, agreed.lengths, kind.streams, kind.reduction)
@@ -168,13 +170,25 @@ def _new_hearing(channel: engine.Channel) -> _Hearing:
     return hearing
 
 
-def _summands(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], Any]:
-    """The array of the sum, and what MPI is to add: that array, once it is filled, or a ``dense`` one as it lies."""
+def _place(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], bool]:
+    """An array for the sum, and whether it holds zeros."""
     if dense is None:
-        return memory.full(kind.streams.shape, kind.zero), MPI.IN_PLACE
-    if dense.nbytes <= _COPIED:
-        return memory.copy(dense), MPI.IN_PLACE
-    return memory.empty(dense.shape, dense.dtype), dense
+        return memory.prepared(kind.streams.shape, kind.streams.dtype)
+    return np.empty_like(dense) if dense.nbytes <= _COPIED else memory.empty(dense.shape, dense.dtype), False
+
+
+def _summand(stream: SparseStream, array: NDArray[Any], zeros: bool) -> Any:
+    """What MPI is to add up in ``array``: that array, which holds the stream then, or the stream's own."""
+    dense = stream._array
+    if dense is None:
+        if not zeros:
+            array.fill(0)
+        kernels.scatter_set(*stream._entries(), 0, array)
+    elif dense.nbytes <= _COPIED:
+        np.copyto(array, dense)
+    else:
+        return dense
+    return MPI.IN_PLACE
 
 
 def _told(word: bytes, kind: _Kind, places: list[memoryview], tag: int) -> list[MPI.Request]:

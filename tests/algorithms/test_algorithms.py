@@ -50,6 +50,14 @@ def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case,
     assert [bits(stream) for stream in case.streams] == before
 
 
+def test_a_dense_form_that_has_been_made_is_not_made_again():
+    stream = sar.SparseStream(np.arange(9_000), np.ones(9_000), 10_000)
+    ready = sar.SparseStream.from_dense(stream.to_dense())
+    schedule = operation(*make_call(stream, "sum", "auto", {}), 0, 2, sar.Machine(beta_dense=1e-12), patient=True, ready=ready)
+    share = next(schedule)
+    assert schedule.send([share.record] * 2).stream is ready
+
+
 @every_algorithm
 @given(data=st.data(), case=cases(), delivery=deliveries())
 def test_the_order_of_delivery_changes_no_bit(algorithm, data, case, delivery):

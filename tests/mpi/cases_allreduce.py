@@ -153,6 +153,22 @@ def case_ranks_that_go_different_ways_get_the_same_bits(comm, where, entries):
         same_everywhere(comm, result, pending.wait())
 
 
+@each(late=[False, True], step=[1, 2])
+def case_large_sums_one_after_the_other(comm, late, step):
+    """Above the size up to which zeros come from the system, and a dense stream is copied: later sums lie in memory of former ones."""
+    size = 2_200_000
+    positions, held = np.arange(comm.rank, size, step), np.zeros(size, np.float32)
+    for rank in range(comm.size):
+        held[rank::step] += 1
+    for run in range(1, 4):
+        stream = sar.SparseStream(positions, np.full(len(positions), run, np.float32), size)
+        if late and comm.rank == run % comm.size:
+            time.sleep(2e-3)
+        result = sar.allreduce(stream, comm)
+        assert np.array_equal(result.to_dense(), held * run)
+        assert np.array_equal(stream.values, np.full(len(positions), run))
+
+
 @each(size=[10_000, 300_000], op=["sum", "max"])
 def case_streams_that_travel_with_the_agreement_on_some_ranks_only(comm, size, op):
     """Since others hold more, or are dense."""
