@@ -31,7 +31,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.agreement import RECORD, common_error
 from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
@@ -89,6 +89,7 @@ _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
 _COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_UNWELL = Share(RECORD.pack(False, 0, 0, 0))  # what a rank says that has given up before it has said anything
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
@@ -486,6 +487,8 @@ class Operation:
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
         if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
+        if not self.shared:  # the others may hear of it by a collective, which waits for all ranks
+            _farewells.append(_tell(_UNWELL, self.channel, self.tag, first=True))
         if not agreed:
             said = {"error": type(error).__name__[:100], "text": f"rank {self.channel.rank} gave up: {str(error)[:400]}"}
             self.error = common_error([said])

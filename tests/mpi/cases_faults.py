@@ -12,6 +12,7 @@ from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
+from sparseallreduce.runtime import engine
 from sparseallreduce.streams import packed, wire
 from sparseallreduce.streams.reduction import Reduction
 
@@ -95,6 +96,19 @@ def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where
         assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room"
     if not called:
         inputs.check(outcome)
+    check_usable(comm)
+
+
+@limit(20)
+def case_failure_before_many_ranks_have_agreed_is_everyones(comm):
+    """They agree by a collective of MPI, more than 16 of them; a rank that kept away from it would take part in the next one instead."""
+    inputs, culprit = needs_two(comm, 5000)
+    with mock.patch.object(engine, "_DIRECT_RANKS", 0):
+        with failing(allreduce, "begins", MemoryError("no room"), comm.rank == culprit):
+            bad, other = (sar.iallreduce(inputs.stream(comm.rank), comm) for _ in range(2))
+            outcomes = [outcome_of(bad), outcome_of(other)]
+        assert [str(outcome) for outcome in outcomes] == [f"MemoryError: rank {culprit} gave up: no room"] * 2
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
     check_usable(comm)
 
 
