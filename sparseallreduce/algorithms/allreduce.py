@@ -64,7 +64,7 @@ def operation(
     ranks: int,
     machine: Machine | None,
     patient: bool = False,
-    ready: SparseStream | None = None,
+    ready: DenseAllreduce | None = None,
 ) -> Schedule:
     """The whole operation: agree, then :func:`allreduce`.
 
@@ -81,8 +81,8 @@ def operation(
         Measured, for "auto".
     patient : bool
         Whether this rank may block.
-    ready : SparseStream, optional
-        The dense form of our stream, for a patient rank, if it has been made already; it holds the sum afterwards.
+    ready : DenseAllreduce, optional
+        The step that sums the dense form of our stream, if a patient rank has made that already.
     """
     if call is None or ranks == 1:
         entries, _, _ = yield from agree(intent, rank, ranks, room=room(ranks))
@@ -93,7 +93,7 @@ def operation(
     if flags == PACKED:
         payload = packed.pack(call.stream)
     elif flags == READY and patient:
-        ready = ready or reduction.densify(reduction.enter(call.stream))
+        ready = ready or DenseAllreduce(reduction.densify(reduction.enter(call.stream)), call.op, soon=True)
     else:
         flags = 0
     entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), flags)
@@ -102,7 +102,7 @@ def operation(
         return packed.Rows.of(payloads).reduced(entries, list(map(len, payloads)), kind, reduction)
     if common == READY:
         assert ready is not None
-        return reduction.leave((yield DenseAllreduce(ready, call.op, soon=True)))
+        return reduction.leave((yield ready))
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
 

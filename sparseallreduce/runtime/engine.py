@@ -430,11 +430,11 @@ class Operation:
         array = step.stream._stored
         if isinstance(step, DenseAllreduce):
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
-            self.received = array
+            source, self.received = (MPI.IN_PLACE, array) if step.into is None else (array, step.into)
             if step.soon:
-                channel.collectives.Allreduce(MPI.IN_PLACE, array, MPI.SUM)
+                channel.collectives.Allreduce(source, self.received, MPI.SUM)
                 return []
-            return [channel.collectives.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)]
+            return [channel.collectives.Iallreduce(source, self.received, MPI.SUM)]
         raw, blocks = self._raw_blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
         return [channel.collectives.Iallgatherv(raw, [self.received.reshape(-1).view(raw.dtype), lengths, places, _typed(raw)])]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["copy", "empty", "full", "idle_bytes", "prepared"]
+__all__ = ["copy", "empty", "full", "idle_bytes"]
 
 SMALLEST = 1 << 17  # bytes; the C library keeps shorter blocks itself
 # Bytes up to which zeros come from the system: it clears pages as they are used, in the cache of this core, where a block used before
@@ -59,33 +59,23 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return np.asarray(_Lease(block))[:nbytes].view(dtype).reshape(shape)
 
 
-def prepared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], bool]:
-    """An array to fill with zeros and more, and whether the zeros are there already.
-
-    >>> prepared((2,), np.dtype("float32"))
-    (array([0., 0.], dtype=float32), True)
-    """
-    if math.prod(shape) * dtype.itemsize <= _FRESH:
-        return np.zeros(shape, dtype), True
-    return empty(shape, dtype), False
-
-
-def full(shape: tuple[int, ...], value: Any) -> NDArray[Any]:
+def full(shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
     """As ``numpy.full``, of the dtype of ``value``.
 
-    >>> full((2,), np.float32(1))
+    >>> full(2, np.float32(1))
     array([1., 1.], dtype=float32)
     """
-    array, filled = (empty(shape, value.dtype), False) if value else prepared(shape, value.dtype)
-    if not filled:
-        array.fill(value)
+    if not value and math.prod(shape if isinstance(shape, tuple) else (shape,)) * value.itemsize <= _FRESH:
+        return np.zeros(shape, value.dtype)
+    array = empty(shape, value.dtype)
+    array.fill(value)
     return array
 
 
 def copy(array: NDArray[Any]) -> NDArray[Any]:
     """As ``array.copy()``.
 
-    >>> copy(full((2,), np.float32(1)))
+    >>> copy(full(2, np.float32(1)))
     array([1., 1.], dtype=float32)
     """
     if array.nbytes <= _FRESH:

@@ -9,6 +9,7 @@ from strategies import SMALL, cases, deliveries
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.allreduce import make_call, operation
+from sparseallreduce.algorithms.steps import DenseAllreduce
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import SUM
 
@@ -52,10 +53,10 @@ def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case,
 
 def test_a_dense_form_that_has_been_made_is_not_made_again():
     stream = sar.SparseStream(np.arange(9_000), np.ones(9_000), 10_000)
-    ready = sar.SparseStream.from_dense(stream.to_dense())
+    ready = DenseAllreduce(sar.SparseStream.from_dense(stream.to_dense()), SUM, soon=True)
     schedule = operation(*make_call(stream, "sum", "auto", {}), 0, 2, sar.Machine(beta_dense=1e-12), patient=True, ready=ready)
     share = next(schedule)
-    assert schedule.send([share.record] * 2).stream is ready
+    assert schedule.send([share.record] * 2) is ready
 
 
 @every_algorithm

@@ -12,7 +12,7 @@ from mpi_inputs import DTYPES, FLOATS, Inputs, same_everywhere
 from oracle import bits
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import engine, short
 
 
 def greater(a, b, out=None):
@@ -153,20 +153,20 @@ def case_ranks_that_go_different_ways_get_the_same_bits(comm, where, entries):
         same_everywhere(comm, result, pending.wait())
 
 
-@each(late=[False, True], step=[1, 2])
-def case_large_sums_one_after_the_other(comm, late, step):
-    """Above the size up to which zeros come from the system, and a dense stream is copied: later sums lie in memory of former ones."""
-    size = 2_200_000
+@each(late=[False, True], step=[1, 2], in_place=[0, 1 << 20])
+def case_large_sums_lie_in_memory_of_former_ones(comm, late, step, in_place):
+    size = 100_000
     positions, held = np.arange(comm.rank, size, step), np.zeros(size, np.float32)
     for rank in range(comm.size):
         held[rank::step] += 1
-    for run in range(1, 4):
-        stream = sar.SparseStream(positions, np.full(len(positions), run, np.float32), size)
-        if late and comm.rank == run % comm.size:
-            time.sleep(2e-3)
-        result = sar.allreduce(stream, comm)
-        assert np.array_equal(result.to_dense(), held * run)
-        assert np.array_equal(stream.values, np.full(len(positions), run))
+    with mock.patch.multiple(short, _CLEARED=0, _IN_PLACE=in_place):
+        for run in range(1, 4):
+            stream = sar.SparseStream(positions, np.full(len(positions), run, np.float32), size)
+            if late and comm.rank == run % comm.size:
+                time.sleep(2e-3)
+            result = sar.allreduce(stream, comm)
+            assert np.array_equal(result.to_dense(), held * run)
+            assert np.array_equal(stream.values, np.full(len(positions), run))
 
 
 @each(size=[10_000, 300_000], op=["sum", "max"])
