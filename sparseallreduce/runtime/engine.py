@@ -89,7 +89,8 @@ _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
 _COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
-_UNWELL = Share(RECORD.pack(False, 0, 0, 0))  # what a rank says that has given up before it has said anything
+# What a rank says that has given up before it has said anything. It leaves no room for more, as no operation of many ranks does.
+_UNWELL = Share(RECORD.pack(False, 0, 0, 0))
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
