@@ -31,8 +31,8 @@ _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<")
 # Bytes up to which zeros come from the system, as in `memory`, and a dense stream is copied and summed in place; above, summing it
 # into other memory takes less.
 _CLEARED = 1 << 23
-# Bytes up to which the dense form of a sparse stream is summed in place: 16 MiB took 0.7 of the time of a sum into other memory, but
-# 64 MiB 1.2 under Open MPI, since the C library gives the memory that it needs for messages back to the system each time.
+# Bytes up to which the dense form of a sparse stream is summed in place: 16 MiB took 0.7 of the time of a sum into other memory, 64 MiB
+# under Open MPI 1.2.
 _IN_PLACE = 1 << 25
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
