@@ -28,11 +28,8 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["allreduce"]
 
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
-# Bytes up to which zeros come from the system, as in `memory`, and a dense stream is copied and summed in place; above, summing it
-# into other memory takes less.
-_CLEARED = 1 << 23
 # Bytes up to which the dense form of a sparse stream is summed in place: 16 MiB took 0.7 of the time of a sum into other memory, 64 MiB
-# under Open MPI 1.2.
+# under Open MPI 1.2. A dense stream is copied for that only where zeros come from the system.
 _IN_PLACE = 1 << 25
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
@@ -181,8 +178,8 @@ def _arrays(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], NDAr
     """Arrays for the sum and for what MPI adds up, which may be one, or a ``dense`` stream's own."""
     shape, dtype = kind.streams.shape, kind.streams.dtype
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes <= _CLEARED:
-        array = np.zeros(shape, dtype) if dense is None else np.empty_like(dense)
+    if nbytes <= memory.FRESH:
+        array = np.zeros(shape, dtype) if dense is None else np.empty(shape, dtype)
         return array, array
     array = memory.empty(shape, dtype)
     if dense is not None:
@@ -194,7 +191,7 @@ def _fill(source: NDArray[Any], stream: SparseStream, array: NDArray[Any]) -> No
     """Write the stream into what MPI adds up, unless that is the stream's own."""
     dense = stream._array
     if dense is None:
-        if source.nbytes > _CLEARED:
+        if source.nbytes > memory.FRESH:
             source.fill(0)
         kernels.scatter_set(*stream._entries(), 0, source)
     elif source is array:

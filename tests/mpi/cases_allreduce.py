@@ -13,6 +13,7 @@ from oracle import bits
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import engine, short
+from sparseallreduce.streams import memory
 
 
 def greater(a, b, out=None):
@@ -159,7 +160,7 @@ def case_large_sums_lie_in_memory_of_former_ones(comm, late, step, in_place):
     positions, held = np.arange(comm.rank, size, step), np.zeros(size, np.float32)
     for rank in range(comm.size):
         held[rank::step] += 1
-    with mock.patch.multiple(short, _CLEARED=0, _IN_PLACE=in_place):
+    with mock.patch.object(memory, "FRESH", 0), mock.patch.object(short, "_IN_PLACE", in_place):
         for run in range(1, 4):
             stream = sar.SparseStream(positions, np.full(len(positions), run, np.float32), size)
             if late and comm.rank == run % comm.size:
