@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.dataset import Dataset, Rows
 from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
@@ -38,13 +38,13 @@ class CompactBatch:
 
     Attributes
     ----------
-    samples : Dataset
+    samples : Rows
         The rows that were taken last.
     features : ndarray
         Which of the features of the whole data set theirs are, increasing. Both valid until the next are taken.
     """
 
-    samples: Dataset
+    samples: Rows
     features: Array
 
     def __init__(self, dataset: Dataset, size: int, team: Team, buffers: int = 1) -> None:
@@ -60,15 +60,15 @@ class CompactBatch:
         self._entries = _Entries(dataset.indices.dtype, dataset.values.dtype)
         self._streams = cycle([_Entries(index_dtype(size), dataset.values.dtype) for _ in range(buffers)])
         self._stream = next(self._streams)
+        self._offsets = np.zeros(1, np.int64)
+        self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
         self._taken: Array | None = None
         self._all_count = True
 
     def take(self, rows: Array) -> None:
         """Make these rows the batch."""
         dataset, team = self.dataset, self._team
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(dataset.indptr[rows + 1] - dataset.indptr[rows], out=offsets[1:])
-        nnz = int(offsets[-1])
+        nnz, offsets = self._measured(rows), self._offsets
         self._entries.reserve(nnz)
         # With room for the intercept, and what the kernel asks for.
         self._stream.reserve(min(nnz, dataset.features) + 3)
@@ -85,14 +85,15 @@ class CompactBatch:
         for words, blocks in self._bitmaps[1:]:
             kernels.move_marks(words, blocks, self._words, self._blocks)
         features = int(kernels.marked(self._words, self._blocks, self._before, found))
-        team.share(team.cuts(nnz), lambda low, high: kernels.renumber(indices[low:high], self._words, self._before))
+        team.share(cuts, lambda low, high: kernels.renumber(offsets[low : high + 1], indices, self._words, self._before))
         self.features = found[:features]
         kernels.unmark(self.features, self._words)
-        self.samples = Dataset(offsets, indices, values, dataset.labels[rows], features)
+        self.samples = Rows.of(offsets, indices, values)
         self._taken = rows
 
     def scores(self, rows: Array, weights: Weights) -> Array:
         """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
+        self._extent = None
         # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
         if self._is_full(rows) or (not self._all_count and weights.current):
             return weights.scores(self.dataset, rows)
@@ -101,22 +102,24 @@ class CompactBatch:
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count."""
-        counting = coefficients != 0
-        self._all_count = bool(counting.all())
-        counted = rows if self._all_count else rows[counting]
+        counted, factors = rows, coefficients
+        self._all_count = np.count_nonzero(coefficients) == len(coefficients)
+        if not self._all_count:
+            counting = coefficients != 0
+            counted, factors = rows[counting], coefficients[counting]
         if self._is_full(counted):
             full = SparseStream.from_dense(self._dense(rows, coefficients).copy())
             if full.is_dense:
+                self._extent = None
                 return full
         if self._taken is not counted:
             self.take(counted)
-        stream, factors, numbers = self._stream, coefficients[counting], np.arange(len(counted))
-        samples, touched = self.samples, len(self.features)
+        stream, samples, touched = self._stream, self.samples, len(self.features)
         sums = stream.values[:touched]
 
         def add(low: int, high: int) -> None:
             sums[low:high].fill(0)
-            kernels.accumulate(samples.indptr, samples.indices, samples.values, numbers, factors, low, sums[low:high])
+            kernels.compact_accumulate(*samples, factors, low, sums[low:high])
 
         self._team.share([*np.searchsorted(self.features, self._starts).tolist(), touched], add)
         if self.size > self.dataset.features and len(rows):
@@ -126,12 +129,19 @@ class CompactBatch:
         gradient = SparseStream._sparse_form(stream.indices[:touched], stream.values[:touched], self.size)
         gradient._switch()
         self._stream = next(self._streams)
-        self._taken = None
+        self._taken = self._extent = None
         return gradient
 
     def _is_full(self, rows: Array) -> bool:
         """Whether to work with all features, since the rows are likely to touch most of them."""
-        return int((self.dataset.indptr[rows + 1] - self.dataset.indptr[rows]).sum()) >= _FULL * self.dataset.features
+        return self._measured(rows) >= _FULL * self.dataset.features
+
+    def _measured(self, rows: Array) -> int:
+        """How many entries the rows have; ``_offsets`` says where each begins when they stand one behind the other."""
+        if self._extent is None or self._extent[0] is not rows:
+            self._offsets = np.empty(len(rows) + 1, np.int64)
+            self._extent = rows, int(kernels.extents(self.dataset.indptr, rows, self._offsets))
+        return self._extent[1]
 
     @cached_property
     def _dense(self) -> DenseGradient:

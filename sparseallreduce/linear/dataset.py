@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,22 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "Rows"]
 
 Array = NDArray[Any]
+
+
+class Rows(NamedTuple):
+    """Compressed sparse rows alone: what the loops over non-zeros take of a :class:`Dataset`, and read-only like there."""
+
+    indptr: Array
+    indices: Array
+    values: Array
+
+    @classmethod
+    def of(cls, indptr: Array, indices: Array, values: Array) -> Rows:
+        """Read-only views of these arrays."""
+        return cls(_read_only(indptr), _read_only(indices), _read_only(values))
 
 
 @dataclass(frozen=True)
@@ -36,9 +49,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels"):
-            view = np.asarray(getattr(self, name)).view()
-            view.flags.writeable = False
-            object.__setattr__(self, name, view)
+            object.__setattr__(self, name, _read_only(np.asarray(getattr(self, name))))
         if self.total < 0:
             object.__setattr__(self, "total", self.rows)
 
@@ -77,3 +88,9 @@ class Dataset:
             first,
             total,
         )
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view

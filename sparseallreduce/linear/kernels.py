@@ -30,8 +30,11 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, p
 __all__ = [
     "accumulate",
     "bitmap",
+    "compact_accumulate",
+    "compact_scores",
     "descend",
     "descend_dense",
+    "extents",
     "fingerprint",
     "gather",
     "marked",
@@ -52,14 +55,24 @@ _THREE = np.uint64(3)
 _FOUR = np.uint64(4)
 _LOW_SIX = np.uint64(63)
 _SIX = np.uint64(6)
+_SIXTEEN = np.uint64(16)
 _TWELVE = np.uint64(12)
 _THIRTY_TWO = np.uint64(32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _LINE = 64  # bytes of a cache line
+_LINES = np.uint64(4)  # of a row that are fetched
+_MANY_LINES = np.uint64(16)  # where indices are looked at before their turn
 _ROWS_AHEAD = 8  # that it is fetched where a row begins
 _ROW_AHEAD = 3  # and its entries
+_ROWS_FAR = 32  # where nothing but its beginning is asked for
 _AHEAD = 64  # entries that a weight, or a sum, is fetched before its turn
 _FAR = np.uint64(_AHEAD)
+_NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
+_BAND = 1 << 19  # bytes that do so beside rows that are gone through
+_PART = 32  # entries of a row that lie in a band at least, on average
+_PART_LINES = np.uint64(6)  # of the part of a row to fetch
+_PART_AHEAD = 2  # rows before its turn
+_EVERY = np.uint64(2**64 - 1)  # above all indices
 
 
 def bitmap(size: int) -> tuple[Array, Array]:
@@ -76,10 +89,13 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, value))
     compiled_entry(scores, (*rows, value, float64))
     compiled_entry(accumulate, (*rows, value, types.int64, value))
+    compiled_entry(compact_scores, (*rows[:3], value, float64))
+    compiled_entry(compact_accumulate, (*rows[:3], value, types.int64, value))
+    compiled_entry(extents, (rows[0], int64, int64))
     compiled_entry(take_rows, (*rows, int64, uint64, uint8, index, value))
     compiled_entry(move_marks, (uint64, uint8, uint64, uint8))
     compiled_entry(marked, (uint64, uint8, index, index))
-    compiled_entry(renumber, (index, uint64, index))
+    compiled_entry(renumber, (int64, index, uint64, index))
     compiled_entry(unmark, (index, uint64))
     compiled_entry(gather, (value, index, value))
     compiled_entry(descend, (value, *given, value.dtype))
@@ -89,28 +105,71 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
 @kernel
 def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
     """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights."""
+    far = weights.size * weights.itemsize > _NEAR
+    zero = weights.dtype.type(0)
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
-        _fetch_first(indptr, indices, rows, i + 1, weights)
-        entry = np.uint64(indptr[rows[i]])
-        end = np.uint64(indptr[rows[i] + 1])
-        # Four sums at once, because each addition of a single one would wait for the one before.
-        first = second = third = fourth = weights.dtype.type(0)
-        while entry + _FOUR <= end:
-            if entry + _FAR + _FOUR <= end:
-                prefetch(weights, np.uint64(indices[entry + _FAR]))
-                prefetch(weights, np.uint64(indices[entry + _FAR + _ONE]))
-                prefetch(weights, np.uint64(indices[entry + _FAR + _TWO]))
-                prefetch(weights, np.uint64(indices[entry + _FAR + _THREE]))
-            first += values[entry] * weights[np.uint64(indices[entry])]
-            second += values[entry + _ONE] * weights[np.uint64(indices[entry + _ONE])]
-            third += values[entry + _TWO] * weights[np.uint64(indices[entry + _TWO])]
-            fourth += values[entry + _THREE] * weights[np.uint64(indices[entry + _THREE])]
-            entry += _FOUR
-        while entry < end:
-            first += values[entry] * weights[np.uint64(indices[entry])]
-            entry += _ONE
-        out[i] = np.float64(first + second) + np.float64(third + fourth)
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _MANY_LINES)
+        begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        sums = zero, zero, zero, zero
+        if far:
+            _fetch_first(indptr, indices, rows, i + 1, weights)
+            begin, sums = _products(indices, values, begin, end, weights, _EVERY, sums, True)
+        else:
+            begin, sums = _products(indices, values, begin, end, weights, _EVERY, sums, False)
+        out[i] = _product(indices, values, begin, end, weights, sums)
+
+
+@kernel
+def compact_scores(indptr: Array, indices: Array, values: Array, weights: Array, out: Array) -> None:
+    """As :func:`scores`, and the same to the bit, for all rows of a batch whose features are renumbered."""
+    rows = out.size
+    bands, width = _bands(indptr, weights.size, weights.itemsize)
+    places, sums = _beginnings(indptr), np.zeros((rows, 4), weights.dtype)
+    for band in range(bands):
+        limit = _EVERY if band + 1 == bands else np.uint64(band + 1) * width
+        for i in range(rows):
+            if bands > 1 and i + _PART_AHEAD < rows:
+                _fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
+                _fetch(values, places[i + _PART_AHEAD], _PART_LINES)
+            before = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+            place, after = _products(indices, values, places[i], np.uint64(indptr[i + 1]), weights, limit, before, False)
+            sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = after
+            places[i] = place
+    for i in range(rows):
+        last = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+        out[i] = _product(indices, values, places[i], np.uint64(indptr[i + 1]), weights, last)
+
+
+@inlined
+def _products(indices: Array, values: Array, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool) -> Any:
+    """Add the products of an entry and its weight to four sums in turn, up to where fewer than four are left below ``limit``.
+
+    Four sums, because each addition to a single one would wait for the one before. Whether the weights lie ``far``, so that they have
+    to be fetched some entries ahead, is known when this is compiled. Returns the next entry and the sums.
+    """
+    first, second, third, fourth = sums
+    while entry + _FOUR <= end and np.uint64(indices[entry + _THREE]) < limit:
+        if far and entry + _FAR + _FOUR <= end:
+            prefetch(weights, np.uint64(indices[entry + _FAR]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _ONE]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _TWO]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _THREE]))
+        first += values[entry] * weights[np.uint64(indices[entry])]
+        second += values[entry + _ONE] * weights[np.uint64(indices[entry + _ONE])]
+        third += values[entry + _TWO] * weights[np.uint64(indices[entry + _TWO])]
+        fourth += values[entry + _THREE] * weights[np.uint64(indices[entry + _THREE])]
+        entry += _FOUR
+    return entry, (first, second, third, fourth)
+
+
+@inlined
+def _product(indices: Array, values: Array, entry: Any, end: int, weights: Array, sums: Any) -> float:
+    """What four sums come to with the at most three entries that are left."""
+    first, second, third, fourth = sums
+    while entry < end:
+        first += values[entry] * weights[np.uint64(indices[entry])]
+        entry += _ONE
+    return np.float64(first + second) + np.float64(third + fourth)
 
 
 @kernel
@@ -119,18 +178,62 @@ def accumulate(indptr: Array, indices: Array, values: Array, rows: Array, coeffi
 
     Features outside are left to others; rows of coefficient zero cost nothing.
     """
+    far = total.size * total.itemsize > _NEAR
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
-        coefficient = coefficients[i]
-        if coefficient == 0:
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _MANY_LINES)
+        if coefficients[i] == 0:
             continue
-        end = np.uint64(indptr[rows[i] + 1])
-        for entry in range(np.uint64(indptr[rows[i]]), end):
-            if entry + _FAR < end:
-                prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
-            place = np.uint64(indices[entry]) - np.uint64(low)
-            if place < np.uint64(total.size):
-                total[place] += coefficient * values[entry]
+        begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        if far:
+            _add(indices, values, begin, end, coefficients[i], low, total, _EVERY, True)
+        else:
+            _add(indices, values, begin, end, coefficients[i], low, total, _EVERY, False)
+
+
+@kernel
+def compact_accumulate(indptr: Array, indices: Array, values: Array, coefficients: Array, low: int, total: Array) -> None:
+    """As :func:`accumulate`, for all rows of a batch whose features are renumbered."""
+    rows = coefficients.size
+    bands, width = _bands(indptr, total.size, total.itemsize)
+    places = _beginnings(indptr)
+    for band in range(bands):
+        limit = _EVERY if band + 1 == bands else np.uint64(low) + np.uint64(band + 1) * width
+        for i in range(rows):
+            if bands > 1 and i + _PART_AHEAD < rows:
+                _fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
+                _fetch(values, places[i + _PART_AHEAD], _PART_LINES)
+            places[i] = _add(indices, values, places[i], np.uint64(indptr[i + 1]), coefficients[i], low, total, limit, False)
+
+
+@inlined
+def _add(
+    indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool
+) -> Any:
+    """Add the entries below ``limit``, times the coefficient; returns the next entry. ``far`` as in :func:`_products`."""
+    while entry < end:
+        feature = np.uint64(indices[entry])
+        if feature >= limit:
+            break
+        if far and entry + _FAR < end:
+            prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
+        place = feature - np.uint64(low)
+        if place < np.uint64(total.size):
+            total[place] += coefficient * values[entry]
+        entry += _ONE
+    return entry
+
+
+@kernel
+def extents(indptr: Array, rows: Array, out: Array) -> int:
+    """Write where each of these rows begins when they stand one behind the other, and where the last ends; returns the latter."""
+    total = out.dtype.type(0)
+    for i in range(rows.size):
+        if i + _ROWS_FAR < rows.size:
+            prefetch(indptr, np.uint64(rows[i + _ROWS_FAR]))
+        out[i] = total
+        total += indptr[rows[i] + 1] - indptr[rows[i]]
+    out[rows.size] = total
+    return int(total)
 
 
 @kernel
@@ -146,19 +249,31 @@ def take_rows(
     out_values: Array,
 ) -> None:
     """Copy the entries of row ``rows[i]``, for all i, to the output arrays from ``offsets[i]`` on, and mark the indices in a bitmap."""
+    far = words.size * words.itemsize > _NEAR
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD)
+        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _LINES)
         begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
         out = np.uint64(offsets[i]) - begin
+        # Three loops, because two of them are vectorised.
         for entry in range(begin, end):
             out_values[out + entry] = values[entry]
         for entry in range(begin, end):
-            if entry + _FAR < end:
-                prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
-            index = np.uint64(indices[entry])
-            out_indices[out + entry] = index
-            words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
-            blocks[index >> _TWELVE] = 1
+            out_indices[out + entry] = indices[entry]
+        if far:
+            _mark(out_indices, out + begin, out + end, words, blocks, True)
+        else:
+            _mark(out_indices, out + begin, out + end, words, blocks, False)
+
+
+@inlined
+def _mark(indices: Array, begin: int, end: int, words: Array, blocks: Array, far: bool) -> None:
+    """The entries from ``begin`` to ``end``; ``far`` as in :func:`_inner_product`."""
+    for entry in range(begin, end):
+        if far and entry + _FAR < end:
+            prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
+        index = np.uint64(indices[entry])
+        words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
+        blocks[index >> _TWELVE] = 1
 
 
 @kernel
@@ -211,17 +326,32 @@ def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
 
 
 @kernel
-def renumber(indices: Array, words: Array, before: Array) -> None:
-    """Replace each index, which is marked, by the number of marks before it."""
-    size = np.uint64(indices.size)
-    for entry in range(size):
-        if entry + _FAR < size:
-            word = np.uint64(indices[entry + _FAR]) >> _SIX
-            prefetch(words, word)
-            prefetch(before, word)
-        feature = np.uint64(indices[entry])
-        word = feature >> _SIX
-        indices[entry] = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (feature & _LOW_SIX)) - _ONE))
+def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None:
+    """Replace each index of some rows, which is marked, by the number of marks before it."""
+    rows = indptr.size - 1
+    bands, width = _bands(indptr, words.size, words.itemsize + before.itemsize)
+    places = _beginnings(indptr)
+    for band in range(bands):
+        limit = _EVERY if band + 1 == bands else (np.uint64(band + 1) * width) << _SIX
+        for i in range(rows):
+            if bands > 1 and i + _PART_AHEAD < rows:
+                _fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
+            entry, end = places[i], np.uint64(indptr[i + 1])
+            while entry + _SIXTEEN <= end and np.uint64(indices[entry + _SIXTEEN - _ONE]) < limit:
+                for near in range(entry, entry + _SIXTEEN):  # a loop that is vectorised
+                    indices[near] = _number(indices[near], words, before)
+                entry += _SIXTEEN
+            if band + 1 == bands:
+                for near in range(entry, end):
+                    indices[near] = _number(indices[near], words, before)
+            places[i] = entry
+
+
+@inlined
+def _number(index: int, words: Array, before: Array) -> Any:
+    """The number of marks before an index, which is marked."""
+    word = np.uint64(index) >> _SIX
+    return np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (np.uint64(index) & _LOW_SIX)) - _ONE))
 
 
 @kernel
@@ -262,17 +392,51 @@ def _mixed(bits: Any) -> Any:
 
 
 @inlined
-def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int) -> None:
-    """Ask for the cache lines of row ``rows[i]``, if there is one."""
+def _bands(indptr: Array, size: int, itemsize: int) -> Any:
+    """In how many bands to go through the columns of some rows, and how many entries of an array of ``size`` a band has.
+
+    What the array says of a band stays in the cache until all rows have used it. The part of a row that lies in a band must have some
+    length, since its beginning has to be fetched.
+    """
+    rows = indptr.size - 1
+    if rows == 0 or size * itemsize <= _NEAR:
+        return 1, np.uint64(size)
+    bands = max(1, min(-(-size * itemsize // _BAND), (indptr[rows] - indptr[0]) // (rows * _PART)))
+    return bands, np.uint64(-(-size // bands))
+
+
+@inlined
+def _beginnings(indptr: Array) -> Array:
+    """Where each row begins, in an array to be changed."""
+    places = np.empty(indptr.size - 1, np.uint64)
+    for i in range(places.size):
+        places[i] = indptr[i]
+    return places
+
+
+@inlined
+def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int, lines: int) -> None:
+    """Ask for the beginning of row ``rows[i]``, if there is one."""
     if i + _ROWS_AHEAD < rows.size:  # where a row begins has to be fetched, too
         prefetch(indptr, np.uint64(rows[i + _ROWS_AHEAD]))
     if i >= rows.size:
         return
     begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
-    for entry in range(begin, end, np.uint64(_LINE // indices.itemsize)):
-        prefetch(indices, entry)
-    for entry in range(begin, end, np.uint64(_LINE // values.itemsize)):
-        prefetch(values, entry)
+    _fetch(indices, begin, min(lines, _lines(indices, end - begin)))
+    _fetch(values, begin, min(lines, _lines(values, end - begin)))
+
+
+@inlined
+def _lines(array: Array, entries: int) -> Any:
+    """How many cache lines hold so many entries."""
+    return (entries * np.uint64(array.itemsize) + np.uint64(_LINE - 1)) // np.uint64(_LINE)
+
+
+@inlined
+def _fetch(array: Array, entry: int, lines: int) -> None:
+    """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
+    for line in range(lines):
+        prefetch(array, entry + np.uint64(line) * np.uint64(_LINE // array.itemsize))
 
 
 @inlined

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.dataset import Dataset, Rows
 from sparseallreduce.linear.team import Team
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -133,13 +133,19 @@ class Weights:
         """Whether ``direction`` is what all steps have led to, at every feature."""
         return True
 
-    def scores(self, dataset: Dataset, rows: Array) -> Array:
+    def scores(self, dataset: Dataset | Rows, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
         return self._scored(self.direction, dataset, rows)
 
-    def compact_scores(self, samples: Dataset, features: Array) -> Array:
-        """The scores of all samples of a data set, whose features are only these of all, increasing; see :class:`CompactBatch`."""
-        return self._scored(self._gathered(features), samples, np.arange(samples.rows))
+    def compact_scores(self, samples: Rows, features: Array) -> Array:
+        """The scores of all samples, whose features are only these of all, increasing; see :class:`CompactBatch`."""
+        direction, scores = self._gathered(features), np.empty(len(samples.indptr) - 1)
+
+        def fill(low: int, high: int) -> None:
+            kernels.compact_scores(samples.indptr[low : high + 1], samples.indices, samples.values, direction, scores[low:high])
+
+        self._team.share(self._team.cuts(len(scores)), fill)
+        return self._completed(scores)
 
     def _gathered(self, features: Array) -> Array:
         """The direction at some features."""
@@ -150,7 +156,7 @@ class Weights:
         self._team.share(self._team.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
         return found
 
-    def _scored(self, direction: Array, dataset: Dataset, rows: Array) -> Array:
+    def _scored(self, direction: Array, dataset: Dataset | Rows, rows: Array) -> Array:
         """The scores of rows by a direction of as many features."""
         scores = np.empty(len(rows))
 
@@ -158,6 +164,10 @@ class Weights:
             kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], direction, scores[low:high])
 
         self._team.share(self._team.cuts(len(rows)), fill)
+        return self._completed(scores)
+
+    def _completed(self, scores: Array) -> Array:
+        """Scores by the direction, with scale and intercept."""
         scores *= self.scale
         scores += self.intercept
         return scores

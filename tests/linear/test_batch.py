@@ -29,7 +29,9 @@ def test_features_are_those_of_the_rows_in_order_and_samples_the_rows(rows, thre
     expected = dataset.to_scipy()[rows]
     columns = np.unique(expected.indices)
     assert batch.features.tolist() == columns.tolist()
-    np.testing.assert_array_equal(batch.samples.to_scipy().toarray(), expected[:, columns].toarray())
+    indptr, indices, values = batch.samples
+    taken = csr_array((values, indices.astype(np.int64), indptr), shape=(len(rows), len(columns)))
+    np.testing.assert_array_equal(taken.toarray(), expected[:, columns].toarray())
 
 
 @given(
@@ -62,6 +64,27 @@ def test_scores_and_gradients_have_the_bits_of_the_whole_data_set(data, features
             np.testing.assert_array_equal(before[0].to_dense(), before[1])
         before = gradient, gradient.to_dense().copy()
         weights.descend(gradient, 0.1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_batches_too_large_for_the_cache_have_the_same_bits(threads, dtype):
+    features, rows = 9_000_000, 40  # a bitmap of 1.7 MB, and weights of 1.8
+    rng = np.random.default_rng(4)
+    lengths = np.r_[0, rng.integers(5_000, 20_000, rows - 2), 3]
+    indices = [np.sort(rng.choice(features, length, replace=False, shuffle=False)).astype(np.uint32) for length in lengths]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    values = rng.standard_normal(indptr[-1]).astype(dtype)
+    dataset = Dataset(indptr, np.concatenate(indices), values, np.ones(rows), features)
+    team = Team(threads)
+    batch, dense = CompactBatch(dataset, features, team), DenseGradient(dataset, features, team)
+    weights = Descent().weights(features, dtype, team)
+    weights.assign(rng.standard_normal(features).astype(dtype))
+    chosen, coefficients = rng.permutation(rows), rng.standard_normal(rows).astype(dtype)
+    np.testing.assert_array_equal(batch.scores(chosen, weights), weights.scores(dataset, chosen))
+    assert batch.features.nbytes > 2**20
+    gradient = batch.gradient(chosen, coefficients)
+    np.testing.assert_array_equal(gradient.to_dense(), dense(chosen, coefficients))
 
 
 def test_entries_that_cancel_out_are_touched():
