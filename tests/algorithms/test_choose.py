@@ -116,6 +116,14 @@ def test_the_measured_machine_is_the_network(network, ranks):
         assert machine.beta_dense == pytest.approx(1 / network.bandwidth + messages * network.latency / volume, rel=0.01)
 
 
+def test_where_ranks_share_cores_latency_is_shared_and_a_byte_costs_what_it_does_when_all_take_part():
+    network = Network(latency=1e-5, bandwidth=1e10)
+    alone, shared = (run([measure(rank, 4, sharing) for rank in range(4)], network).outputs[0] for sharing in (1.0, 2.0))
+    assert shared.alpha == pytest.approx(2 * alone.alpha)
+    assert alone.beta < alone.beta_dense
+    assert shared.beta == shared.beta_dense == shared.beta_blocking == pytest.approx(alone.beta_dense)
+
+
 def test_a_rank_alone_measures_its_additions_only():
     machine = run([measure(0, 1)]).outputs[0]
     assert (machine.beta, machine.beta_dense) == (0.0, 0.0)
