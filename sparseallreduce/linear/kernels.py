@@ -206,9 +206,7 @@ def compact_accumulate(indptr: Array, indices: Array, values: Array, coefficient
 
 
 @inlined
-def _add(
-    indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool
-) -> Any:
+def _add(indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool) -> Any:
     """Add the entries below ``limit``, times the coefficient; returns the next entry. ``far`` as in :func:`_products`."""
     while entry < end:
         feature = np.uint64(indices[entry])
