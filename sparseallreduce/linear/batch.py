@@ -93,7 +93,7 @@ class CompactBatch:
 
     def scores(self, rows: Array, weights: Weights) -> Array:
         """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
-        self._extent = None
+        self._extent = None  # which may be of the same array with other rows in it
         # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
         if self._is_full(rows) or (not self._all_count and weights.current):
             return weights.scores(self.dataset, rows)

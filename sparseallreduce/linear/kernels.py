@@ -11,11 +11,11 @@ Rows of a shuffled batch lie anywhere in memory, and so do the weights of a row,
 row is worked on, a later one is fetched, and what indices refer to some entries ahead. What lies in the cache anyway is not fetched,
 since asking for it takes as long as using it.
 
-Measured with two ranks on two cores, in nanoseconds a non-zero in the steps of a training. At N = 3.2 million and 1,000 rows of 116
-non-zeros: where rows begin 0.1, copying and marking 3.6, of which 2.1 for reading the rows at all, sorted features 1.0, weights of the
-features 1.1, renumbering 0.8, scores 0.7, sums 0.8, clearing marks 0.2, and 2.1 for the update by the sum of both ranks; besides, 1.3
-in the interpreter and 0.9 for the order of the samples. At N = 16.6 million and 1,000 rows of 3,730: 2.9, 0.9, 1.5, 1.2, 1.7, 1.7, 0.2
-and 1.6.
+Measured with two ranks on two cores, in nanoseconds a non-zero in the steps of a training, at N = 3.2 million and 1,000 rows of 116
+non-zeros: copying and marking 3.6, of which 2.1 for reading the rows at all, sorted features 1.0, weights of the features 1.1,
+renumbering 0.8, scores 0.7, sums 0.8, finding rows and clearing marks 0.3, and 2.1 for the update by the sum of both ranks; besides,
+1.3 in the interpreter and 0.9 for the order of the samples. At N = 16.6 million and 1,000 rows of 3,730: 2.9 for copying and marking,
+then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def take_rows(
 
 @inlined
 def _mark(indices: Array, begin: int, end: int, words: Array, blocks: Array, far: bool) -> None:
-    """The entries from ``begin`` to ``end``; ``far`` as in :func:`_inner_product`."""
+    """Mark the entries from ``begin`` to ``end``; ``far`` as in :func:`_products`."""
     for entry in range(begin, end):
         if far and entry + _FAR < end:
             prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
