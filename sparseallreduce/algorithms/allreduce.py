@@ -20,7 +20,7 @@ from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["PACKED", "READY", "Call", "allreduce", "begins", "make_call", "operation", "room"]
+__all__ = ["PACKED", "READY", "WRITTEN", "Call", "Told", "allreduce", "begins", "make_call", "operation", "room"]
 
 # Bytes of a rank up to which its stream always travels with the agreement, and bytes of all ranks up to which it does where the model
 # expects that to be fastest: 131,072 of a rank at P = 2. From 17 ranks on only words are exchanged. The MPI libraries send messages of
@@ -28,7 +28,9 @@ __all__ = ["PACKED", "READY", "Call", "allreduce", "begins", "make_call", "opera
 _ALWAYS = 4000
 _ROOM = 1 << 18
 _ROOM_RANKS = 16
-PACKED, READY = 1, 2  # flags of the agreement: the stream travels with the agreement; this rank can enter the dense allreduce at once
+# Flags of the agreement: the stream travels with the agreement; this rank can enter the dense allreduce at once; its dense form lies
+# where the other ranks of its host add up their parts.
+PACKED, READY, WRITTEN = 1, 2, 4
 
 
 class Call(NamedTuple):
@@ -40,6 +42,13 @@ class Call(NamedTuple):
     options: dict[str, Any]
     switch_density: float | None
     machine: Machine | None
+
+
+class Told(NamedTuple):
+    """What a rank has said of how it begins."""
+
+    flags: int
+    ready: Any = None  # the step that it is READY for, or for which it has WRITTEN
 
 
 def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[Call | None, Intent]:
@@ -64,7 +73,7 @@ def operation(
     ranks: int,
     machine: Machine | None,
     patient: bool = False,
-    ready: DenseAllreduce | None = None,
+    told: Told | None = None,
 ) -> Schedule:
     """The whole operation: agree, then :func:`allreduce`.
 
@@ -81,26 +90,30 @@ def operation(
         Measured, for "auto".
     patient : bool
         Whether this rank may block.
-    ready : DenseAllreduce, optional
-        The step that sums the dense form of our stream, if a patient rank has made that already.
+    told : Told, optional
+        What this rank has told the others already, who are not all there yet; the step that says so is not carried out again.
     """
     if call is None or ranks == 1:
         entries, _, _ = yield from agree(intent, rank, ranks, room=room(ranks))
         assert call is not None
         return (yield from allreduce(call, entries, rank, ranks, machine, Reduction(call.op, call.switch_density)))
     reduction = Reduction(call.op, call.switch_density)
-    flags, payload = begins(call, ranks, reduction, machine), b""
-    if flags == PACKED:
-        payload = packed.pack(call.stream)
-    elif flags == READY and patient:
-        ready = ready or DenseAllreduce(reduction.densify(reduction.enter(call.stream)), call.op, soon=True)
+    flags, ready, payload = 0, None, b""
+    if told is not None:
+        flags, ready = told
     else:
-        flags = 0
+        flags = begins(call, ranks, reduction, machine)
+        if flags == PACKED:
+            payload = packed.pack(call.stream)
+        elif flags == READY and patient:
+            ready = DenseAllreduce(reduction.densify(reduction.enter(call.stream)), call.op, soon=True)
+        else:
+            flags = 0
     entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), flags)
     if common == PACKED:
         kind = packed.Kind.of(call.stream, reduction)
         return packed.Rows.of(payloads).reduced(entries, list(map(len, payloads)), kind, reduction)
-    if common == READY:
+    if common in (READY, WRITTEN):
         assert ready is not None
         return reduction.leave((yield ready))
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))

@@ -18,10 +18,9 @@ import hashlib
 import json
 import os
 import socket
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter, sleep
@@ -32,6 +31,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import RECORD, common_error
+from sparseallreduce.algorithms.allreduce import room
 from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
@@ -49,7 +49,9 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
+from sparseallreduce.runtime.board import PREFIX, SLOTS, Board, shared_memory
 from sparseallreduce.runtime.calibration import Calibration
+from sparseallreduce.runtime.part_sum import Joining
 from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire
@@ -83,7 +85,6 @@ __all__ = [
 INLINE_BYTES = 1 << 14
 PIECE_BYTES = 1 << 30  # a part goes out in pieces of this size, since MPI counts in 32 bits before version 4
 _ABORT = b"SARX"  # in place of a stream: the sender has given up, and says why
-PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
 _FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
@@ -145,10 +146,11 @@ class Channel:
         self.machine: Machine | None = None
         self.sound = True  # whether no collective on the second duplicate was left unfinished by a rank that gave up
         self.crowded = False  # whether ranks outnumber cores on this host
-        self.number = 0
+        self.turn = 0  # of the last operation that has begun
+        self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
         self.in_flight: list[Operation] = []
         self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
-        self.hearing: Any = None  # memory for what the ranks tell each other
+        self.hearings: list[Any] = []  # where the ranks hear each other, used by turns
         # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
         self.messages, request = comm.Idup()
         self._preparation = self._prepare(request)
@@ -175,6 +177,8 @@ class Channel:
         sharing = max(1.0, hosts.count(hosts[self.rank]) / (os.cpu_count() or 1))
         self.crowded = sharing > 1
         self.machine = yield from self._outcome(_calibrated(self.rank, self.ranks, hosts, sharing))
+        if len(set(hosts)) == 1:
+            self.board = yield from self._outcome(_board(self))
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
@@ -185,10 +189,14 @@ class Channel:
             raise operation.error
         return operation.result
 
-    def next_tag(self) -> int:
-        """A tag which no operation in flight has."""
-        self.number = self.number % self.tag_limit + 1
-        return self.number
+    def next_turn(self) -> int:
+        """The number of an operation that begins."""
+        self.turn += 1
+        return self.turn
+
+    def tag(self, turn: int) -> int:
+        """A tag which no other operation in flight has."""
+        return turn % self.tag_limit
 
     def free(self) -> None:
         """Give the duplicates back to MPI; collective."""
@@ -201,11 +209,13 @@ class Channel:
 class Begun(NamedTuple):
     """Where an operation stands in its first step, or behind it."""
 
-    tag: int
+    turn: int
     step: Step | None = None  # under way, with
     requests: list[MPI.Request] | None = None
     received: Any = None
     native: bool = True  # whether collectives of MPI may be used
+    shared: bool = True  # whether the others have been told anything
+    taken: bool = True  # whether it has left its slot of the board, if there is one
 
 
 class Operation:
@@ -246,13 +256,14 @@ class Operation:
         self.own = own
         self.begun = begun
         self.started = False
-        self.step: Step | None = None  # what the schedule waits for
+        self.step: Step | Joining | None = None  # what the schedule waits for
         self.requests: list[MPI.Request] | None = None  # of a collective
         self.received: Any = None  # what the collective fills
         self.envelope: tuple[MPI.Request, Bytes, int] | None = None  # being received
         self.arriving: dict[int, deque[_Arrival]] = {}
         self.sends: list[tuple[MPI.Request, Bytes]] = []
-        self.shared = False
+        self.shared = False  # whether the others have been told anything
+        self.board: Board | None = None  # of which this operation has still to leave its slot
         self.collective = collective
         self.native = True  # whether collectives of MPI may be used
         self.result: Any = None
@@ -282,11 +293,13 @@ class Operation:
         if not self.channel.ready and not self.own:
             return False
         self.started = True
+        self.board = None if self.own else self.channel.board
         if self.begun is None:
-            self.tag = self.channel.next_tag()
+            self.turn = self.channel.next_turn()
         else:
-            self.tag, self.step, self.requests, self.received, self.native = self.begun
-            self.shared = True
+            self.turn, self.step, self.requests, self.received, self.native, self.shared, taken = self.begun
+            self.board = None if taken else self.board
+        self.tag = self.channel.tag(self.turn)
         self.channel.in_flight.append(self)
         self.stack.append(self.schedule())
         return True
@@ -330,7 +343,17 @@ class Operation:
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""
         step = self.step
-        if isinstance(step, Share | DenseAllreduce | DenseAllgather):
+        if isinstance(step, Share) and self.board is not None:
+            if not self._posted(step, self.board):
+                self._probe()  # likewise
+                return False, None
+            value, self.board = self._taken(step, self.board), None
+        elif isinstance(step, Joining):
+            value = step.result()
+            if value is None:
+                self._probe()
+                return False, None
+        elif isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
             crowded = self.channel.crowded
@@ -443,15 +466,37 @@ class Operation:
     def _is_direct(self, step: Step) -> TypeGuard[DenseAllgather]:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= _DIRECT_RANKS
 
+    def _posted(self, step: Share, board: Board) -> bool:
+        """Whether all ranks have posted what they tell the others first, we too if there is room."""
+        if not self.shared and board.is_free(self.turn):
+            self._count_share(step)
+            board.post(self.turn, _text(step, self.channel))
+            self.shared = True
+        return self.shared and board.is_complete(self.turn)
+
+    def _taken(self, step: Share, board: Board) -> Any:
+        said, sound = _heard(step, board.texts[self.turn % SLOTS])
+        board.take(self.turn)
+        return self._told(step, said, sound)
+
     def _share(self, step: Share) -> list[MPI.Request]:
         first, self.shared = not self.shared, True
+        self._count_share(step)
+        requests, self.received = _tell(step, self.channel, self.tag, first)
+        return requests
+
+    def _count_share(self, step: Share) -> None:
         others = self.channel.ranks - 1
         for counts in self.traces:
             counts.agreement_bytes += len(step.record) * others
             counts.bytes_sent += len(step.payload) * others
             counts.messages += others if step.payload else 0
-        requests, self.received = _tell(step, self.channel, self.tag, first)
-        return requests
+
+    def _told(self, step: Share, said: list[bytes], sound: bool) -> list[bytes]:
+        self.native = self.native and sound
+        for counts in self.traces:
+            counts.bytes_received += sum(len(message) - len(step.record) for message in said) - len(step.payload)
+        return said
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
         """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
@@ -468,11 +513,7 @@ class Operation:
 
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
-            said, sound = _heard(step, self.received)
-            self.native = self.native and sound
-            for counts in self.traces:
-                counts.bytes_received += sum(len(message) - len(step.record) for message in said) - len(step.payload)
-            return said
+            return self._told(step, *_heard(step, map(memoryview, self.received)))
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
@@ -488,7 +529,7 @@ class Operation:
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
         if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
-        if not self.shared:  # the others may hear of it by a collective, which waits for all ranks
+        if not self.shared and self.board is None:  # the others may hear of it by a collective, which waits for all ranks
             _farewells.append(_tell(_UNWELL, self.channel, self.tag, first=True))
         if not agreed:
             said = {"error": type(error).__name__[:100], "text": f"rank {self.channel.rank} gave up: {str(error)[:400]}"}
@@ -515,6 +556,9 @@ class Operation:
         self._flush()
 
     def _flush(self) -> None:
+        if self.board is not None and (self.shared or self.board.is_free(self.turn)):
+            self.board.take(self.turn)  # what no longer concerns us
+            self.board = None
         # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
         self.sends = [(request, piece) for request, piece in self.sends if not request.Test()]
         if self.sends:
@@ -522,7 +566,7 @@ class Operation:
                 self._probe()
             except Exception:
                 self._leave()  # we have our result; who gave up takes no more of our messages
-        if not self.sends:
+        if not self.sends and self.board is None:
             self.done = True
             _active.remove(self)
 
@@ -537,9 +581,8 @@ _farewells: list[Any] = []
 
 def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MPI.Request], Bytes]:
     """Tell all ranks what ``step`` says; what they say comes into the rows of the array."""
-    length = PREFIX.size + len(step.record) + step.room
+    length, ours = PREFIX.size + len(step.record) + step.room, _text(step, channel)
     rows = np.empty((channel.ranks, length), np.uint8)
-    ours = PREFIX.pack(channel.sound, len(step.payload)) + step.record + step.payload
     if first and channel.ranks > _DIRECT_RANKS:
         # Goes out as the operation starts, in the order of the calls, which is that of all ranks.
         padded = np.frombuffer(ours.ljust(length, b"\0"), np.uint8)
@@ -547,13 +590,17 @@ def _tell(step: Share, channel: Channel, tag: int, first: bool) -> tuple[list[MP
     return _exchange(np.frombuffer(ours, np.uint8), list(rows), channel, tag), rows
 
 
-def _heard(step: Share, rows: Bytes) -> tuple[list[bytes], bool]:
+def _text(step: Share, channel: Channel) -> bytes:
+    """The words in which ``step`` is told."""
+    return PREFIX.pack(channel.sound, len(step.payload)) + step.record + step.payload
+
+
+def _heard(step: Share, texts: Iterable[memoryview]) -> tuple[list[bytes], bool]:
     """What the ranks have said, and whether the channel is sound on all of them."""
-    said, all_sound, record, length = [], True, PREFIX.size + len(step.record), rows.shape[1]
-    text = rows.data.cast("B")
-    for at in range(0, len(text), length):
-        sound, payload = PREFIX.unpack_from(text, at)
-        said.append(bytes(text[at + PREFIX.size : at + record + payload]))
+    said, all_sound, record = [], True, PREFIX.size + len(step.record)
+    for text in texts:
+        sound, payload = PREFIX.unpack_from(text)
+        said.append(bytes(text[PREFIX.size : record + payload]))
         all_sound = all_sound and sound
     return said, all_sound
 
@@ -622,17 +669,28 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
     """
     if not at_ease(channel):
         return outcome(Operation(channel, schedule, entries, collective=collective))
-    steps, begun = schedule(), Begun(channel.next_tag())
+    steps, turn, board = schedule(), channel.next_turn(), channel.board
+    begun = Begun(turn, shared=False, taken=False)
     try:
         share = steps.send(None)
         assert isinstance(share, Share)
-        requests, rows = _tell(share, channel, begun.tag, first=True)
-        if done_within(requests, channel.crowded):
-            said, sound = _heard(share, rows)
-            begun = Begun(begun.tag, native=sound)
+        told = False
+        if board is None:
+            requests, rows = _tell(share, channel, channel.tag(turn), first=True)
+            begun = Begun(turn, requests=requests, received=rows)
+            told = done_within(requests, channel.crowded)
+        elif board.is_free(turn):
+            board.post(turn, _text(share, channel))
+            begun = begun._replace(shared=True)
+            told = board.is_complete(turn, board.polls)
+        if told:
+            said, sound = _heard(share, map(memoryview, rows) if board is None else board.texts[turn % SLOTS])
+            if board is not None:
+                board.take(turn)
+            begun = Begun(turn, native=sound)
             steps = _resumed(steps.send(said), steps)
         else:
-            begun = Begun(begun.tag, share, requests, rows)
+            begun = begun._replace(step=share)
     except StopIteration as stop:
         return stop.value
     except Exception as error:
@@ -718,6 +776,13 @@ def _calibrated(rank: int, ranks: int, hosts: list[bytes], sharing: float) -> Ge
         if calibration is not None:
             calibration.keep(machine)
     return machine
+
+
+def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
+    """A board for what the ranks of a host tell each other, if they can share memory."""
+    most = room(channel.ranks)
+    memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most))
+    return None if memory is None else Board(memory, channel.rank, channel.ranks, most, channel.crowded, channel.turn + 1)
 
 
 def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

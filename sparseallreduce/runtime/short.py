@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms import AUTO, agreement
 from sparseallreduce.algorithms import allreduce as long
 from sparseallreduce.algorithms.agreement import Intent, digest_of
-from sparseallreduce.algorithms.steps import DenseAllreduce
+from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.board import SLOTS, Board
+from sparseallreduce.runtime.part_sum import Joining, PartSum
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -31,6 +33,8 @@ _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<")
 # Bytes up to which the dense form of a sparse stream is summed in place: 16 MiB took 0.7 of the time of a sum into other memory, 64 MiB
 # under Open MPI 1.2. A dense stream is copied for that only where zeros come from the system.
 _IN_PLACE = 1 << 25
+# Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
+_ALWAYS_ON_BOARD = 1 << 13
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
 
@@ -53,7 +57,8 @@ class _Kind:
         self.reduction = Reduction(call.op)
         self.streams = packed.Kind.of(call.stream, self.reduction)
         self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
-        self.others = [rank for rank in range(channel.ranks) if rank != channel.rank]
+        self.polls = 1 if channel.board is None else channel.board.polls
+        self.sums = _part_sums(channel.board, self.streams) if self.native else []
         self.beginnings: dict[int, int] = {}  # how operations on so many entries begin
 
     def call(self, stream: SparseStream) -> long.Call:
@@ -63,28 +68,89 @@ class _Kind:
     def begins(self, stream: SparseStream) -> int:
         """How an operation begins: as :func:`~sparseallreduce.algorithms.allreduce.begins`; remembered by its entries."""
         channel = self.channel
-        flags = long.begins(self.call(stream), channel.ranks, self.reduction, channel.machine)
-        if flags == long.READY and not self.native:
-            flags = 0
+        if channel.board is not None and packed.packed_bytes(stream) <= _ALWAYS_ON_BOARD:
+            flags = long.PACKED
+        else:
+            flags = long.begins(self.call(stream), channel.ranks, self.reduction, channel.machine)
+        if flags == long.READY:
+            flags = long.WRITTEN if self.sums else flags if self.native else 0
         _make_room(self.beginnings)
         self.beginnings[stream.stored] = flags
         return flags
 
 
-class _Hearing:
-    """Where the words of all ranks come into, for operations of a channel one after the other."""
+class _ByMessages:
+    """What the ranks tell each other by messages, for operations of a channel one after the other."""
 
-    def __init__(self, ranks: int) -> None:
-        self.rows = packed.Rows(ranks, _WORD.size, long.room(ranks))
-        self.places = [memoryview(row) for row in self.rows.bytes]  # type: ignore[arg-type]
+    def __init__(self, channel: engine.Channel) -> None:
+        self.rows = packed.Rows(channel.ranks, _WORD.size, long.room(channel.ranks))
+        self.entries: list[int] = []  # of each rank, once they agree
+        self._lengths: list[int] = []  # of what each has packed, in bytes
+        self._places = [memoryview(row) for row in self.rows.bytes]
+        self._channel = channel
+        self._others = [rank for rank in range(channel.ranks) if rank != channel.rank]
+        self._requests: list[MPI.Request] = []
+
+    def is_free(self, turn: int) -> bool:
+        """Whether we can tell the others anything."""
+        return True
+
+    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> engine.Begun:
+        """Tell all ranks what we have and, if that is the flag, the stream itself; and begin to hear them."""
+        channel, places, tag = self._channel, self._places, self._channel.tag(turn)
+        comm, payload = channel.collectives, packed.pack(stream) if flags == long.PACKED else b""
+        word = _WORD.pack(channel.sound, len(payload), True, flags, digest, len(stream._stored)) + payload
+        places[channel.rank][: len(word)] = word
+        requests = [comm.Irecv(places[other], other, tag) for other in self._others]
+        self._requests = requests + [comm.Isend(word, other, tag) for other in self._others]
+        return engine.Begun(turn, requests=self._requests, received=self.rows.bytes)
+
+    def agreed(self, turn: int, flags: int, digest: int) -> int:
+        """The flags that all ranks have set, or -1 if they do not agree, or not before long."""
+        if not engine.done_within(self._requests, self._channel.crowded):
+            return -1
+        self.entries, self._lengths = [], []
+        for place in self._places:
+            sound, length, well, theirs, of, count = _WORD.unpack_from(place)
+            if not sound or not well or of != digest:
+                return -1
+            flags &= theirs
+            self.entries.append(count)
+            self._lengths.append(length)
+        return flags
+
+    def reduced(self, kind: _Kind) -> SparseStream:
+        """The reduction of what all have packed."""
+        return self.rows.reduced(self.entries, self._lengths, kind.streams, kind.reduction)
+
+    def leave(self, turn: int) -> None:
+        """What they have told is no longer needed."""
 
 
-class _Agreed(NamedTuple):
-    """What a rank knows of all ranks once they agree; what they have packed lies in the rows."""
+class _OnBoard:
+    """The same on a slot of the channel's board."""
 
-    entries: list[int]
-    lengths: list[int]  # of what they have packed, bytes
-    flags: int  # that all have set
+    def __init__(self, channel: engine.Channel, board: Board, slot: int) -> None:
+        self._rows, self._place = board.rows[slot], board.texts[slot][channel.rank][_WORD.size :]
+        self._channel = channel
+        self._board = board
+        self.is_free, self.leave = board.is_free, board.take
+
+    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> engine.Begun:
+        length = packed.pack_into(stream, self._place) if flags == long.PACKED else 0
+        self._board.post_word(turn, self._channel.sound, length, flags, digest, len(stream._stored))
+        return engine.Begun(turn, taken=False)
+
+    def agreed(self, turn: int, flags: int, digest: int) -> int:
+        board = self._board
+        return board.agreed(turn, flags, digest) if board.is_complete(turn, board.polls) else -1
+
+    @property
+    def entries(self) -> list[int]:
+        return self._board.entries.tolist()
+
+    def reduced(self, kind: _Kind) -> SparseStream:
+        return self._rows.reduced(self.entries, self._board.lengths.tolist(), kind.streams, kind.reduction)
 
 
 def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: bool) -> SparseStream | None:
@@ -108,50 +174,78 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     kind = channel.kinds.get((stream.size, stored.dtype, stored.shape[1:], op)) or _new_kind(stream, op, channel)
     if kind is None:
         return None
-    entries, tag, payload = len(stored), channel.next_tag(), b""
+    hearings = channel.hearings or _new_hearings(channel)
+    hearing = hearings[(channel.turn + 1) % len(hearings)]
+    if not hearing.is_free(channel.turn + 1):
+        return None
+    entries, turn = len(stored), channel.next_turn()
     array: NDArray[Any] | None = None
-    requests: list[MPI.Request] | None = None
-    step = rows = None
+    step: Any = None
+    begun = engine.Begun(turn, shared=False, taken=False)
     try:
-        hearing = channel.hearing or _new_hearing(channel)
         flags = kind.beginnings.get(entries, -1)
         if flags < 0:
             flags = kind.begins(stream)
         # Memory is taken before this rank says that it is ready, and filled while the others hear of it: they may be waiting for that.
-        if flags == long.PACKED:
-            payload = packed.pack(stream)
-        elif flags == long.READY and patient:
-            array, source = _arrays(dense, kind)
-        else:
+        if flags > long.PACKED and not patient:
             flags = 0
-        word = _WORD.pack(channel.sound, len(payload), True, flags, kind.digest, entries) + payload
-        requests = _told(word, kind, hearing.places, tag)
+        if flags == long.WRITTEN:
+            part_sum = kind.sums[turn % 2]
+            if part_sum.area.is_free():
+                part_sum.write(stream)
+                step = Joining(part_sum, turn)
+            else:
+                flags = long.READY
+        if flags == long.READY:
+            array, source = _arrays(dense, kind)
+        begun = hearing.tell(turn, stream, flags, kind.digest)
         if array is not None:
             _fill(source, stream, array)
-        agreed = _agreed(word, flags, kind, hearing.places) if engine.done_within(requests, channel.crowded) else None
-        if agreed is None:
-            intent, ready = Intent(kind.terms, entries), None
+        agreed = hearing.agreed(turn, flags, kind.digest)
+        if agreed < 0:
             if array is not None:
                 summand = kind.reduction.enter(stream) if source is dense else SparseStream._dense_form(source, stream.size)
-                ready = DenseAllreduce(summand, kind.reduction.op, soon=True, into=None if source is array else array)
-            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, ready)
-            step, rows = steps.send(None), _taken(word, channel, hearing)  # a step which has been taken
-        elif agreed.flags == long.PACKED:
-            return hearing.rows.reduced(agreed.entries, agreed.lengths, kind.streams, kind.reduction)
-        elif agreed.flags == long.READY and array is not None:
-            channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
-            array.flags.writeable = False
-            return SparseStream._dense_form(array, stream.size)
+                step = DenseAllreduce(summand, kind.reduction.op, soon=True, into=None if source is array else array)
+            intent, told = Intent(kind.terms, entries), long.Told(flags, step)
+            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, told)
+            begun = begun._replace(step=steps.send(None))  # a step which has been taken
+        elif agreed == long.PACKED:
+            result: SparseStream = hearing.reduced(kind)
+            hearing.leave(turn)
+            return result
         else:
-            reduction, requests = Reduction(kind.reduction.op), None
-            steps = long.allreduce(kind.call(stream), agreed.entries, channel.rank, channel.ranks, channel.machine, reduction)
+            hearing.leave(turn)
+            begun = engine.Begun(turn)
+            if agreed == long.READY and array is not None:
+                channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
+                array.flags.writeable = False
+                return SparseStream._dense_form(array, stream.size)
+            if agreed == long.WRITTEN:
+                joined: SparseStream | None = step.result(kind.polls)
+                if joined is not None:
+                    return joined
+                steps = _awaited(step)
+                begun = begun._replace(step=steps.send(None))
+            else:
+                reduction = Reduction(kind.reduction.op)
+                steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
     except Exception as error:
         steps = engine.failed(error)
-        if requests is not None:  # something may still be on its way into this memory
-            rows, channel.hearing = hearing.rows.bytes, None
-    begun = engine.Begun(tag, step, requests, rows)
-    result: SparseStream = engine.outcome(engine.Operation(channel, lambda: steps, entries, begun=begun))
+    if begun.requests is not None:  # something may still be on its way into this memory
+        channel.hearings = []
+    outcome: SparseStream = engine.outcome(engine.Operation(channel, lambda: steps, entries, begun=begun))
+    return outcome
+
+
+def _awaited(step: Any) -> Schedule:
+    result: SparseStream = yield step
     return result
+
+
+def _part_sums(board: Board | None, kind: packed.Kind) -> list[PartSum]:
+    """Sums on each area of the board, if vectors of this kind fit there."""
+    nbytes = math.prod(kind.shape) * kind.dtype.itemsize
+    return [PartSum(area, kind.shape, kind.dtype) for area in board.areas if nbytes <= area.room] if board is not None else []
 
 
 def _new_kind(stream: SparseStream, op: str, channel: engine.Channel) -> _Kind | None:
@@ -169,9 +263,10 @@ def _make_room(remembered: dict[Any, Any]) -> None:
         remembered.clear()
 
 
-def _new_hearing(channel: engine.Channel) -> _Hearing:
-    channel.hearing = hearing = _Hearing(channel.ranks)
-    return hearing
+def _new_hearings(channel: engine.Channel) -> list[Any]:
+    board = channel.board
+    channel.hearings = [_ByMessages(channel)] if board is None else [_OnBoard(channel, board, slot) for slot in range(SLOTS)]
+    return channel.hearings
 
 
 def _arrays(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -196,32 +291,3 @@ def _fill(source: NDArray[Any], stream: SparseStream, array: NDArray[Any]) -> No
         kernels.scatter_set(*stream._entries(), 0, source)
     elif source is array:
         np.copyto(array, dense)
-
-
-def _told(word: bytes, kind: _Kind, places: list[memoryview], tag: int) -> list[MPI.Request]:
-    """Tell all ranks, and begin to hear them."""
-    comm, others = kind.channel.collectives, kind.others
-    requests = [comm.Irecv(places[other], other, tag) for other in others]
-    return requests + [comm.Isend(word, other, tag) for other in others]
-
-
-def _agreed(word: bytes, flags: int, kind: _Kind, places: list[memoryview]) -> _Agreed | None:
-    """What all ranks have said, if they mean the same and nothing is wrong anywhere."""
-    places[kind.channel.rank][: len(word)] = word
-    entries, lengths = [], []
-    for place in places:
-        sound, length, well, theirs, digest, count = _WORD.unpack_from(place)
-        if not sound or not well or digest != kind.digest:
-            return None
-        flags &= theirs
-        entries.append(count)
-        lengths.append(length)
-    return _Agreed(entries, lengths, flags)
-
-
-def _taken(word: bytes, channel: engine.Channel, hearing: _Hearing) -> NDArray[np.uint8]:
-    """The memory into which the ranks say their words, ours among them; the next operation has its own."""
-    rows = hearing.rows.bytes
-    rows[channel.rank, : len(word)] = np.frombuffer(word, np.uint8)
-    channel.hearing = None
-    return rows

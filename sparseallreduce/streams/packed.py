@@ -17,7 +17,7 @@ from sparseallreduce.streams import kernels
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Kind", "Rows", "pack", "packed_bytes"]
+__all__ = ["Kind", "Rows", "pack", "pack_into", "packed_bytes"]
 
 _ALIGNMENT = 8  # bytes, of the longest index or value
 
@@ -50,11 +50,13 @@ class Rows:
         A multiple of 8.
     room : int
         Bytes that a packed stream may take.
+    memory : ndarray of uint8, shape (ranks, length), optional
+        Where the rows lie, if they are not to have memory of their own; ``length`` is a multiple of 8.
     """
 
-    def __init__(self, ranks: int, start: int, room: int) -> None:
+    def __init__(self, ranks: int, start: int, room: int, memory: NDArray[np.uint8] | None = None) -> None:
         self.start = start
-        self.bytes = np.empty((ranks, start + _aligned(room, _ALIGNMENT)), np.uint8)
+        self.bytes = np.empty((ranks, start + _aligned(room, _ALIGNMENT)), np.uint8) if memory is None else memory
         self._counts = np.empty(ranks, np.int64)
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
 
@@ -74,22 +76,40 @@ class Rows:
         if not kind.plain:
             streams = [self._stream(*row, kind, reduction) for row in zip(self.bytes, entries, lengths, strict=True)]
             return reduction.leave(reduction.many(streams))
-        counts, total, densest = self._counts, 0, kind.limit
+        counts, total, any_dense = self._counts, 0, False
         for rank, count in enumerate(entries):
             if count and lengths[rank] == count * kind.dtype.itemsize:
-                counts[rank] = densest = -1
+                counts[rank], any_dense = -1, True
             else:
                 counts[rank] = count
                 total += count
-        room = (2 if len(entries) > 2 else 1, min(total, kind.limit))  # for what is summed, and for what that is made of
-        dense = np.zeros(kind.shape if total > densest else 0, kind.dtype)
+        return self.summed(counts, total, any_dense, kind, reduction)
+
+    def summed(
+        self, counts: NDArray[np.int64], total: int, any_dense: bool, kind: Kind, reduction: Reduction
+    ) -> SparseStream:
+        """The sum of all rows, of streams of a plain kind.
+
+        Parameters
+        ----------
+        counts : ndarray of int64, shape (ranks,)
+            Entries in each row, or -1 for a dense vector.
+        total : int
+            The sum of those that are not.
+        any_dense : bool
+            Whether any is.
+        kind : Kind
+        reduction : Reduction
+        """
+        room = (2 if len(counts) > 2 else 1, min(total, kind.limit))  # for what is summed, and for what that is made of
+        dense = np.zeros(kind.shape if any_dense or total > kind.limit else 0, kind.dtype)
         indices, values = np.empty(room, kind.indices), np.empty(room, kind.dtype)
         rows = self._view(kind.indices), self._view(kind.dtype)
         found = kernels.sum_rows(*rows, self.start, counts, kind.limit, indices, values, dense)
         if found < 0:
             dense.flags.writeable = False
             return SparseStream._dense_form(dense, kind.size, density=reduction.switch_density)
-        last = len(entries) % 2 if room[0] == 2 else 0
+        last = len(counts) % 2 if room[0] == 2 else 0
         return SparseStream._sparse_form(indices[last, :found], values[last, :found], kind.size, density=reduction.switch_density)
 
     def _view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -116,11 +136,25 @@ def pack(stream: SparseStream) -> bytes:
     >>> len(pack(SparseStream([3, 5], [1.0, 2.0], 100)))
     24
     """
+    packed = bytearray(packed_bytes(stream))
+    pack_into(stream, memoryview(packed))
+    return bytes(packed)
+
+
+def pack_into(stream: SparseStream, place: memoryview) -> int:
+    """Pack it into a place that may be longer, and return the bytes that it takes."""
     if stream._array is not None:
-        return stream._array.tobytes()
+        return _put(stream._array, place, 0)
     indices, values = stream._entries()
-    packed = values.tobytes()
-    return packed.ljust(_aligned(len(packed), indices.itemsize)) + indices.tobytes()
+    return _put(indices, place, _aligned(_put(values, place, 0), indices.itemsize))
+
+
+def _put(array: NDArray[Any], place: memoryview, start: int) -> int:
+    """Copy an array to bytes of a place from ``start`` on, and return where it ends."""
+    end = start + array.nbytes
+    if end > start:
+        place[start:end] = memoryview(array).cast("B")  # type: ignore[arg-type]
+    return end
 
 
 def packed_bytes(stream: SparseStream) -> int:

@@ -81,11 +81,11 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
 
 
 @limit(20)
-@each(size=[*SIZES, 1_000_000], where=["begins", "pack", "reduced"])
+@each(size=[*SIZES, 1_000_000], where=["begins", "pack_into", "reduced"])
 def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where):
     """In the first step of a blocking operation, whether the stream travels with it or not."""
     inputs, culprit = needs_two(comm, size)
-    owner = {"begins": allreduce, "pack": packed, "reduced": packed.Rows}[where]
+    owner = {"begins": allreduce, "pack_into": packed, "reduced": packed.Rows}[where]
     with failing(owner, where, MemoryError("no room"), comm.rank == culprit) as struck:
         try:
             outcome = sar.allreduce(inputs.stream(comm.rank), comm)

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["count_bits", "lowest_bit", "prefetch"]
+__all__ = ["call", "count_bits", "load_acquire", "lowest_bit", "prefetch", "store_release"]
 
 _INT32 = ir.IntType(32)
 _READ_KEEP_DATA = [_INT32(0), _INT32(3), _INT32(1)]  # to read it, into all levels of cache, as data
@@ -30,6 +30,39 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.uint64), generate
+
+
+@_intrinsic
+def load_acquire(typing: Any, array: Any, index: Any) -> Any:
+    """An element of a uint64 array that another process may be writing; nothing that follows is read before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.load_atomic(builder.gep(data, [arguments[1]]), "acquire", 8)
+
+    return types.uint64(array, types.uint64), generate
+
+
+@_intrinsic
+def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write an element of a uint64 array that another process may be reading, after all that came before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        builder.store_atomic(arguments[2], builder.gep(data, [arguments[1]]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def call(typing: Any, address: Any) -> Any:
+    """Call the C function without parameters that lies at an address, and return its int."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.inttoptr(arguments[0], ir.FunctionType(_INT32, []).as_pointer()), [])
+
+    return types.int32(types.uint64), generate
 
 
 @_intrinsic

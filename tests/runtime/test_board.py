@@ -1,0 +1,215 @@
+"""The board and the sums on it, seen by all ranks of one process: nobody reads what is not there, or is overwritten before it was read."""
+
+import os
+import secrets
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms.steps import Share
+from sparseallreduce.runtime.board import PREFIX, SLOTS, Board, shared_memory
+from sparseallreduce.runtime.part_sum import Joining, PartSum
+
+FIRST = 7
+
+
+def boards(ranks, room=256, crowded=False):
+    memory = np.zeros(Board.nbytes(ranks, room), np.uint8)
+    return [Board(memory, rank, ranks, room, crowded, FIRST) for rank in range(ranks)]
+
+
+def texts(board, turn, length):
+    return [bytes(text[:length]) for text in board.texts[turn % SLOTS]]
+
+
+def test_what_all_have_posted_is_read_by_all():
+    ours, theirs = boards(2)
+    for turn in range(FIRST, FIRST + 3 * SLOTS):
+        assert ours.is_free(turn)
+        ours.post(turn, b"a%03d" % turn)
+        assert not ours.is_complete(turn)
+        assert not theirs.is_complete(turn, theirs.polls)
+        theirs.post(turn, b"b%03d" % turn)
+        for board in (ours, theirs):
+            assert board.is_complete(turn)
+            assert texts(board, turn, 4) == [b"a%03d" % turn, b"b%03d" % turn]
+            board.take(turn)
+
+
+def test_a_slot_is_free_when_all_have_taken():
+    ours, theirs = boards(2)
+    for turn in range(FIRST, FIRST + SLOTS):
+        assert ours.is_free(turn)
+        ours.post(turn, b"word")
+        theirs.post(turn, b"word")
+    later = FIRST + SLOTS
+    ours.take(FIRST)
+    assert not ours.is_free(later)
+    theirs.take(FIRST)
+    assert ours.is_free(later)
+    assert theirs.is_free(later)
+    assert not ours.is_free(later + 1)
+
+
+def test_a_rank_that_gave_up_without_a_word_holds_up_nobody_later():
+    """It takes its turn while the others have not posted theirs yet."""
+    ours, theirs = boards(2)
+    theirs.take(FIRST)
+    ours.post(FIRST, b"word")
+    assert not ours.is_complete(FIRST)
+    ours.take(FIRST)
+    for turn in range(FIRST + 1, FIRST + SLOTS):
+        theirs.take(turn)
+        ours.take(turn)
+    assert ours.is_free(FIRST + SLOTS)
+    assert theirs.is_free(FIRST + SLOTS)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62)), min_size=2, max_size=5),
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(0, 255), min_size=5, max_size=5),
+)
+def test_what_a_word_says_is_what_its_text_says(said, digest, flags):
+    ranks = boards(len(said))
+    for board, (length, entries), flag in zip(ranks, said, flags):
+        board.post_word(FIRST, True, length, flag, digest, entries)
+    expected = 255
+    for flag in flags[: len(said)]:
+        expected &= flag
+    for board in ranks:
+        assert board.agreed(FIRST, 255, digest) == expected
+        assert list(zip(board.lengths.tolist(), board.entries.tolist())) == said
+        assert board.agreed(FIRST, 255, digest ^ 1) == -1
+    for text, (length, _) in zip(ranks[0].texts[FIRST % SLOTS], said):
+        assert PREFIX.unpack_from(text) == (True, length)
+
+
+def test_one_channel_that_is_not_sound_is_no_agreement():
+    ours, theirs = boards(2)
+    ours.post_word(FIRST, True, 0, 1, 5, 3)
+    theirs.post_word(FIRST, False, 0, 1, 5, 3)
+    assert ours.agreed(FIRST, 1, 5) == -1
+
+
+@st.composite
+def dense_streams(draw):
+    dtype = np.dtype(draw(st.sampled_from(["float32", "float64", "int32", "int64"])))
+    ranks, size, width = draw(st.integers(2, 9)), draw(st.integers(1, 400)), draw(st.sampled_from([None, 3]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (size,) if width is None else (size, width)
+    share = draw(st.sampled_from([0.1, 0.7, 1.0]))
+    draws = [(100 * generator.standard_normal(shape)).astype(dtype) for _ in range(ranks)]
+    arrays = [np.where(generator.random(shape) < share, array, dtype.type(0)) for array in draws]
+    return [sar.SparseStream.from_dense(array) for array in arrays], arrays
+
+
+@given(dense_streams())
+def test_a_sum_by_parts_is_added_up_in_the_order_of_the_ranks(given_streams):
+    streams, arrays = given_streams
+    sums = [PartSum(board.areas[0], arrays[0].shape, arrays[0].dtype) for board in boards(len(streams))]
+    expected = arrays[0].copy()
+    for array in arrays[1:]:
+        expected += array
+    for turn in (FIRST, FIRST + 2):
+        assert all(part_sum.area.is_free() for part_sum in sums)
+        for part_sum, stream in zip(sums, streams):
+            part_sum.write(stream)
+        joinings = [Joining(part_sum, turn) for part_sum in sums]
+        assert [joining.result() for joining in joinings[:-1]] == [None] * (len(sums) - 1)
+        results = [joining.result() for joining in reversed(joinings)]
+        assert {result.to_dense().tobytes() for result in results} == {expected.tobytes()}
+
+
+def test_an_area_is_free_when_all_have_joined_the_sum():
+    ours, theirs = (PartSum(board.areas[1], (100,), np.dtype(np.float32)) for board in boards(2))
+    stream = sar.SparseStream.from_dense(np.ones(100, np.float32))
+    for part_sum in (ours, theirs):
+        part_sum.write(stream)
+    first, second = Joining(ours, FIRST), Joining(theirs, FIRST)
+    assert first.result() is None
+    assert second.result().nnz == 100
+    assert not theirs.area.is_free()
+    assert first.result().nnz == 100
+    assert theirs.area.is_free()
+
+
+def test_ranks_in_threads_hear_each_other():
+    """With pauses of the length that the interpreter likes, many turns of words that change their length."""
+    ranks, turns, heard = 3, 300, []
+
+    def run(board, rank):
+        for turn in range(FIRST, FIRST + turns):
+            while not board.is_free(turn):
+                pass
+            board.post(turn, bytes([rank]) * (1 + (turn + rank) % 50))
+            while not board.is_complete(turn, 50):
+                pass
+            heard.append([bytes(text[: 1 + (turn + other) % 50]) for other, text in enumerate(board.texts[turn % SLOTS])])
+            board.take(turn)
+
+    threads = [threading.Thread(target=run, args=(board, rank)) for rank, board in enumerate(boards(ranks, crowded=True))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(heard) == ranks * turns
+    assert all(set(text) == {rank} for said in heard for rank, text in enumerate(said))
+
+
+def told(generators):
+    """Carry out schedules that share alone, and return what they return."""
+    steps, results = [next(generator) for generator in generators], []
+    while len(results) < len(generators):
+        assert all(isinstance(step, Share) for step in steps)
+        said, steps = [step.record for step in steps], []
+        for generator in generators:
+            try:
+                steps.append(generator.send(said))
+            except StopIteration as stop:
+                results.append(stop.value)
+    return results
+
+
+def test_what_one_rank_writes_into_shared_memory_the_others_read():
+    memories = told([shared_memory(rank, 1000) for rank in range(3)])
+    assert [len(memory) for memory in memories] == [1000] * 3
+    assert not any(memory.any() for memory in memories)
+    memories[1][17] = 5
+    assert [memory[17] for memory in memories] == [5] * 3
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_without_memory_on_one_rank_no_rank_has_any(culprit, monkeypatch):
+    generators = [shared_memory(rank, 1000) for rank in range(3)]
+    name = "memfd_create" if culprit == 0 else "open"
+    original, calls = getattr(os, name), []
+
+    def fails(*args, **kwargs):
+        calls.append(args)
+        if culprit == 0 or len(calls) == culprit:
+            raise OSError("no such thing here")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(os, name, fails)
+    assert told(generators) == [None] * 3
+    assert calls
+
+
+def test_memory_of_another_process_is_not_taken_for_ours(monkeypatch):
+    """As a path of the process file system may lead to in a container that numbers its own."""
+    many = iter(bytes([number]) * 16 for number in range(10))
+    monkeypatch.setattr(secrets, "token_bytes", lambda _: next(many))
+    first, other = told([shared_memory(0, 500)] * 1), shared_memory(0, 500)
+    assert first[0] is not None
+    path = next(other).record
+    stranger = shared_memory(1, 500)
+    next(stranger)
+    stranger.send([path[:64] + bytes([99]) * 16])
+    with pytest.raises(StopIteration) as stop:
+        stranger.send([b"\1", b"\1"])
+    assert stop.value.value is None
