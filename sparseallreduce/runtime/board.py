@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import RECORD
 from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import call, load_acquire, store_release
 from sparseallreduce.streams.packed import Rows
 
-__all__ = ["PREFIX", "SLOTS", "Area", "Board", "shared_memory"]
+__all__ = ["PREFIX", "SLOTS", "Area", "Board", "Slot", "shared_memory"]
 
 PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
 Words = NDArray[np.uint64]
@@ -43,7 +43,7 @@ _POSTED, _TAKEN, _TEXT = 0, 1, 2
 _PAYLOAD = 8 * _TEXT + PREFIX.size + RECORD.size
 # Looks before an operation that should be over at once is taken for a long one: a tenth of a millisecond of a core of our own, or as
 # many turns of the others that share it. From then on MPI is called in between, so that messages of the user's arrive, too.
-_POLLS, _POLLS_OFFERED = 1 << 13, 64
+_POLLS, _POLLS_OFFERED = 1 << 13, 512
 # Most bytes of a vector that the ranks add up on the board, and of all such vectors. Beyond, MPI's sum takes no longer.
 _AREA, _AREAS = 1 << 20, 1 << 25
 _SUMMED, _LEFT = 0, 1  # words of a row of an area: the last turn whose part of the sum lies there, and that from which all was taken
@@ -68,60 +68,85 @@ class Board:
     """
 
     def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, room: int, crowded: bool, first: int) -> None:
-        stride = _stride(room)
-        self._ranks, self._first = ranks, first
-        self._words = memory.view(np.uint64)
-        self._step = stride // 8
-        self._slot = ranks * self._step
-        self._ours = rank * self._step
-        self._offer, self.polls = (_sched_yield(), _POLLS_OFFERED) if crowded else (0, _POLLS)
-        self._have_come, self._set, self._say, self._read = _kernels()
-        self.entries, self.lengths = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
-        end = SLOTS * ranks * stride
-        self.areas = [Area(rows, rank, self._offer) for rows in memory[end:].reshape(2, ranks, -1)]  # used by turns
-        blocks = memory[:end].reshape(SLOTS, ranks, stride)
-        self.rows = [Rows(ranks, _PAYLOAD, room, block) for block in blocks]
-        self.texts = [[memoryview(row)[8 * _TEXT :] for row in block] for block in blocks]
-        self._our_texts = [texts[rank] for texts in self.texts]
+        offer, self.polls = (_sched_yield(), _POLLS_OFFERED) if crowded else (0, _POLLS)
+        end = SLOTS * ranks * _stride(room)
+        blocks = memory[:end].reshape(SLOTS, ranks, -1)
+        self.slots = [Slot(rows, rank, room, offer, first) for rows in blocks]
+        self.areas = [Area(rows, rank, offer) for rows in memory[end:].reshape(2, ranks, -1)]
 
     @staticmethod
     def nbytes(ranks: int, room: int) -> int:
         """Bytes of memory that the board takes."""
         return SLOTS * ranks * _stride(room) + 2 * ranks * (_LINE + _area(ranks))
 
+    def slot(self, turn: int) -> Slot:
+        """The slot of a turn."""
+        return self.slots[turn % SLOTS]
+
+    def area(self, turn: int) -> Area:
+        """The area of a turn."""
+        return self.areas[turn % 2]
+
+
+class Slot:
+    """A row for each rank, in which it posts what it tells the others.
+
+    Parameters
+    ----------
+    rows : ndarray of uint8, shape (ranks, length)
+    rank : int
+    room, first
+        Of the board.
+    offer : int
+        The address of a function to call while we wait, or 0.
+    """
+
+    def __init__(self, rows: NDArray[np.uint8], rank: int, room: int, offer: int, first: int) -> None:
+        ranks = len(rows)
+        self.rows = Rows(ranks, _PAYLOAD, room, rows)
+        self.texts = [memoryview(row)[8 * _TEXT :] for row in rows]
+        self.payload = self.texts[rank][_PAYLOAD - 8 * _TEXT :]  # ours
+        self.entries, self.lengths, counts = self._heard = tuple(np.empty(ranks + extra, np.int64) for extra in (0, 0, 2))
+        self.counts, self.sums = counts[:ranks], counts[ranks:]
+        self._text = self.texts[rank]
+        self._ranks, self._first, self._offer = ranks, first, offer
+        self._words, self._step = rows.reshape(-1).view(np.uint64), rows.shape[1] // 8
+        self._ours = rank * self._step
+        self._ours_taken = self._ours + _TAKEN
+        self._have_come, self._set, self._say, self._hear = _kernels()
+
     def is_free(self, turn: int) -> bool:
-        """Whether all ranks have taken what was posted in the slot of this turn before."""
+        """Whether all ranks have taken what was posted here before."""
         before = turn - SLOTS
-        return before < self._first or bool(self._have_come(self._words, self._at(turn) + _TAKEN, self._step, self._ranks, before, 1, 0))
+        return before < self._first or bool(self._have_come(self._words, _TAKEN, self._step, self._ranks, before, 1, 0))
 
     def post(self, turn: int, text: bytes) -> None:
-        """Post a text, into a slot that is free."""
-        self._our_texts[turn % SLOTS][: len(text)] = text
-        self._set(self._words, self._at(turn) + self._ours + _POSTED, turn)
+        """Post a text, once the slot is free."""
+        self._text[: len(text)] = text
+        self._set(self._words, self._ours + _POSTED, turn)
 
     def post_word(self, turn: int, sound: bool, length: int, flags: int, digest: int, entries: int) -> None:
         """Post the prefix and the record of a rank whose arguments are well, before ``length`` bytes that have been written already."""
-        self._say(self._words, self._at(turn) + self._ours, turn, sound, length, flags, digest, entries)
+        self._say(self._words, self._ours, turn, sound, length, flags, digest, entries)
 
     def is_complete(self, turn: int, polls: int = 1) -> bool:
         """Whether all ranks have posted, or do while we look so many times, and offer the core to others in between if they share it."""
-        complete: bool = self._have_come(self._words, self._at(turn) + _POSTED, self._step, self._ranks, turn, polls, self._offer)
+        complete: bool = self._have_come(self._words, _POSTED, self._step, self._ranks, turn, polls, self._offer)
         return complete
 
-    def agreed(self, turn: int, flags: int, digest: int) -> int:
-        """Of ``flags`` those that all ranks have set, if all is well and all mean what ``digest`` stands for; else -1.
+    def agreed(self, turn: int, polls: int, flags: int, digest: int, itemsize: int) -> int:
+        """Of ``flags`` those that all have set, if all have posted before long, are well and mean what ``digest`` stands for; else -1.
 
-        Fills in what each rank has said: its ``entries``, and the ``lengths`` of the payloads in bytes.
+        Fills in what each rank has said: its ``entries``, the ``lengths`` of the payloads in bytes, and the ``counts`` of entries in
+        them, -1 for a dense vector of values of ``itemsize`` bytes. Behind the counts come their sum without those of dense vectors,
+        and the number of the latter.
         """
-        common: int = self._read(self._words, self._at(turn), self._step, flags, digest, self.entries, self.lengths)
+        common: int = self._hear(self._words, self._step, turn, polls, self._offer, flags, digest, itemsize, *self._heard)
         return common
 
     def take(self, turn: int) -> None:
         """Leave the slot to the operation that is next to post in it."""
-        self._set(self._words, self._at(turn) + self._ours + _TAKEN, turn)
-
-    def _at(self, turn: int) -> int:
-        return turn % SLOTS * self._slot
+        self._set(self._words, self._ours_taken, turn)
 
 
 class Area:
@@ -166,8 +191,6 @@ class Area:
     def leave(self, turn: int) -> None:
         """We have the whole sum."""
         self._set(self._words, self.rank * self._step + _LEFT, turn)
-
-
 
 
 def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:
@@ -217,6 +240,11 @@ def _stride(room: int) -> int:
 @kernel
 def _have_come(words: Words, at: Any, step: Any, count: Any, value: Any, polls: Any, offer: Any) -> Any:
     """Whether ``count`` words, one every ``step``, have come to a value, or do; what was written before can then be read."""
+    return _come(words, at, step, count, value, polls, offer)
+
+
+@inlined
+def _come(words: Words, at: Any, step: Any, count: Any, value: Any, polls: Any, offer: Any) -> Any:
     i = np.uint64(0)
     for _ in range(polls):
         while i < count and load_acquire(words, at + i * step) >= value:
@@ -246,15 +274,36 @@ def _say(words: Words, at: Any, turn: Any, sound: Any, length: Any, flags: Any, 
 
 
 @kernel
-def _read(words: Words, at: Any, step: Any, flags: Any, digest: Any, entries: Any, lengths: Any) -> Any:
-    """The flags that all ranks have in common, or -1 if any is not well or means something else."""
-    for rank in range(np.uint64(len(entries))):
-        text = at + rank * step + np.uint64(_TEXT)
+def _hear(
+    words: Words,
+    step: Any,
+    turn: Any,
+    polls: Any,
+    offer: Any,
+    flags: Any,
+    digest: Any,
+    itemsize: Any,
+    entries: Any,
+    lengths: Any,
+    counts: Any,
+) -> Any:
+    """The flags that all ranks have in common, or -1 if any has not posted, is not well or means something else."""
+    ranks = np.uint64(len(entries))
+    if not _come(words, np.uint64(_POSTED), step, ranks, turn, polls, offer):
+        return np.int64(-1)
+    total = dense = np.int64(0)
+    for rank in range(ranks):
+        text = rank * step + np.uint64(_TEXT)
         prefix, record = words[text], words[text + np.uint64(1)]
         if not (prefix & np.uint64(0xFF) and record & np.uint64(0xFF)) or words[text + np.uint64(2)] != digest:
             return np.int64(-1)
-        lengths[rank], entries[rank] = prefix >> np.uint64(32), words[text + np.uint64(3)]
+        length, count = np.int64(prefix >> np.uint64(32)), np.int64(words[text + np.uint64(3)])
+        is_dense = count > 0 and length == count * np.int64(itemsize)
+        entries[rank], lengths[rank], counts[rank] = count, length, -1 if is_dense else count
+        total += 0 if is_dense else count
+        dense += is_dense
         flags &= record >> np.uint64(8) & np.uint64(0xFF)
+    counts[ranks], counts[ranks + np.uint64(1)] = total, dense
     return np.int64(flags)
 
 
@@ -265,7 +314,7 @@ def _kernels() -> tuple[Callable[..., Any], ...]:
         compiled_entry(_have_come, (words, *(word,) * 6)),
         compiled_entry(_set, (words, word, word)),
         compiled_entry(_say, (words, *(word,) * 7)),
-        compiled_entry(_read, (words, *(word,) * 4, counts, counts)),
+        compiled_entry(_hear, (words, *(word,) * 7, counts, counts, counts)),
     )
 
 

@@ -49,7 +49,7 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
-from sparseallreduce.runtime.board import PREFIX, SLOTS, Board, shared_memory
+from sparseallreduce.runtime.board import PREFIX, Board, Slot, shared_memory
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.part_sum import Joining
 from sparseallreduce.runtime.trace import Trace, entries_of
@@ -263,7 +263,7 @@ class Operation:
         self.arriving: dict[int, deque[_Arrival]] = {}
         self.sends: list[tuple[MPI.Request, Bytes]] = []
         self.shared = False  # whether the others have been told anything
-        self.board: Board | None = None  # of which this operation has still to leave its slot
+        self.slot: Slot | None = None  # of the board, which this operation has still to leave
         self.collective = collective
         self.native = True  # whether collectives of MPI may be used
         self.result: Any = None
@@ -293,12 +293,12 @@ class Operation:
         if not self.channel.ready and not self.own:
             return False
         self.started = True
-        self.board = None if self.own else self.channel.board
+        taken, board = self.own, self.channel.board
         if self.begun is None:
             self.turn = self.channel.next_turn()
         else:
             self.turn, self.step, self.requests, self.received, self.native, self.shared, taken = self.begun
-            self.board = None if taken else self.board
+        self.slot = None if taken or board is None else board.slot(self.turn)
         self.tag = self.channel.tag(self.turn)
         self.channel.in_flight.append(self)
         self.stack.append(self.schedule())
@@ -343,11 +343,11 @@ class Operation:
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""
         step = self.step
-        if isinstance(step, Share) and self.board is not None:
-            if not self._posted(step, self.board):
+        if isinstance(step, Share) and self.slot is not None:
+            if not self._posted(step, self.slot):
                 self._probe()  # likewise
                 return False, None
-            value, self.board = self._taken(step, self.board), None
+            value, self.slot = self._taken(step, self.slot), None
         elif isinstance(step, Joining):
             value = step.result()
             if value is None:
@@ -466,17 +466,17 @@ class Operation:
     def _is_direct(self, step: Step) -> TypeGuard[DenseAllgather]:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= _DIRECT_RANKS
 
-    def _posted(self, step: Share, board: Board) -> bool:
-        """Whether all ranks have posted what they tell the others first, we too if there is room."""
-        if not self.shared and board.is_free(self.turn):
+    def _posted(self, step: Share, slot: Slot) -> bool:
+        """Whether all ranks have posted what they tell the others first, we too once the slot is free."""
+        if not self.shared and slot.is_free(self.turn):
             self._count_share(step)
-            board.post(self.turn, _text(step, self.channel))
+            slot.post(self.turn, _text(step, self.channel))
             self.shared = True
-        return self.shared and board.is_complete(self.turn)
+        return self.shared and slot.is_complete(self.turn)
 
-    def _taken(self, step: Share, board: Board) -> Any:
-        said, sound = _heard(step, board.texts[self.turn % SLOTS])
-        board.take(self.turn)
+    def _taken(self, step: Share, slot: Slot) -> Any:
+        said, sound = _heard(step, slot.texts)
+        slot.take(self.turn)
         return self._told(step, said, sound)
 
     def _share(self, step: Share) -> list[MPI.Request]:
@@ -529,7 +529,7 @@ class Operation:
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
         if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
-        if not self.shared and self.board is None:  # the others may hear of it by a collective, which waits for all ranks
+        if not self.shared and self.slot is None:  # the others may hear of it by a collective, which waits for all ranks
             _farewells.append(_tell(_UNWELL, self.channel, self.tag, first=True))
         if not agreed:
             said = {"error": type(error).__name__[:100], "text": f"rank {self.channel.rank} gave up: {str(error)[:400]}"}
@@ -556,9 +556,9 @@ class Operation:
         self._flush()
 
     def _flush(self) -> None:
-        if self.board is not None and (self.shared or self.board.is_free(self.turn)):
-            self.board.take(self.turn)  # what no longer concerns us
-            self.board = None
+        if self.slot is not None and (self.shared or self.slot.is_free(self.turn)):
+            self.slot.take(self.turn)  # what no longer concerns us
+            self.slot = None
         # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
         self.sends = [(request, piece) for request, piece in self.sends if not request.Test()]
         if self.sends:
@@ -566,7 +566,7 @@ class Operation:
                 self._probe()
             except Exception:
                 self._leave()  # we have our result; who gave up takes no more of our messages
-        if not self.sends and self.board is None:
+        if not self.sends and self.slot is None:
             self.done = True
             _active.remove(self)
 
@@ -605,9 +605,7 @@ def _heard(step: Share, texts: Iterable[memoryview]) -> tuple[list[bytes], bool]
     return said, all_sound
 
 
-def _exchange(
-    ours: NDArray[Any], places: Sequence[NDArray[Any]], channel: Channel, tag: int
-) -> list[MPI.Request]:
+def _exchange(ours: NDArray[Any], places: Sequence[NDArray[Any]], channel: Channel, tag: int) -> list[MPI.Request]:
     """Send our array to all ranks, and receive theirs, which may be shorter than their places."""
     comm, rank, ranks = channel.collectives, channel.rank, channel.ranks
     places[rank][: len(ours)] = ours
@@ -670,23 +668,24 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
     if not at_ease(channel):
         return outcome(Operation(channel, schedule, entries, collective=collective))
     steps, turn, board = schedule(), channel.next_turn(), channel.board
+    slot = None if board is None else board.slot(turn)
     begun = Begun(turn, shared=False, taken=False)
     try:
         share = steps.send(None)
         assert isinstance(share, Share)
         told = False
-        if board is None:
+        if board is None or slot is None:
             requests, rows = _tell(share, channel, channel.tag(turn), first=True)
             begun = Begun(turn, requests=requests, received=rows)
             told = done_within(requests, channel.crowded)
-        elif board.is_free(turn):
-            board.post(turn, _text(share, channel))
+        elif slot.is_free(turn):
+            slot.post(turn, _text(share, channel))
             begun = begun._replace(shared=True)
-            told = board.is_complete(turn, board.polls)
+            told = slot.is_complete(turn, board.polls)
         if told:
-            said, sound = _heard(share, map(memoryview, rows) if board is None else board.texts[turn % SLOTS])
-            if board is not None:
-                board.take(turn)
+            said, sound = _heard(share, map(memoryview, rows) if slot is None else slot.texts)
+            if slot is not None:
+                slot.take(turn)
             begun = Begun(turn, native=sound)
             steps = _resumed(steps.send(said), steps)
         else:

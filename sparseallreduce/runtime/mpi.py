@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent
@@ -87,12 +86,18 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
     """The result if the operation can take :mod:`~sparseallreduce.runtime.short`, else None."""
     if _short is None or type(stream) is not SparseStream or type(op) is not str:
         return None
+    global _latest
     if comm is None:
         comm = _short.MPI.COMM_WORLD
-    elif not isinstance(comm, _short.MPI.Intracomm) or not comm:
-        return None
-    channel = comm.Get_attr(_attribute()[0])
-    if channel is None or not _short.engine.at_ease(channel):
+    latest, channel = _latest
+    if comm is not latest:
+        if not isinstance(comm, _short.MPI.Intracomm) or not comm:
+            return None
+        channel = comm.Get_attr(_attribute()[0])
+        if channel is None:
+            return None
+        _latest = comm, channel
+    if not _short.engine.at_ease(channel):
         return None
     result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending)
     return result
@@ -153,6 +158,9 @@ class Request:
         self._result = result
         self._error = error
 
+    def __del__(self) -> None:
+        _pending.discard(id(self))
+
     def test(self) -> tuple[bool, Any]:
         """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
 
@@ -197,14 +205,15 @@ class Request:
         if self._operation is not None:
             self._result, self._error = self._operation.result, self._operation.error
             self._operation = None
-            _pending.discard(self)
+            _pending.discard(id(self))
         if self._error is not None:
             raise self._error
         return self._result
 
 
 _short: ModuleType | None = None  # imported with the first channel
-_pending: WeakSet[Request] = WeakSet()  # requests that nobody has seen complete yet
+_latest: tuple[Any, Any] = None, None  # the communicator that was used last and its channel, until it is freed
+_pending: set[int] = set()  # identities of requests that nobody has seen complete yet
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
@@ -303,7 +312,7 @@ def _launched(
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
     request = Request(engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel)))
-    _pending.add(request)
+    _pending.add(id(request))
     if progress == "thread":
         engine.progress_thread()
     return request
@@ -377,7 +386,13 @@ def _attribute() -> tuple[int, Callable[[MPI.Intracomm], Channel]]:
     from mpi4py import MPI
 
     engine = _engine()
-    return MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, channel: channel.free()), engine.Channel
+    return MPI.Comm.Create_keyval(delete_fn=_freed), engine.Channel
+
+
+def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
+    global _latest
+    _latest = None, None
+    channel.free()
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ from sparseallreduce.algorithms import allreduce as long
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.runtime import engine
-from sparseallreduce.runtime.board import SLOTS, Board
+from sparseallreduce.runtime.board import Board, Slot
 from sparseallreduce.runtime.part_sum import Joining, PartSum
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
@@ -57,6 +57,7 @@ class _Kind:
         self.reduction = Reduction(call.op)
         self.streams = packed.Kind.of(call.stream, self.reduction)
         self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
+        self.itemsize = dtype.itemsize
         self.polls = 1 if channel.board is None else channel.board.polls
         self.sums = _part_sums(channel.board, self.streams) if self.native else []
         self.beginnings: dict[int, int] = {}  # how operations on so many entries begin
@@ -95,7 +96,7 @@ class _ByMessages:
         """Whether we can tell the others anything."""
         return True
 
-    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> engine.Begun:
+    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> None:
         """Tell all ranks what we have and, if that is the flag, the stream itself; and begin to hear them."""
         channel, places, tag = self._channel, self._places, self._channel.tag(turn)
         comm, payload = channel.collectives, packed.pack(stream) if flags == long.PACKED else b""
@@ -103,16 +104,20 @@ class _ByMessages:
         places[channel.rank][: len(word)] = word
         requests = [comm.Irecv(places[other], other, tag) for other in self._others]
         self._requests = requests + [comm.Isend(word, other, tag) for other in self._others]
+
+    def begun(self, turn: int) -> engine.Begun:
+        """Where an operation stands that has told the others."""
+        self._channel.hearings = []  # something may still be on its way into this memory
         return engine.Begun(turn, requests=self._requests, received=self.rows.bytes)
 
-    def agreed(self, turn: int, flags: int, digest: int) -> int:
+    def agreed(self, turn: int, flags: int, kind: _Kind) -> int:
         """The flags that all ranks have set, or -1 if they do not agree, or not before long."""
         if not engine.done_within(self._requests, self._channel.crowded):
             return -1
         self.entries, self._lengths = [], []
         for place in self._places:
             sound, length, well, theirs, of, count = _WORD.unpack_from(place)
-            if not sound or not well or of != digest:
+            if not sound or not well or of != kind.digest:
                 return -1
             flags &= theirs
             self.entries.append(count)
@@ -130,27 +135,32 @@ class _ByMessages:
 class _OnBoard:
     """The same on a slot of the channel's board."""
 
-    def __init__(self, channel: engine.Channel, board: Board, slot: int) -> None:
-        self._rows, self._place = board.rows[slot], board.texts[slot][channel.rank][_WORD.size :]
+    def __init__(self, channel: engine.Channel, slot: Slot, polls: int) -> None:
         self._channel = channel
-        self._board = board
-        self.is_free, self.leave = board.is_free, board.take
+        self._slot, self._polls = slot, polls
+        self.is_free, self.leave = slot.is_free, slot.take
 
-    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> engine.Begun:
-        length = packed.pack_into(stream, self._place) if flags == long.PACKED else 0
-        self._board.post_word(turn, self._channel.sound, length, flags, digest, len(stream._stored))
+    def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> None:
+        slot = self._slot
+        length = packed.pack_into(stream, slot.payload) if flags == long.PACKED else 0
+        slot.post_word(turn, self._channel.sound, length, flags, digest, len(stream._stored))
+
+    def begun(self, turn: int) -> engine.Begun:
         return engine.Begun(turn, taken=False)
 
-    def agreed(self, turn: int, flags: int, digest: int) -> int:
-        board = self._board
-        return board.agreed(turn, flags, digest) if board.is_complete(turn, board.polls) else -1
+    def agreed(self, turn: int, flags: int, kind: _Kind) -> int:
+        return self._slot.agreed(turn, self._polls, flags, kind.digest, kind.itemsize)
 
     @property
     def entries(self) -> list[int]:
-        return self._board.entries.tolist()
+        return self._slot.entries.tolist()
 
     def reduced(self, kind: _Kind) -> SparseStream:
-        return self._rows.reduced(self.entries, self._board.lengths.tolist(), kind.streams, kind.reduction)
+        slot = self._slot
+        if not kind.streams.plain:
+            return slot.rows.reduced(self.entries, slot.lengths.tolist(), kind.streams, kind.reduction)
+        total, dense = slot.sums.tolist()
+        return slot.rows.summed(slot.counts, total, dense > 0, kind.streams, kind.reduction)
 
 
 def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: bool) -> SparseStream | None:
@@ -181,7 +191,8 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     entries, turn = len(stored), channel.next_turn()
     array: NDArray[Any] | None = None
     step: Any = None
-    begun = engine.Begun(turn, shared=False, taken=False)
+    taken: Any = None  # a step which has been
+    told = left = False
     try:
         flags = kind.beginnings.get(entries, -1)
         if flags < 0:
@@ -198,24 +209,25 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 flags = long.READY
         if flags == long.READY:
             array, source = _arrays(dense, kind)
-        begun = hearing.tell(turn, stream, flags, kind.digest)
+        hearing.tell(turn, stream, flags, kind.digest)
+        told = True
         if array is not None:
             _fill(source, stream, array)
-        agreed = hearing.agreed(turn, flags, kind.digest)
+        agreed = hearing.agreed(turn, flags, kind)
         if agreed < 0:
             if array is not None:
                 summand = kind.reduction.enter(stream) if source is dense else SparseStream._dense_form(source, stream.size)
                 step = DenseAllreduce(summand, kind.reduction.op, soon=True, into=None if source is array else array)
-            intent, told = Intent(kind.terms, entries), long.Told(flags, step)
-            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, told)
-            begun = begun._replace(step=steps.send(None))  # a step which has been taken
+            intent, ready = Intent(kind.terms, entries), long.Told(flags, step)
+            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, ready)
+            taken = steps.send(None)
         elif agreed == long.PACKED:
             result: SparseStream = hearing.reduced(kind)
             hearing.leave(turn)
             return result
         else:
             hearing.leave(turn)
-            begun = engine.Begun(turn)
+            left = True
             if agreed == long.READY and array is not None:
                 channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
                 array.flags.writeable = False
@@ -225,15 +237,15 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 if joined is not None:
                     return joined
                 steps = _awaited(step)
-                begun = begun._replace(step=steps.send(None))
+                taken = steps.send(None)
             else:
                 reduction = Reduction(kind.reduction.op)
                 steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
     except Exception as error:
         steps = engine.failed(error)
-    if begun.requests is not None:  # something may still be on its way into this memory
-        channel.hearings = []
-    outcome: SparseStream = engine.outcome(engine.Operation(channel, lambda: steps, entries, begun=begun))
+    begun = engine.Begun(turn) if left else hearing.begun(turn) if told else engine.Begun(turn, shared=False, taken=False)
+    operation = engine.Operation(channel, lambda: steps, entries, begun=begun._replace(step=taken))
+    outcome: SparseStream = engine.outcome(operation)
     return outcome
 
 
@@ -265,7 +277,7 @@ def _make_room(remembered: dict[Any, Any]) -> None:
 
 def _new_hearings(channel: engine.Channel) -> list[Any]:
     board = channel.board
-    channel.hearings = [_ByMessages(channel)] if board is None else [_OnBoard(channel, board, slot) for slot in range(SLOTS)]
+    channel.hearings = [_ByMessages(channel)] if board is None else [_OnBoard(channel, slot, board.polls) for slot in board.slots]
     return channel.hearings
 
 

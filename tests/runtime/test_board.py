@@ -23,77 +23,84 @@ def boards(ranks, room=256, crowded=False):
 
 
 def texts(board, turn, length):
-    return [bytes(text[:length]) for text in board.texts[turn % SLOTS]]
+    return [bytes(text[:length]) for text in board.slot(turn).texts]
 
 
 def test_what_all_have_posted_is_read_by_all():
     ours, theirs = boards(2)
     for turn in range(FIRST, FIRST + 3 * SLOTS):
-        assert ours.is_free(turn)
-        ours.post(turn, b"a%03d" % turn)
-        assert not ours.is_complete(turn)
-        assert not theirs.is_complete(turn, theirs.polls)
-        theirs.post(turn, b"b%03d" % turn)
+        assert ours.slot(turn).is_free(turn)
+        ours.slot(turn).post(turn, b"a%03d" % turn)
+        assert not ours.slot(turn).is_complete(turn)
+        assert not theirs.slot(turn).is_complete(turn, theirs.polls)
+        theirs.slot(turn).post(turn, b"b%03d" % turn)
         for board in (ours, theirs):
-            assert board.is_complete(turn)
+            assert board.slot(turn).is_complete(turn)
             assert texts(board, turn, 4) == [b"a%03d" % turn, b"b%03d" % turn]
-            board.take(turn)
+            board.slot(turn).take(turn)
 
 
 def test_a_slot_is_free_when_all_have_taken():
     ours, theirs = boards(2)
     for turn in range(FIRST, FIRST + SLOTS):
-        assert ours.is_free(turn)
-        ours.post(turn, b"word")
-        theirs.post(turn, b"word")
+        assert ours.slot(turn).is_free(turn)
+        ours.slot(turn).post(turn, b"word")
+        theirs.slot(turn).post(turn, b"word")
     later = FIRST + SLOTS
-    ours.take(FIRST)
-    assert not ours.is_free(later)
-    theirs.take(FIRST)
-    assert ours.is_free(later)
-    assert theirs.is_free(later)
-    assert not ours.is_free(later + 1)
+    ours.slot(FIRST).take(FIRST)
+    assert not ours.slot(later).is_free(later)
+    theirs.slot(FIRST).take(FIRST)
+    assert ours.slot(later).is_free(later)
+    assert theirs.slot(later).is_free(later)
+    assert not ours.slot(later + 1).is_free(later + 1)
 
 
 def test_a_rank_that_gave_up_without_a_word_holds_up_nobody_later():
     """It takes its turn while the others have not posted theirs yet."""
     ours, theirs = boards(2)
-    theirs.take(FIRST)
-    ours.post(FIRST, b"word")
-    assert not ours.is_complete(FIRST)
-    ours.take(FIRST)
+    theirs.slot(FIRST).take(FIRST)
+    ours.slot(FIRST).post(FIRST, b"word")
+    assert not ours.slot(FIRST).is_complete(FIRST)
+    ours.slot(FIRST).take(FIRST)
     for turn in range(FIRST + 1, FIRST + SLOTS):
-        theirs.take(turn)
-        ours.take(turn)
-    assert ours.is_free(FIRST + SLOTS)
-    assert theirs.is_free(FIRST + SLOTS)
+        theirs.slot(turn).take(turn)
+        ours.slot(turn).take(turn)
+    assert ours.slot(FIRST + SLOTS).is_free(FIRST + SLOTS)
+    assert theirs.slot(FIRST + SLOTS).is_free(FIRST + SLOTS)
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62)), min_size=2, max_size=5),
+    st.lists(
+        st.one_of(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**60)), st.integers(0, 2**29).map(lambda n: (4 * n, n))),
+        min_size=2,
+        max_size=5,
+    ),
     st.integers(0, 2**64 - 1),
     st.lists(st.integers(0, 255), min_size=5, max_size=5),
 )
 def test_what_a_word_says_is_what_its_text_says(said, digest, flags):
     ranks = boards(len(said))
     for board, (length, entries), flag in zip(ranks, said, flags):
-        board.post_word(FIRST, True, length, flag, digest, entries)
+        board.slot(FIRST).post_word(FIRST, True, length, flag, digest, entries)
     expected = 255
     for flag in flags[: len(said)]:
         expected &= flag
     for board in ranks:
-        assert board.agreed(FIRST, 255, digest) == expected
-        assert list(zip(board.lengths.tolist(), board.entries.tolist())) == said
-        assert board.agreed(FIRST, 255, digest ^ 1) == -1
-    for text, (length, _) in zip(ranks[0].texts[FIRST % SLOTS], said):
+        assert board.slot(FIRST).agreed(FIRST, 1, 255, digest, 4) == expected
+        assert list(zip(board.slot(FIRST).lengths.tolist(), board.slot(FIRST).entries.tolist())) == said
+        counts = [-1 if entries and length == 4 * entries else entries for length, entries in said]
+        assert board.slot(FIRST).counts.tolist() == counts
+        assert board.slot(FIRST).sums.tolist() == [sum(count for count in counts if count > 0), counts.count(-1)]
+        assert board.slot(FIRST).agreed(FIRST, 1, 255, digest ^ 1, 4) == -1
+    for text, (length, _) in zip(ranks[0].slot(FIRST).texts, said):
         assert PREFIX.unpack_from(text) == (True, length)
 
 
 def test_one_channel_that_is_not_sound_is_no_agreement():
     ours, theirs = boards(2)
-    ours.post_word(FIRST, True, 0, 1, 5, 3)
-    theirs.post_word(FIRST, False, 0, 1, 5, 3)
-    assert ours.agreed(FIRST, 1, 5) == -1
+    ours.slot(FIRST).post_word(FIRST, True, 0, 1, 5, 3)
+    theirs.slot(FIRST).post_word(FIRST, False, 0, 1, 5, 3)
+    assert ours.slot(FIRST).agreed(FIRST, 1, 1, 5, 4) == -1
 
 
 @st.composite
@@ -144,13 +151,13 @@ def test_ranks_in_threads_hear_each_other():
 
     def run(board, rank):
         for turn in range(FIRST, FIRST + turns):
-            while not board.is_free(turn):
+            while not board.slot(turn).is_free(turn):
                 pass
-            board.post(turn, bytes([rank]) * (1 + (turn + rank) % 50))
-            while not board.is_complete(turn, 50):
+            board.slot(turn).post(turn, bytes([rank]) * (1 + (turn + rank) % 50))
+            while not board.slot(turn).is_complete(turn, 50):
                 pass
-            heard.append([bytes(text[: 1 + (turn + other) % 50]) for other, text in enumerate(board.texts[turn % SLOTS])])
-            board.take(turn)
+            heard.append([bytes(text[: 1 + (turn + other) % 50]) for other, text in enumerate(board.slot(turn).texts)])
+            board.slot(turn).take(turn)
 
     threads = [threading.Thread(target=run, args=(board, rank)) for rank, board in enumerate(boards(ranks, crowded=True))]
     for thread in threads:
