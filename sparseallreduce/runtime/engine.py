@@ -780,7 +780,7 @@ def _calibrated(rank: int, ranks: int, hosts: list[bytes], sharing: float) -> Ge
 def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
     """A board for what the ranks of a host tell each other, if they can share memory."""
     most = room(channel.ranks)
-    memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most))
+    memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most, channel.crowded))
     return None if memory is None else Board(memory, channel.rank, channel.ranks, most, channel.crowded, channel.turn + 1)
 
 

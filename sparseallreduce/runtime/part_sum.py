@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.runtime.board import Area
-from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams import kernels
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Joining", "PartSum"]
@@ -59,7 +59,7 @@ class PartSum:
 
     def add(self, turn: int) -> NDArray[Any]:
         """Add up our part, of vectors that all have written; return memory for the sum that holds it."""
-        total = memory.empty(self.shape, self.dtype)
+        total = np.empty(self.shape, self.dtype)
         flat = total.reshape(-1)
         kernels.sum_part(self._rows, self.area.start, self._lo, self._hi, flat)
         np.copyto(self._our_part, flat[self._lo : self._hi])

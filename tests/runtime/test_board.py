@@ -18,7 +18,7 @@ FIRST = 7
 
 
 def boards(ranks, room=256, crowded=False):
-    memory = np.zeros(Board.nbytes(ranks, room), np.uint8)
+    memory = np.zeros(Board.nbytes(ranks, room, crowded), np.uint8)
     return [Board(memory, rank, ranks, room, crowded, FIRST) for rank in range(ranks)]
 
 
