@@ -202,8 +202,13 @@ class Channel:
         """Give the duplicates back to MPI; collective."""
         wait_until(lambda: self.ready)
         _channels.remove(self)
-        self.messages.Free()
-        self.collectives.Free()
+        # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator,
+        # to which MPI may give the same context. Those that gave up took part in all collectives here.
+        self.messages.Barrier()
+        for comm in (self.messages, self.collectives):
+            while (left := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status := MPI.Status())) is not None:
+                left.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE])
+            comm.Free()
 
 
 class Begun(NamedTuple):
@@ -529,6 +534,8 @@ class Operation:
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
         if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
+        if isinstance(self.step, Joining):
+            self.step.abandon()
         if not self.shared and self.slot is None:  # the others may hear of it by a collective, which waits for all ranks
             _farewells.append(_tell(_UNWELL, self.channel, self.tag, first=True))
         if not agreed:

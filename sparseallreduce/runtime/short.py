@@ -69,7 +69,8 @@ class _Kind:
     def begins(self, stream: SparseStream) -> int:
         """How an operation begins: as :func:`~sparseallreduce.algorithms.allreduce.begins`; remembered by its entries."""
         channel = self.channel
-        if channel.board is not None and packed.packed_bytes(stream) <= _ALWAYS_ON_BOARD:
+        can_pack = self.reduction.op.is_sum or not stream.is_dense
+        if channel.board is not None and can_pack and packed.packed_bytes(stream) <= min(_ALWAYS_ON_BOARD, long.room(channel.ranks)):
             flags = long.PACKED
         else:
             flags = long.begins(self.call(stream), channel.ranks, self.reduction, channel.machine)
@@ -243,6 +244,8 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
     except Exception as error:
         steps = engine.failed(error)
+        if isinstance(step, Joining):
+            step.abandon()
     begun = engine.Begun(turn) if left else hearing.begun(turn) if told else engine.Begun(turn, shared=False, taken=False)
     operation = engine.Operation(channel, lambda: steps, entries, begun=begun._replace(step=taken))
     outcome: SparseStream = engine.outcome(operation)
