@@ -119,9 +119,7 @@ def operation(
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
 
-def allreduce(
-    call: Call, entries: Sequence[int], rank: int, ranks: int, machine: Machine | None, reduction: Reduction
-) -> Schedule:
+def allreduce(call: Call, entries: Sequence[int], rank: int, ranks: int, machine: Machine | None, reduction: Reduction) -> Schedule:
     """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``."""
     name = _chosen(call, entries, reduction, machine)
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)

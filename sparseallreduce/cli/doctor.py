@@ -257,6 +257,7 @@ def _nvidia_devices() -> list[str]:
 
 def _network(found: Findings, comm: Any) -> None:
     from sparseallreduce.cli.network import machine_of, taken_by_auto
+    from sparseallreduce.runtime.mpi import shares_memory
 
     machine = machine_of(comm)
     if machine is None:
@@ -267,6 +268,9 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between ranks, the worst of them")
     found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
+    shared = shares_memory(comm)
+    found.say("agreement", "in memory that the ranks share" if shared else "by messages: the ranks share no memory")
+    found.facts["shared_memory"] = shared
     choices = {
         f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True)
         for density in _SHOWN_DENSITIES

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.engine import Channel, Operation
 
-__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "world"]
+__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "world"]
 
 
 def allreduce(
@@ -60,8 +60,8 @@ def allreduce(
     -------
     SparseStream
         The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
-        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may take another
-        algorithm, which adds in another order, in :func:`iallreduce` or while requests are in flight: MPI's sum is fastest blocking.
+        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
+        in :func:`iallreduce`, while requests are in flight or in a :func:`trace`: dense vectors are summed fastest by ranks that wait.
 
     Raises
     ------
@@ -378,6 +378,13 @@ def measured(comm: MPI.Intracomm) -> Machine | None:
     channel = _channel(comm)
     _engine().wait_until(lambda: channel.ready)
     return channel.machine
+
+
+def shares_memory(comm: MPI.Intracomm) -> bool:
+    """Whether the ranks of ``comm`` agree on their operations in memory that they share; collective."""
+    channel = _channel(comm)
+    _engine().wait_until(lambda: channel.ready)
+    return channel.board is not None
 
 
 @lru_cache(maxsize=1)

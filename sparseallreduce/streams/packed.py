@@ -85,9 +85,7 @@ class Rows:
                 total += count
         return self.summed(counts, total, any_dense, kind, reduction)
 
-    def summed(
-        self, counts: NDArray[np.int64], total: int, any_dense: bool, kind: Kind, reduction: Reduction
-    ) -> SparseStream:
+    def summed(self, counts: NDArray[np.int64], total: int, any_dense: bool, kind: Kind, reduction: Reduction) -> SparseStream:
         """The sum of all rows, of streams of a plain kind.
 
         Parameters
