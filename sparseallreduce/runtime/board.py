@@ -50,6 +50,8 @@ _AREA, _AREA_CROWDED, _AREAS = 1 << 18, 1 << 20, 1 << 25
 _SUMMED, _LEFT = 0, 1  # words of a row of an area: the last turn whose part of the sum lies there, and that from which all was taken
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
+_NAME = "sparseallreduce"
+_MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
 
 
 class Board:
@@ -204,7 +206,7 @@ def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uin
     memory: NDArray[np.uint8] | None = None
     try:
         if rank == 0 and not config.DISABLE_JIT:  # type: ignore[attr-defined]
-            file = os.memfd_create("sparseallreduce")
+            file = os.memfd_create(_NAME)
             os.ftruncate(file, nbytes + _SECRET)
             memory = _mapped(file, nbytes)
             memory[nbytes:] = np.frombuffer(secret, np.uint8)
@@ -214,12 +216,12 @@ def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uin
     records = yield Share(path.ljust(_PATH, b"\0") + secret)
     path, secret = records[0][:_PATH].rstrip(b"\0"), records[0][_PATH:]
     try:
-        if rank and path and not config.DISABLE_JIT:  # type: ignore[attr-defined]
+        if rank and path and not config.DISABLE_JIT and os.readlink(path).startswith(_MEMORY):  # type: ignore[attr-defined]
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             memory = _mapped(file, nbytes) if os.fstat(file).st_size == nbytes + _SECRET else None
     except (OSError, ValueError):
         memory = None
-    if memory is not None and memory[nbytes:].tobytes() != secret:  # another process's, in a container that numbers its own
+    if memory is not None and memory[nbytes:].tobytes() != secret:  # that of other ranks, in a container that numbers its own
         memory = None
     everyone: list[bytes] = yield Share(bytes([memory is not None]))
     if file >= 0:

@@ -220,3 +220,15 @@ def test_memory_of_another_process_is_not_taken_for_ours(monkeypatch):
     with pytest.raises(StopIteration) as stop:
         stranger.send([b"\1", b"\1"])
     assert stop.value.value is None
+
+
+def test_a_file_of_another_process_is_not_even_opened(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(bytes(500) + bytes([99]) * 16)
+    with open(tmp_path / "file", "r+b") as file:
+        stranger = shared_memory(1, 500)
+        next(stranger)
+        monkeypatch.setattr(os, "open", None)
+        stranger.send([f"/proc/{os.getpid()}/fd/{file.fileno()}".encode().ljust(64, b"\0") + bytes([99]) * 16])
+        with pytest.raises(StopIteration) as stop:
+            stranger.send([b"\1", b"\1"])
+    assert stop.value.value is None
