@@ -45,8 +45,8 @@ _PAYLOAD = 8 * _TEXT + PREFIX.size + RECORD.size
 # many turns of the others that share it. From then on MPI is called in between, so that messages of the user's arrive, too.
 _POLLS, _POLLS_OFFERED = 1 << 13, 512
 # Most bytes of a vector that the ranks add up on the board, with a core each and where they share cores, and of all such vectors.
-# Beyond, MPI's sum takes no longer: Open MPI's at P = 2 and 1 MiB 0.8 of the time, at P = 4 on 2 cores 1.5 times as long.
-_AREA, _AREA_CROWDED, _AREAS = 1 << 18, 1 << 20, 1 << 25
+# Beyond, MPI's sum takes no longer: Open MPI's at P = 2 and 1 MiB 0.8 of the time, at P = 4 on 2 cores and 4 MiB 1.5 times as long.
+_AREA, _AREA_CROWDED, _AREAS = 1 << 18, 1 << 22, 1 << 25
 _SUMMED, _LEFT = 0, 1  # words of a row of an area: the last turn whose part of the sum lies there, and that from which all was taken
 _SECRET = 16  # bytes
 _PATH = 64  # bytes

@@ -7,7 +7,7 @@ It has three steps:
 3. Once all have, each copies the parts: the allgather.
 
 The first wait is that for the agreement. Of the time of an agreement and MPI's own sum, up to 256 KiB with a core for each of two ranks,
-it takes 0.7 to 1.1, and up to 1 MiB where two to four ranks share a core 0.4 to 0.9.
+it takes 0.7 to 1.1, and up to 4 MiB where two ranks share a core 0.3 to 0.9.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from oracle import Entries, assert_reduction, bits
 from strategies import SMALL, cases, deliveries
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms.allreduce import make_call, operation
+from sparseallreduce.algorithms.allreduce import READY, Told, make_call, operation
 from sparseallreduce.algorithms.steps import DenseAllreduce
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import SUM
@@ -54,7 +54,7 @@ def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case,
 def test_a_dense_form_that_has_been_made_is_not_made_again():
     stream = sar.SparseStream(np.arange(9_000), np.ones(9_000), 10_000)
     ready = DenseAllreduce(sar.SparseStream.from_dense(stream.to_dense()), SUM, soon=True)
-    schedule = operation(*make_call(stream, "sum", "auto", {}), 0, 2, sar.Machine(beta_dense=1e-12), patient=True, ready=ready)
+    schedule = operation(*make_call(stream, "sum", "auto", {}), 0, 2, sar.Machine(beta_dense=1e-12), patient=True, told=Told(READY, ready))
     share = next(schedule)
     assert schedule.send([share.record] * 2) is ready
 
