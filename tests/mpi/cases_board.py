@@ -20,7 +20,8 @@ from sparseallreduce.runtime.part_sum import PartSum
 from sparseallreduce.streams import packed
 
 RANKS = (2, 5)
-SIZES = (100, 5000, 60_000, 400_000)  # that travel with the agreement, are summed on the board where dense, and are too large for it with a core a rank
+# That travel with the agreement, are summed on the board where dense, and are too large for it where each rank has a core.
+SIZES = (100, 5000, 60_000, 400_000)
 
 
 @contextmanager
