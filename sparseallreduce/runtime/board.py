@@ -1,7 +1,7 @@
 """A board in memory that the ranks of one host share, on which each posts what the others are told before an operation.
 
 By messages, each rank sends and receives one for every other, and where ranks share cores each message waits for several turns of
-the others. Read where it lies, what eight ranks have to say on 2 cores is known after 60 to 100 microseconds instead of 170 to 250,
+the others. Read where it lies, what eight ranks have to say on 2 cores is known after 60 to 110 microseconds instead of 160 to 260,
 what two on a core each have to say after 1 instead of 4.
 
 The board has a few slots, which operations take in turn, and each slot a row for every rank. A rank posts when all have taken from
@@ -86,10 +86,6 @@ class Board:
     def slot(self, turn: int) -> Slot:
         """The slot of a turn."""
         return self.slots[turn % SLOTS]
-
-    def area(self, turn: int) -> Area:
-        """The area of a turn."""
-        return self.areas[turn % 2]
 
 
 class Slot:

@@ -375,16 +375,18 @@ def _channel(comm: MPI.Intracomm) -> Channel:
 
 def measured(comm: MPI.Intracomm) -> Machine | None:
     """The constants of the network between the ranks of ``comm``, once they are measured; collective."""
-    channel = _channel(comm)
-    _engine().wait_until(lambda: channel.ready)
-    return channel.machine
+    return _ready_channel(comm).machine
 
 
 def shares_memory(comm: MPI.Intracomm) -> bool:
     """Whether the ranks of ``comm`` agree on their operations in memory that they share; collective."""
+    return _ready_channel(comm).board is not None
+
+
+def _ready_channel(comm: MPI.Intracomm) -> Channel:
     channel = _channel(comm)
     _engine().wait_until(lambda: channel.ready)
-    return channel.board is not None
+    return channel
 
 
 @lru_cache(maxsize=1)

@@ -202,7 +202,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
         if flags > long.PACKED and not patient:
             flags = 0
         if flags == long.WRITTEN:
-            part_sum = kind.sums[turn % 2]
+            part_sum = kind.sums[turn % len(kind.sums)]
             if part_sum.area.is_free():
                 part_sum.write(stream)
                 step = Joining(part_sum, turn)
