@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset, Rows
+from sparseallreduce.linear.dataset import Dataset, Rows, read_only
 from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
@@ -67,29 +67,37 @@ class CompactBatch:
 
     def take(self, rows: Array) -> None:
         """Make these rows the batch."""
-        dataset, team = self.dataset, self._team
-        nnz, offsets = self._measured(rows), self._offsets
-        self._entries.reserve(nnz)
-        # With room for the intercept, and what the kernel asks for.
-        self._stream.reserve(min(nnz, dataset.features) + 3)
-        indices, values, found = self._entries.indices[:nnz], self._entries.values[:nnz], self._stream.indices
+        nnz, offsets, entries, found = self._measured(rows), self._offsets, self._entries, self._stream
+        entries.reserve(nnz)
+        found.reserve(min(nnz, self.dataset.features) + 3)  # with room for the intercept, and what the kernel asks for
+        if self._team.threads == 1:
+            given = self.dataset.indptr, self.dataset.indices, self.dataset.values, rows, offsets
+            marks = self._words, self._blocks, self._before
+            count = int(kernels.compact(*given, *marks, entries.indices, entries.values, found.indices))
+        else:
+            count = self._compact_together(rows, nnz)
+        self.features = found.indices[:count]
+        self.samples = Rows(read_only(offsets), entries.read_indices[:nnz], entries.read_values[:nnz])
+        self._taken = rows
 
+    def _compact_together(self, rows: Array, nnz: int) -> int:
+        """As :func:`kernels.compact`, by several threads."""
+        dataset, team, offsets, found = self.dataset, self._team, self._offsets, self._stream.indices
+        indices, values = self._entries.indices[:nnz], self._entries.values[:nnz]
         cuts = team.cuts(len(rows))
 
         def copy(part: int) -> None:
-            mine = slice(cuts[part], cuts[part + 1])
-            bitmap = self._bitmaps[part]
-            kernels.take_rows(dataset.indptr, dataset.indices, dataset.values, rows[mine], offsets[mine], *bitmap, indices, values)
+            low, high = cuts[part], cuts[part + 1]
+            mine, ends = rows[low:high], offsets[low : high + 1]
+            kernels.take_rows(dataset.indptr, dataset.indices, dataset.values, mine, ends, *self._bitmaps[part], indices, values)
 
         team.each(copy)
         for words, blocks in self._bitmaps[1:]:
             kernels.move_marks(words, blocks, self._words, self._blocks)
-        features = int(kernels.marked(self._words, self._blocks, self._before, found))
+        count = int(kernels.marked(self._words, self._blocks, self._before, found))
         team.share(cuts, lambda low, high: kernels.renumber(offsets[low : high + 1], indices, self._words, self._before))
-        self.features = found[:features]
-        kernels.unmark(self.features, self._words)
-        self.samples = Rows.of(offsets, indices, values)
-        self._taken = rows
+        kernels.unmark(found[:count], self._words)
+        return count
 
     def scores(self, rows: Array, weights: Weights) -> Array:
         """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
@@ -149,15 +157,16 @@ class CompactBatch:
 
 
 class _Entries:
-    """Indices and values, in arrays that are used again and grow."""
+    """Indices and values, in arrays that are used again and grow; and read-only views of both, since making one takes its time."""
 
     def __init__(self, indices: DTypeLike, values: DTypeLike) -> None:
-        self.indices = np.empty(0, indices)
-        self.values = np.empty(0, values)
+        self._allocate(0, indices, values)
+
+    def _allocate(self, room: int, indices: DTypeLike, values: DTypeLike) -> None:
+        self.indices, self.values = np.empty(room, indices), np.empty(room, values)
+        self.read_indices, self.read_values = read_only(self.indices), read_only(self.values)
 
     def reserve(self, entries: int) -> None:
         """Room for so many, with some to spare for the next batch."""
         if entries > len(self.indices):
-            room = entries + entries // 4
-            self.indices = np.empty(room, self.indices.dtype)
-            self.values = np.empty(room, self.values.dtype)
+            self._allocate(entries + entries // 4, self.indices.dtype, self.values.dtype)

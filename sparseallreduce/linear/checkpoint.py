@@ -33,7 +33,7 @@ __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "r
 
 Array = NDArray[Any]
 
-_LAYOUT = "sparseallreduce checkpoint 1"
+_LAYOUT = "sparseallreduce checkpoint 2"
 _NAME = re.compile(r"step-(\d{12})\.npz")
 _KEPT = 2
 

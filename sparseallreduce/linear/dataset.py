@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset", "Rows"]
+__all__ = ["Dataset", "Rows", "read_only"]
 
 Array = NDArray[Any]
 
@@ -22,11 +22,6 @@ class Rows(NamedTuple):
     indptr: Array
     indices: Array
     values: Array
-
-    @classmethod
-    def of(cls, indptr: Array, indices: Array, values: Array) -> Rows:
-        """Read-only views of these arrays."""
-        return cls(_read_only(indptr), _read_only(indices), _read_only(values))
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels"):
-            object.__setattr__(self, name, _read_only(np.asarray(getattr(self, name))))
+            object.__setattr__(self, name, read_only(np.asarray(getattr(self, name))))
         if self.total < 0:
             object.__setattr__(self, "total", self.rows)
 
@@ -90,7 +85,8 @@ class Dataset:
         )
 
 
-def _read_only(array: Array) -> Array:
+def read_only(array: Array) -> Array:
+    """A view of an array through which it cannot be changed."""
     view = array.view()
     view.flags.writeable = False
     return view

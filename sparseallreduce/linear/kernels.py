@@ -20,6 +20,7 @@ then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numba
@@ -33,8 +34,10 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, p
 __all__ = [
     "accumulate",
     "bitmap",
+    "compact",
     "compact_accumulate",
     "compact_scores",
+    "deal",
     "descend",
     "descend_dense",
     "extents",
@@ -75,6 +78,7 @@ _BAND = 1 << 19  # bytes that do so beside rows that are gone through
 _PART = 32  # entries of a row that lie in a band at least, on average
 _PART_LINES = np.uint64(6)  # of the part of a row to fetch
 _PART_AHEAD = 2  # rows before its turn
+_PENDING = np.uint64(4096)  # entries that are copied before they are marked
 _EVERY = np.uint64(2**64 - 1)  # above all indices
 
 
@@ -90,6 +94,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     int64, uint64, uint8, float64 = types.int64[::1], types.uint64[::1], types.uint8[::1], types.float64[::1]
     rows = (*(types.Array(array.dtype, 1, "C", readonly=True) for array in (int64, index, value)), int64)  # as in a Dataset
     given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, value))
+    compiled_entry(deal, (types.int64, types.int64, types.int64, uint64, int64, int64))
     compiled_entry(scores, (*rows, value, float64))
     compiled_entry(accumulate, (*rows, value, types.int64, value))
     compiled_entry(compact_scores, (*rows[:3], value, float64))
@@ -100,7 +105,9 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     compiled_entry(marked, (uint64, uint8, index, index))
     compiled_entry(renumber, (int64, index, uint64, index))
     compiled_entry(unmark, (index, uint64))
+    compiled_entry(compact, (*rows, int64, uint64, uint8, index, index, value, index))
     compiled_entry(gather, (value, index, value))
+    compiled_entry(gather, (types.Array(types.float64, 1, "C", readonly=True), int64, float64))
     compiled_entry(descend, (value, *given, value.dtype))
     compiled_entry(descend_dense, (value, value, value.dtype))
 
@@ -249,32 +256,48 @@ def take_rows(
     out_indices: Array,
     out_values: Array,
 ) -> None:
-    """Copy the entries of row ``rows[i]``, for all i, to the output arrays from ``offsets[i]`` on, and mark the indices in a bitmap."""
-    far = words.size * words.itemsize > _NEAR
+    """Copy the entries of row ``rows[i]``, for all i, to the output arrays from ``offsets[i]`` on, and mark the indices in a bitmap.
+
+    ``offsets`` also says where the last of the rows ends there.
+    """
+    pending, last = np.uint64(offsets[0]), np.uint64(offsets[rows.size])
+    sparse = last - pending < np.uint64(words.size)
+    if not sparse:  # hardly a block without a mark
+        blocks[:] = 1
     for i in range(rows.size):
         _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _LINES)
         begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
         out = np.uint64(offsets[i]) - begin
-        # Three loops, because two of them are vectorised.
+        # Two loops, because each is vectorised; and marks afterwards, since then they do not wait for what is still to come.
         for entry in range(begin, end):
             out_values[out + entry] = values[entry]
         for entry in range(begin, end):
             out_indices[out + entry] = indices[entry]
-        if far:
-            _mark(out_indices, out + begin, out + end, words, blocks, True)
-        else:
-            _mark(out_indices, out + begin, out + end, words, blocks, False)
+        if out + end - pending >= _PENDING or i + 1 == rows.size:
+            _mark(out_indices, pending, out + end, words)
+            if sparse:
+                _mark_blocks(out_indices, pending, out + end, blocks)
+            pending = out + end
 
 
 @inlined
-def _mark(indices: Array, begin: int, end: int, words: Array, blocks: Array, far: bool) -> None:
-    """Mark the entries from ``begin`` to ``end``; ``far`` as in :func:`_products`."""
+def _mark(indices: Array, begin: int, end: int, words: Array) -> None:
+    """Mark the entries from ``begin`` to ``end``."""
+    if words.size * words.itemsize > _NEAR:
+        for entry in range(begin, end):
+            if entry + _FAR < end:
+                prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
+            words[np.uint64(indices[entry]) >> _SIX] |= _ONE << (np.uint64(indices[entry]) & _LOW_SIX)
+    else:
+        for entry in range(begin, end):
+            words[np.uint64(indices[entry]) >> _SIX] |= _ONE << (np.uint64(indices[entry]) & _LOW_SIX)
+
+
+@inlined
+def _mark_blocks(indices: Array, begin: int, end: int, blocks: Array) -> None:
+    """Mark the blocks of the entries from ``begin`` to ``end``."""
     for entry in range(begin, end):
-        if far and entry + _FAR < end:
-            prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
-        index = np.uint64(indices[entry])
-        words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
-        blocks[index >> _TWELVE] = 1
+        blocks[np.uint64(indices[entry]) >> _TWELVE] = 1
 
 
 @kernel
@@ -363,6 +386,28 @@ def unmark(places: Array, words: Array) -> None:
 
 
 @kernel
+def compact(
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    rows: Array,
+    offsets: Array,
+    words: Array,
+    blocks: Array,
+    before: Array,
+    out_indices: Array,
+    out_values: Array,
+    out: Array,
+) -> int:
+    """All that makes a batch of rows: :func:`take_rows`, :func:`marked`, :func:`renumber` and :func:`unmark` in one call."""
+    take_rows(indptr, indices, values, rows, offsets, words, blocks, out_indices, out_values)
+    count = marked(words, blocks, before, out)
+    renumber(offsets, out_indices, words, before)
+    unmark(out[:count], words)
+    return int(count)
+
+
+@kernel
 def gather(array: Array, indices: Array, out: Array) -> None:
     """``out = array[indices]``."""
     size = np.uint64(indices.size)
@@ -382,6 +427,57 @@ def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, fir
         for entry in range(indptr[row], indptr[row + 1]):
             total += _mixed(number ^ (np.uint64(indices[entry]) << _THIRTY_TWO) ^ (np.uint64(values[entry]) + _ONE))
     return total  # type: ignore[return-value]
+
+
+@kernel
+def deal(first: int, total: int, size: int, keys: Array, starts: Array, order: Array) -> None:
+    """Deal the numbers below ``total`` to batches of ``size``, and list which of those from ``first`` on each batch gets.
+
+    A number goes to batch p // size, where p is its place in a permutation of all: that of a Feistel network on pairs of numbers, which
+    is gone through again where it leads beyond ``total`` (Black and Rogaway, 2002). So a rank only computes the places of its own.
+
+    Parameters
+    ----------
+    first, total, size : int
+    keys : ndarray
+        uint64: random numbers, an even number of them, a round each.
+    starts : ndarray
+        int64 zeros, one more than there are batches. Afterwards batch i gets ``order[starts[i] : starts[i + 1]]``.
+    order : ndarray
+        int64, for as many numbers as are to be dealt; afterwards each less ``first``, increasing within a batch.
+    """
+    width = np.uint64(max(1, math.ceil(math.sqrt(total))))
+    height = (np.uint64(total) + width - _ONE) // width
+    batches = np.empty(order.size, np.uint64)
+    for number in range(order.size):
+        place = np.uint64(first + number)
+        while True:
+            left, right = place // height, place % height
+            for turn in range(np.uint64(0), np.uint64(keys.size), _TWO):
+                left = _moved(left, right ^ keys[turn], width)
+                right = _moved(right, left ^ keys[turn + _ONE], height)
+            place = left * height + right
+            if place < np.uint64(total):
+                break
+        batches[number] = place // np.uint64(size)
+        if batches[number] + _TWO < np.uint64(starts.size):
+            starts[batches[number] + _TWO] += 1
+    for batch in range(2, starts.size):
+        starts[batch] += starts[batch - 1]
+    # The beginning of each batch stands one place late, where it moves on to its end.
+    for number in range(order.size):
+        batch = batches[number] + _ONE
+        order[starts[batch]] = number
+        starts[batch] += 1
+
+
+@inlined
+def _moved(place: Any, key: Any, size: Any) -> Any:
+    """A place of ``size``, at most 2**32, moved on around them by a distance that depends on the key."""
+    key *= _MIX
+    key = (key ^ (key >> _THIRTY_TWO)) * np.uint64(0xD6E8FEB86659FD93)
+    place += ((key >> _THIRTY_TWO) * size) >> _THIRTY_TWO
+    return place - size * np.uint64(place >= size)
 
 
 @inlined

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DivergenceError, TrainingStopped
+from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.collective import gather
@@ -31,6 +32,10 @@ Array = NDArray[Any]
 
 #: What an epoch's seconds are spent on.
 PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate")
+
+# Of the permutation of samples. Six leave no visible trace in 70,000 samples, but prefer some orders of five to others.
+_ROUNDS = 6
+_FEW, _ROUNDS_OF_FEW = 1 << 16, 24
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,9 @@ class Trainer:
 
     def _take_step(self, rows: Array, count: int) -> None:
         """One step, to which this rank gives its rows of a batch of ``count`` samples."""
-        derivatives = self.model.derivative(self.strategy.scores(rows), self.dataset.labels[rows])
+        scores, labels = self.strategy.scores(rows), np.empty(len(rows))
+        kernels.gather(self.dataset.labels, rows, labels)
+        derivatives = self.model.derivative(scores, labels)
         if self.dataset.weights is not None:
             derivatives = derivatives * self.dataset.weights[rows]
         gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
@@ -339,7 +346,8 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
     """The batches of one epoch: of each, the rows that this rank holds, and how many samples all ranks hold of it.
 
     All samples are shuffled by their numbers over all ranks, so that the batches are the same for any number of ranks; thesis
-    algorithm 1 lines 3 to 6, but for the division of a batch among the ranks, which is by who has read the sample.
+    algorithm 1 lines 3 to 6, but for the division of a batch among the ranks, which is by who has read the sample. A rank's rows of a
+    batch come in the order in which they stand in memory.
 
     Parameters
     ----------
@@ -352,18 +360,17 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
     Examples
     --------
     >>> halves = [Dataset(np.zeros(4, int), np.empty(0), np.empty(0), np.zeros(3), 1, first, 6) for first in (0, 3)]
-    >>> for first, second in zip(*(batches(half, 4, (0, 1)) for half in halves)):
+    >>> for first, second in zip(*(batches(half, 4, (0, 3)) for half in halves)):
     ...     print(first, second)
-    (array([1, 0]), 4) (array([1, 0]), 4)
-    (array([2]), 2) (array([2]), 2)
+    (array([1, 2]), 4) (array([0, 2]), 4)
+    (array([0]), 2) (array([1]), 2)
     """
-    order = np.random.default_rng(seed).permutation(dataset.total)
-    positions = np.flatnonzero((order >= dataset.first) & (order < dataset.first + dataset.rows))
-    rows = order[positions] - dataset.first
-    starts = np.arange(0, dataset.total, size)
-    bounds = np.append(np.searchsorted(positions, starts), len(positions))
-    for batch, start in enumerate(starts.tolist()):
-        yield rows[bounds[batch] : bounds[batch + 1]], min(size, dataset.total - start)
+    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS if dataset.total > _FEW else _ROUNDS_OF_FEW, np.uint64)
+    starts = np.zeros(-(-dataset.total // size) + 1, np.int64)
+    order = np.empty(dataset.rows, np.int64)
+    kernels.deal(dataset.first, dataset.total, size, keys, starts, order)
+    for batch, (start, end) in enumerate(pairwise(starts.tolist())):
+        yield order[start:end], min(size, dataset.total - batch * size)
 
 
 def _mean(numbers: list[float]) -> float:

@@ -1,5 +1,7 @@
 """SGD: the order of samples, the gradient of a batch, and where training ends."""
 
+import math
+from collections import Counter
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -52,8 +54,7 @@ def plain_sgd(model, matrix, labels, batch_size, rate, l2, epochs, seed=0):
     """Thesis algorithm 1 on one rank, in dense float64."""
     weights = np.zeros(matrix.shape[1])
     for epoch in range(1, epochs + 1):
-        order = np.random.default_rng((seed, epoch)).permutation(len(labels))
-        for batch in np.split(order, np.arange(batch_size, len(order), batch_size)):
+        for batch, _ in batches(parted(matrix, labels, 1)[0], batch_size, (seed, epoch)):
             derivatives = model.derivative(matrix[batch] @ weights, labels[batch])
             gradient = derivatives @ matrix[batch] / len(batch) + l2 * weights
             weights -= rate * gradient
@@ -84,6 +85,33 @@ def test_epochs_and_seeds_shuffle_differently():
     dataset = parted(*problem(), 1)[0]
     orders = {tuple(np.concatenate([rows for rows, _ in batches(dataset, 7, seed)])) for seed in [(0, 1), (0, 2), (1, 1), (1, 2)]}
     assert len(orders) == 4
+
+
+def shuffled(total, size, seed):
+    """The batch of every sample."""
+    nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
+    dealt = [rows for rows, _ in batches(Dataset(np.zeros(total + 1, np.int64), *nothing, np.zeros(total), 1), size, (seed, 1))]
+    found = np.empty(total, np.int64)
+    found[np.concatenate(dealt)] = np.repeat(np.arange(len(dealt)), list(map(len, dealt)))
+    return found
+
+
+@pytest.mark.parametrize("total", [2, 3, 4])
+def test_every_order_of_few_samples_is_as_likely(total):
+    counts = Counter(tuple(shuffled(total, 1, seed)) for seed in range(2400))
+    expected = 2400 / math.factorial(total)
+    assert len(counts) == math.factorial(total)
+    # Five standard deviations of the chi-squared statistic.
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < len(counts) + 5 * math.sqrt(2 * len(counts))
+
+
+@pytest.mark.parametrize("total", [1_000, 70_000])  # on both sides of where fewer rounds do
+def test_whether_samples_share_a_batch_does_not_depend_on_how_far_apart_they_stand(total):
+    size, seeds, side = 50, 50, math.isqrt(total)
+    for lag in (1, 2, side, side + 1, 2 * side):
+        together = sum(int(np.sum((batch := shuffled(total, size, seed))[lag:] == batch[:-lag])) for seed in range(seeds))
+        expected = seeds * (total - lag) * (size - 1) / (total - 1)
+        assert abs(together - expected) < 5 * math.sqrt(expected)
 
 
 @pytest.mark.parametrize("strategy", [SparseStrategy, DenseStrategy])
