@@ -6,13 +6,15 @@ import math
 import struct
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
-from sparseallreduce.algorithms.steps import Clock, DenseAllreduce, Share, Shift, Step
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
 from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -85,19 +87,20 @@ def _rounded(entries: float) -> float:
     return math.ldexp(round(mantissa * 64), exponent - 6)
 
 
-def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any, Machine]:
+def measure(rank: int, ranks: int, sharing: float = 1.0, faster_blocking: bool = True) -> Generator[Step, Any, Machine]:
     """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
 
     Each is the fastest of some repetitions: messages of a header alone, of 32 KiB and of 1 MiB to the rank half way round, additions
     of streams, and dense allreduces of one value and of 4 MiB. The latency is that of 32 KiB, which go out in parts; where ranks
     share cores, each part waits for its turn. ``sharing`` is the number of ranks to a core of this host: messages and additions that
-    were fast while the others waited take so much longer when all ranks have their own, and a byte takes at least as long as in the
-    dense allreduce, in which all take part.
+    were fast while the others waited take so much longer when all ranks have their own, and a byte takes as long as in a dense
+    allgather of 4 MiB, in which all take part at once. How long a dense sum takes that ranks wait for inside MPI is not measured, since
+    a rank that is measuring may not wait for others there: ``faster_blocking`` tells whether it may be the faster one.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
     none, small, large = (_evenly(entries, 1 << 20) for entries in (0, 1 << 12, 1 << 17))
-    times = dict.fromkeys(("header", "small", "large", "gamma", "gamma_dense", "dense", "alpha_dense"), 0.0)
+    times = dict.fromkeys(("header", "small", "large", "gathered", "gamma", "gamma_dense", "dense", "alpha_dense"), 0.0)
 
     def timed(name: str, start: float, end: float) -> None:
         times[name] = min(times[name] or end - start, end - start)
@@ -108,11 +111,12 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
             if ranks > 1:
                 yield Shift(ahead, message, behind)
             timed(name, start, (yield Clock()))
-    other = _evenly(1 << 17, 1 << 20, shift=3)
-    reduction.pair(large, other)  # compiles
+    # At random, as the model has it: with both evenly spread, a merge takes more than twice as long.
+    one, other = (_randomly(1 << 17, 1 << 20, seed) for seed in (0, 1))
+    reduction.pair(one, other)  # compiles
     for _ in range(3):
         start = yield Clock()
-        reduction.pair(large, other)
+        reduction.pair(one, other)
         middle = yield Clock()
         timed("gamma", start, middle)
         reduction.densify(none)
@@ -123,6 +127,14 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
         if ranks > 1:
             yield DenseAllreduce(array, SUM)
         timed("dense", start, (yield Clock()))
+    blocks = tuple(pairwise(boundaries(1 << 20, ranks)))
+    low, high = blocks[rank]
+    for _ in range(3):
+        block = SparseStream._dense_form(np.ones(high - low, np.float32), 1 << 20, low, high)
+        start = yield Clock()
+        if ranks > 1:
+            yield DenseAllgather(block, blocks, SUM)
+        timed("gathered", start, (yield Clock()))
     for _ in range(6):
         array = _ones(1)
         start = yield Clock()
@@ -134,15 +146,16 @@ def measure(rank: int, ranks: int, sharing: float = 1.0) -> Generator[Step, Any,
     beta_dense = times["dense"] / volume if ranks > 1 else 0.0
     ours = Machine(
         alpha=sharing * max(times["small"] - beta * small.nbytes, times["header"]),
-        # At P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core.
-        beta=beta if sharing <= 1 else max(beta, beta_dense),
-        gamma=sharing * times["gamma"] / (2 * large.stored),
+        # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with
+        # P = 8 up to twice as long as the bytes of an allgather.
+        beta=beta if sharing <= 1 else times["gathered"] / (volume / 2),
+        gamma=sharing * times["gamma"] / (one.stored + other.stored),
         gamma_dense=sharing * times["gamma_dense"] / none.size,
         beta_dense=beta_dense,
         alpha_dense=times["alpha_dense"],
-        # Open MPI takes half the time of the non-blocking sum, less for a byte than for one of a message. Where ranks share cores, no
-        # library does: 0.64 to 1.5 of it on 2 cores.
-        beta_blocking=min(beta_dense, beta) if sharing <= 1 else beta_dense,
+        # Of the polled sum's time at P = 2, Open MPI takes 0.2 to 0.4 from 1 MiB on, less for a byte than for one of a message, and
+        # MPICH all. Where ranks share cores, no library is faster by much: 0.64 to 1.5 on 2 cores.
+        beta_blocking=min(beta_dense, beta) if faster_blocking and sharing <= 1 else beta_dense,
         # The error of the model: at N = 2**24, P = 2 and 50 % density, the split was expected to take 0.75 of the dense allreduce's
         # time, and took 1.4 times as long.
         trust=0.7,
@@ -167,7 +180,11 @@ def _ones(size: int) -> SparseStream:
     return SparseStream._dense_form(np.ones(size, np.float32), size)
 
 
-def _evenly(entries: int, size: int, shift: int = 0) -> SparseStream:
-    step = size // max(entries, 1)
-    indices = np.arange(entries, dtype=np.uint32) * np.uint32(step) + np.uint32(shift)
+def _evenly(entries: int, size: int) -> SparseStream:
+    indices = np.arange(entries, dtype=np.uint32) * np.uint32(size // max(entries, 1))
     return SparseStream._sparse_form(indices, np.ones(entries, np.float32), size)
+
+
+def _randomly(entries: int, size: int, seed: int) -> SparseStream:
+    gaps = np.random.default_rng(seed).integers(1, 2 * (size // entries) - 1, entries, dtype=np.uint32)
+    return SparseStream._sparse_form(np.cumsum(gaps, dtype=np.uint32), np.ones(entries, np.float32), size)

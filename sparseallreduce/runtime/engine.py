@@ -771,12 +771,14 @@ def _hosts() -> Generator[Step, Any, list[bytes]]:
 
 def _calibrated(rank: int, ranks: int, hosts: list[bytes], sharing: float) -> Generator[Step, Any, Machine]:
     """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
-    measured = yield from measure(rank, ranks, sharing)
-    calibration = Calibration(MPI.Get_library_version().splitlines()[0], hosts) if rank == 0 else None
+    library = MPI.Get_library_version().splitlines()[0]
+    faster_blocking = not library.startswith("MPICH")
+    measured = yield from measure(rank, ranks, sharing, faster_blocking)
+    calibration = Calibration(library, hosts) if rank == 0 else None
     machine = yield from _told(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
-            again = yield from measure(rank, ranks, sharing)
+            again = yield from measure(rank, ranks, sharing, faster_blocking)
             constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
             measured = Machine(*map(min, constants))
         machine = measured

@@ -120,8 +120,8 @@ def test_where_ranks_share_cores_latency_is_shared_and_a_byte_costs_what_it_does
     network = Network(latency=1e-5, bandwidth=1e10)
     alone, shared = (run([measure(rank, 4, sharing) for rank in range(4)], network).outputs[0] for sharing in (1.0, 2.0))
     assert shared.alpha == pytest.approx(2 * alone.alpha)
-    assert alone.beta < alone.beta_dense
-    assert shared.beta == shared.beta_dense == shared.beta_blocking == pytest.approx(alone.beta_dense)
+    assert shared.beta == pytest.approx(1 / network.bandwidth + 2 * network.latency / (3 / 4 * 2**22), rel=0.01)
+    assert shared.beta_dense == shared.beta_blocking == pytest.approx(alone.beta_dense)
 
 
 def test_a_rank_alone_measures_its_additions_only():

@@ -97,7 +97,7 @@ def print_machine(noise):
     from sparseallreduce.runtime import engine
     from sparseallreduce.runtime.mpi import measured
 
-    def measure(rank, ranks, sharing):
+    def measure(rank, ranks, sharing, faster_blocking):
         return Machine(*(constant * float(noise) for constant in FIRST))
         yield
 
