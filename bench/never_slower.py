@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 import sparseallreduce as sar
 
-POWERS = (10, 12, 14, 16, 18, 20, 22)
+POWERS = (10, 12, 14, 16, 18, 20, 22, 24)
 DENSITIES = (0.001, 0.01, 0.1, 0.3, 0.5, 1.0)
 LEAST, MOST = 9, 300  # turns of a point
 WARM = 6  # turns that do not count

@@ -32,6 +32,8 @@ __all__ = ["allreduce"]
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
 # Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
 _ALWAYS_ON_BOARD = 1 << 13
+# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board: 0.3 to 0.68.
+_PARTS_SHARE = 0.5
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
 
@@ -70,7 +72,11 @@ class _Kind:
         if channel.board is not None and can_pack and packed.packed_bytes(stream) <= min(_ALWAYS_ON_BOARD, long.room(channel.ranks)):
             flags = long.PACKED
         else:
-            flags = long.begins(self.call(stream), channel.ranks, self.reduction, channel.machine)
+            machine = channel.machine
+            if machine is not None and self.sums:
+                beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
+                machine = machine._replace(beta_blocking=_PARTS_SHARE * beta)
+            flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine)
         if flags == long.READY:
             flags = long.WRITTEN if self.sums else flags if self.native else 0
         _make_room(self.beginnings)

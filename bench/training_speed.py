@@ -1,0 +1,74 @@
+"""Non-zeros a second and rank through gradient and update, beside scikit-learn's ``SGDClassifier`` on the same rows in the same run.
+
+    sparseallreduce generate url-like data/url-like.csr
+    mpiexec -n 2 python bench/training_speed.py data/url-like.csr [--batch-size 1000] [--epochs 3] [--json F]
+
+Both take an epoch in turn: the trainer by the sparse strategy, of whose time all but communication counts, and `SGDClassifier` on the
+rows of each rank, all ranks at once, shuffled, one sample a step. The ratio is what to go by on a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import click
+import numpy as np
+from mpi4py import MPI
+from scipy.sparse import csr_array
+from sklearn.linear_model import SGDClassifier
+
+from sparseallreduce.linear import MODELS, Constant, Dataset, Options, SparseStrategy, Trainer, load, two_classes
+from sparseallreduce.linear.clock import Clock
+
+LOSSES = {"logistic": "log_loss", "svm": "hinge"}
+
+
+@click.command()
+@click.argument("data", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--batch-size", type=click.IntRange(1), default=1000, show_default=True, help="Samples a rank and step.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
+def training_speed(data: Path, batch_size: int, epochs: int, json_path: Path | None) -> None:
+    """Print millions of non-zeros a second of each epoch, the median over the epochs, and the ratio of the medians."""
+    comm = MPI.COMM_WORLD
+    dataset, _ = two_classes(load(data, comm=comm)[0], comm)
+    if comm.allreduce(dataset.nnz, MPI.MAX) > np.iinfo(np.int32).max:
+        raise click.UsageError("scikit-learn takes 2^31 non-zeros a rank at most: start more ranks, or take fewer samples")
+    structure = dataset.indices.astype(np.int32), dataset.indptr.astype(np.int32)
+    rows = csr_array((dataset.values, *structure), shape=(dataset.rows, dataset.features))
+    results = {name: measured(name, dataset, rows, comm, batch_size, epochs) for name in LOSSES}
+    if comm.rank != 0:
+        return
+    print(f"{comm.size} ranks, {batch_size} samples a rank and step; millions of non-zeros a second and rank")
+    print(f"{'':10}{'sparseallreduce':>18}{'SGDClassifier':>16}{'ratio':>8}   epoch by epoch")
+    for name, speeds in results.items():
+        ours, theirs = (float(np.median([pair[which] for pair in speeds])) for which in (0, 1))
+        each = "  ".join(f"{first:.0f} / {second:.0f}" for first, second in speeds)
+        print(f"{name:10}{ours:18.1f}{theirs:16.1f}{ours / theirs:8.2f}   {each}")
+    if json_path is not None:
+        json_path.write_text(json.dumps({"ranks": comm.size, "batch_size": batch_size, "epochs": results}, indent=1))
+
+
+def measured(name: str, dataset: Dataset, rows: csr_array, comm: MPI.Intracomm, batch_size: int, epochs: int) -> list[tuple[float, float]]:
+    """Millions of non-zeros a second of each epoch, by the trainer and by scikit-learn: the mean over the ranks."""
+    strategy = SparseStrategy(dataset, comm)
+    trainer = Trainer(MODELS[name](), strategy, Constant(1.0), Options(epochs=epochs, batch_size=batch_size))
+    other = SGDClassifier(loss=LOSSES[name], alpha=1e-9, learning_rate="constant", eta0=0.1, fit_intercept=False, random_state=0)
+    warnings.simplefilter("ignore")
+    speeds = []
+    for epoch in trainer.run():
+        ours = epoch.seconds["compute"] + epoch.seconds["update"]
+        comm.Barrier()
+        clock = Clock()
+        other.partial_fit(rows, dataset.labels, classes=[-1.0, 1.0])
+        clock.lap("theirs")
+        theirs = comm.allreduce(clock.seconds["theirs"]) / comm.size
+        nonzeros = comm.allreduce(dataset.nnz) / comm.size / 1e6
+        speeds.append((nonzeros / ours, nonzeros / theirs))
+    return speeds
+
+
+if __name__ == "__main__":
+    training_speed()
