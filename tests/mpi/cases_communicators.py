@@ -125,7 +125,7 @@ def refusal(function):
     raise AssertionError("no error was raised")
 
 
-def unmeasured(rank, ranks, sharing):
+def unmeasured(rank, ranks, sharing, faster_blocking):
     """In place of the measurement of a machine, which would take most of the time here."""
     return sar.Machine(alpha_dense=2e-6, beta_blocking=2e-10)
     yield
