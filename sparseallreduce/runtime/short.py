@@ -32,7 +32,8 @@ __all__ = ["allreduce"]
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
 # Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
 _ALWAYS_ON_BOARD = 1 << 13
-# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board: 0.3 to 0.68.
+# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores: 0.3
+# to 0.68. Elsewhere it is 0.6 to 1.2.
 _PARTS_SHARE = 0.5
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
@@ -73,7 +74,7 @@ class _Kind:
             flags = long.PACKED
         else:
             machine = channel.machine
-            if machine is not None and self.sums:
+            if machine is not None and self.sums and channel.crowded:
                 beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
                 machine = machine._replace(beta_blocking=_PARTS_SHARE * beta)
             flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine)
@@ -290,8 +291,8 @@ def _new_hearings(channel: engine.Channel) -> list[Any]:
 def _arrays(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], NDArray[Any]]:
     """Arrays for the sum and for what MPI adds up, which may be one, or a ``dense`` stream's own.
 
-    A sum in place takes 0.8 to 0.9 of the time of one into other memory, at P = 2, 4 and 8 from 4 to 128 MiB. A dense stream is copied
-    for that only where zeros come from the system.
+    A sum in place takes 0.78 to 0.92 of the time of one into other memory: 32 and 128 MiB at P = 2 and 4, 64 MiB at P = 2, 3, 4 and 8. A
+    dense stream is copied for that only where zeros come from the system.
     """
     shape, dtype = kind.streams.shape, kind.streams.dtype
     nbytes = math.prod(shape) * dtype.itemsize

@@ -124,6 +124,14 @@ def test_where_ranks_share_cores_latency_is_shared_and_a_byte_costs_what_it_does
     assert shared.beta_dense == shared.beta_blocking == pytest.approx(alone.beta_dense)
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_blocking_sum_is_taken_for_the_faster_one_only_where_it_may_be(faster):
+    network = Network(latency=1e-5, bandwidth=1e10)
+    machine = run([measure(rank, 4, 1.0, faster) for rank in range(4)], network).outputs[0]
+    assert machine.beta < machine.beta_dense
+    assert machine.beta_blocking == (machine.beta if faster else machine.beta_dense)
+
+
 def test_a_rank_alone_measures_its_additions_only():
     machine = run([measure(0, 1)]).outputs[0]
     assert (machine.beta, machine.beta_dense) == (0.0, 0.0)
