@@ -75,6 +75,7 @@ _ROW_AHEAD = 3  # and its entries
 _ROWS_FAR = 32  # where nothing but its beginning is asked for
 _AHEAD = 64  # entries that a weight, or a sum, is fetched before its turn
 _FAR = np.uint64(_AHEAD)
+_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
 _NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
 _BAND = 1 << 19  # bytes that do so beside rows that are gone through
 _PART = 32  # entries of a row that lie in a band at least, on average
@@ -110,7 +111,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     compiled_entry(compact, (*rows, int64, uint64, uint8, index, index, value, index))
     compiled_entry(gather, (value, index, value))
     compiled_entry(gather, (types.Array(types.float64, 1, "C", readonly=True), int64, float64))
-    compiled_entry(descend, (value, *given, value.dtype))
+    compiled_entry(descend, (value, *given, value.dtype, types.int64, types.int64))
     compiled_entry(descend_dense, (value, value, value.dtype))
 
 
@@ -548,16 +549,24 @@ def _fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Ar
 
 
 @kernel
-def descend(weights: Array, indices: Array, values: Array, rate: float) -> bool:
-    """``weights[indices] -= rate * values``; returns whether these weights are finite numbers."""
-    finite = True
-    for entry in range(indices.size):
-        if entry + _AHEAD < indices.size:
-            prefetch(weights, np.uint64(indices[entry + _AHEAD]))
-        index = np.uint64(indices[entry])
-        weight = weights[index] - rate * values[entry]
-        weights[index] = weight
-        finite &= np.isfinite(weight)
+def descend(weights: Array, indices: Array, values: Array, rate: float, part: int, parts: int) -> bool:
+    """``weights[indices] -= rate * values`` for one of several parts of the indices; returns whether these weights are finite numbers.
+
+    The parts are dealt by small portions: often those of low numbers lie in the cache, and those of high numbers do not.
+    """
+    finite, size = True, np.uint64(indices.size)
+    portion = max(_ONE, size) if parts == 1 else _PORTION
+    for begin in range(np.uint64(part) * portion, size, np.uint64(parts) * portion):
+        end = min(begin + portion, size)
+        for entry in range(begin, min(begin + _FAR, end)):
+            prefetch(weights, np.uint64(indices[entry]))
+        for entry in range(begin, end):
+            if entry + _FAR < end:
+                prefetch(weights, np.uint64(indices[entry + _FAR]))
+            index = np.uint64(indices[entry])
+            weight = weights[index] - rate * values[entry]
+            weights[index] = weight
+            finite &= np.isfinite(weight)
     return finite
 
 

@@ -60,6 +60,7 @@ class LazyWeights(Weights):
         return self._current
 
     def to_array(self) -> Array:
+        self.complete()
         array = np.empty(self.size, self.direction.dtype)
         features = len(self.direction)
         direction, _, sums = self._present()
@@ -73,8 +74,7 @@ class LazyWeights(Weights):
 
     def assign(self, array: Array) -> None:
         super().assign(array)
-        for state in (self._velocity, self._sums, self._last):
-            state.fill(0)
+        self._write(_velocity=0, _sums=0, _last=0)
         self._now = self._averaged = 0
         self._current = True
         self._intercept_velocity = self._intercept_sum = 0.0
@@ -84,6 +84,7 @@ class LazyWeights(Weights):
         return self.descent.l2 / 2 * float(np.dot(weights, weights)) + self.descent.l1 * float(np.abs(weights).sum(dtype=np.float64))
 
     def at(self, indices: Array) -> Array:
+        self.complete()
         features = len(self.direction)
         inside = indices[: np.searchsorted(indices, features)].astype(np.int64)
         found = np.full(len(indices), self.intercept, self.direction.dtype)
@@ -94,6 +95,7 @@ class LazyWeights(Weights):
 
     def scores(self, dataset: Dataset | Rows, rows: Array) -> Array:
         """As of other weights; with a pass over all of them first, unless they are current."""
+        self.complete()
         return self._scored(self.direction if self.current else self._present()[0], dataset, rows)
 
     def _gathered(self, features: Array) -> Array:
@@ -121,11 +123,15 @@ class LazyWeights(Weights):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._velocity[:], self._sums[:], self._last[:] = state["velocity"], state["sums"], state["last"]
+        self._write(_velocity=state["velocity"], _sums=state["sums"], _last=state["last"])
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
         self._current = bool((self._last == self._now).all())
         self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
         self._written[:, : self._now + 1] = state["table"]
+
+    def _shared_names(self) -> list[str]:
+        features = len(self.direction)
+        return [name for name in ("direction", "_velocity", "_sums", "_last") if len(getattr(self, name)) == features]
 
     def _shrink(self, factor: float) -> None:
         if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
@@ -134,10 +140,14 @@ class LazyWeights(Weights):
 
     def _settle(self) -> None:
         """Work out all weights, and begin a new table."""
-        self.direction, self._velocity, self._sums = self._present()
-        self.direction *= self.scale
+        self._meet()
+        own = self._own(len(self.direction))
+        direction, velocity, last, sums = (array[own] for array in (self.direction, self._velocity, self._last, self._sums))
+        direction[:], velocity[:], sums[:] = self._evaluated(direction, velocity, last, sums, self.descent.averages)
+        direction *= self.scale
+        last.fill(0)
+        self._meet()
         self.scale = 1.0
-        self._last.fill(0)
         self._now = 0
         self._current = True
         self._written.fill(0)
@@ -166,7 +176,7 @@ class LazyWeights(Weights):
         beta = descent.momentum
         eta, tau, share = rate / self.scale, rate * descent.l1 * descent.pull / self.scale, self.scale * averages
         step = np.array([eta, tau, beta, share, beta if descent.nesterov else 0.0])
-        cuts = self._team.cuts(len(values))
+        cuts = self._cuts(len(values))
         momentum, l1, averaging, fade = self._settings
         state = self.direction, self._velocity, self._last, self._sums, self._now, self._table, momentum, l1, averaging, fade, step
 

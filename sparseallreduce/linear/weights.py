@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset, Rows
+from sparseallreduce.linear.replica import Replica, shared_replica
 from sparseallreduce.linear.team import Team
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -100,9 +103,46 @@ class Weights:
         self.scale = 1.0
         self.direction = np.zeros(size - self.descent.intercept, dtype)
         self.intercept = 0.0
+        self._replica: Replica | None = None
+        self._changing = False  # whether other ranks may still be making their changes
+        self._rate = 0.0  # of the last step
+        self._waited: Callable[[float], object] = float
+        self._first, self._parts = 0, self._team.threads  # of all parts of a change, the first that is for this rank's threads
+
+    def share(self, comm: Any, waited: Callable[[float], object]) -> None:
+        """Keep one replica for all ranks of each host, of which each changes a part, if that is of any use; collective.
+
+        From then on ``assign``, ``descend`` and ``restore`` are collective over the ranks of the host, and no rank may call ``descend``
+        while another may still read the weights: ranks that sum their gradients before see to that. Who reads weights waits until the
+        others have made their changes, tells ``waited`` how many seconds that took, and raises what ``descend`` would.
+        """
+        if self._replica is None:
+            names = self._shared_names()
+            self._replica = shared_replica([getattr(self, name) for name in names], comm, self._team.threads)
+            if self._replica is not None:
+                self._waited = waited
+                self._first, self._parts = self._replica.first, self._replica.parts
+                for name, array in zip(names, self._replica.arrays, strict=True):
+                    setattr(self, name, array)
+
+    def complete(self) -> None:
+        """Wait until all ranks have made the changes of the last step.
+
+        Raises
+        ------
+        DivergenceError
+            If a weight is no finite number after it; on all ranks.
+        """
+        if self._changing and self._replica is not None:
+            self._changing = False
+            begin = time.perf_counter()
+            all_well = self._replica.wait()
+            self._waited(time.perf_counter() - begin)
+            self._check(all_well)
 
     def to_array(self) -> Array:
         """A copy of the weights, of shape (size,)."""
+        self.complete()
         array = np.empty(self.size, self.direction.dtype)
         np.multiply(self.direction, self.scale, out=array[: len(self.direction)])
         array[len(self.direction) :] = self.intercept
@@ -112,16 +152,18 @@ class Weights:
         """Start from these weights, of shape (size,)."""
         features = len(self.direction)
         self.scale = 1.0
-        self.direction[:] = array[:features]
+        self._write(direction=array[:features])
         if self.descent.intercept:
             self.intercept = float(array[features])
 
     def penalty(self) -> float:
         """The regularisation term of the loss; one pass over N."""
+        self.complete()
         return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.direction, self.direction))
 
     def at(self, indices: Array) -> Array:
         """The weights at sorted positions, of shape (len(indices),)."""
+        self.complete()
         features = len(self.direction)
         inside = np.searchsorted(indices, features) if self.descent.intercept else len(indices)
         found = np.full(len(indices), self.intercept, self.direction.dtype)
@@ -135,10 +177,12 @@ class Weights:
 
     def scores(self, dataset: Dataset | Rows, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
+        self.complete()
         return self._scored(self.direction, dataset, rows)
 
     def compact_scores(self, samples: Rows, features: Array) -> Array:
         """The scores of all samples, whose features are only these of all, increasing; see :class:`CompactBatch`."""
+        self.complete()
         direction, scores = self._gathered(features), np.empty(len(samples.indptr) - 1)
 
         def fill(low: int, high: int) -> None:
@@ -189,15 +233,19 @@ class Weights:
         Raises
         ------
         DivergenceError
-            If a weight that the gradient touches is no finite number afterwards.
+            If a weight that the gradient touches is no finite number afterwards. Where a replica is shared, ``complete`` may raise it.
         """
+        self.complete()
         self.steps += 1
+        self._rate = rate
         self._shrink(1.0 - rate * self.descent.l2 * self.descent.pull)
         indices, values, slope = self._parted(gradient)
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)
-        if not (finite and np.isfinite(self.intercept)):
-            raise DivergenceError(f"a weight is no finite number after step {self.steps}: lower the learning rate ({rate:g} there)")
+        if self._replica is not None:
+            self._replica.come(finite)
+            self._changing = finite = True
+        self._check(finite and bool(np.isfinite(self.intercept)))
 
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
@@ -213,18 +261,55 @@ class Weights:
 
     def state(self) -> dict[str, Any]:
         """All that later steps depend on, as arrays and numbers."""
+        self.complete()
         return {"steps": self.steps, "scale": self.scale, "direction": self.direction, "intercept": self.intercept}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what the weights were when ``state`` was taken."""
         self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), float(state["intercept"])
-        self.direction[:] = state["direction"]
+        self._write(direction=state["direction"])
+
+    def _shared_names(self) -> list[str]:
+        """Of the arrays with an entry for every feature."""
+        return ["direction"]
+
+    def _cuts(self, length: int) -> list[int]:
+        """Where to cut this rank's share of so many things for its threads: threads + 1 bounds."""
+        return [length * part // self._parts for part in range(self._first, self._first + self._team.threads + 1)]
+
+    def _own(self, length: int) -> slice:
+        """This rank's share of so many things."""
+        cuts = self._cuts(length)
+        return slice(cuts[0], cuts[-1])
+
+    def _check(self, finite: bool) -> None:
+        if not finite:
+            lower = f"lower the learning rate ({self._rate:g} there)"
+            raise DivergenceError(f"a weight is no finite number after step {self.steps}: {lower}")
+
+    def _meet(self) -> None:
+        """Wait until all ranks have made a change, in the middle of one or apart from steps."""
+        if self._replica is not None:
+            self._replica.come()
+            self._replica.wait()
+
+    def _write(self, **arrays: Any) -> None:
+        """Make the arrays of these names hold these values."""
+        self._changing = False
+        self._meet()
+        for name, values in arrays.items():
+            array = getattr(self, name)
+            own = self._own(len(array))
+            array[own] = np.broadcast_to(values, len(array))[own]
+        self._meet()
 
     def _shrink(self, factor: float) -> None:
         self.scale *= factor
         if self.scale < self._SMALLEST_SCALE:
-            self.direction *= self.scale
+            self._meet()
+            self.direction[self._own(len(self.direction))] *= self.scale
             self.scale = 1.0
+            self._meet()
 
     def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, float]:
         """The indices (None if dense) and values of a gradient's features, and its entry of the intercept."""
@@ -238,15 +323,15 @@ class Weights:
         return indices, values, 0.0
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
-        """Take the gradient of the features, times the rate, from the weights; returns whether what becomes of them is finite."""
-        cuts = self._team.cuts(len(values))
+        """Take this rank's share of the gradient, times the rate, from the weights; returns whether what becomes of them is finite."""
+        cuts = self._cuts(len(values))
         step = self.direction.dtype.type(rate / self.scale)
 
         def subtract(part: int) -> bool:
-            mine = slice(cuts[part], cuts[part + 1])
             if indices is None:
+                mine = slice(cuts[part], cuts[part + 1])
                 return bool(kernels.descend_dense(self.direction[mine], values[mine], step))
-            return bool(kernels.descend(self.direction, indices[mine], values[mine], step))
+            return bool(kernels.descend(self.direction, indices, values, step, self._first + part, self._parts))
 
         return all(self._team.each(subtract))
 

@@ -10,48 +10,34 @@ the slot what it held before, takes from it when all have posted, and never writ
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-import secrets
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import types
-from numba.core import config
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import RECORD
-from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import call, load_acquire, store_release
+from sparseallreduce.runtime.shared import LINE, Words, come, patience, word_kernels
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import store_release
 from sparseallreduce.streams.packed import Rows
 
-__all__ = ["PREFIX", "SLOTS", "Area", "Board", "Slot", "shared_memory"]
+__all__ = ["PREFIX", "SLOTS", "Area", "Board", "Slot"]
 
 PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
-Words = NDArray[np.uint64]
 
 SLOTS = 4  # operations that may have posted and not taken; more may be in flight, which post later
-_LINE = 64  # bytes that a core fetches at once: rows start at multiples of it
 # Where in a row lie, in words of 8 bytes: the turn that was posted, the turn that was taken from the slot, and the text, which is the
 # prefix of a Share and its record; in bytes, the payload.
 _POSTED, _TAKEN, _TEXT = 0, 1, 2
 _PAYLOAD = 8 * _TEXT + PREFIX.size + RECORD.size
-# Looks before an operation that should be over at once is taken for a long one: a tenth of a millisecond of a core of our own, or as
-# many turns of the others that share it. From then on MPI is called in between, so that messages of the user's arrive, too.
-_POLLS, _POLLS_OFFERED = 1 << 13, 512
 # Most bytes of a vector that the ranks add up on the board, with a core each and where they share cores, and of all such vectors.
 # Beyond, MPI's sum takes no longer: Open MPI's at P = 2 and 1 MiB 0.8 of the time, at P = 4 on 2 cores and 4 MiB 1.5 times as long.
 _AREA, _AREA_CROWDED, _AREAS = 1 << 18, 1 << 22, 1 << 25
 _SUMMED, _LEFT = 0, 1  # words of a row of an area: the last turn whose part of the sum lies there, and that from which all was taken
-_SECRET = 16  # bytes
-_PATH = 64  # bytes
-_NAME = "sparseallreduce"
-_MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
 
 
 class Board:
@@ -71,7 +57,7 @@ class Board:
     """
 
     def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, room: int, crowded: bool, first: int) -> None:
-        offer, self.polls = (_sched_yield(), _POLLS_OFFERED) if crowded else (0, _POLLS)
+        self.polls, offer = patience(crowded)
         end = SLOTS * ranks * _stride(room)
         blocks = memory[:end].reshape(SLOTS, ranks, -1)
         self.slots = [Slot(rows, rank, room, offer, first) for rows in blocks]
@@ -80,8 +66,8 @@ class Board:
     @staticmethod
     def nbytes(ranks: int, room: int, crowded: bool) -> int:
         """Bytes of memory that the board takes."""
-        area = min(_AREA_CROWDED if crowded else _AREA, _AREAS // (2 * ranks)) // _LINE * _LINE
-        return SLOTS * ranks * _stride(room) + 2 * ranks * (_LINE + area)
+        area = min(_AREA_CROWDED if crowded else _AREA, _AREAS // (2 * ranks)) // LINE * LINE
+        return SLOTS * ranks * _stride(room) + 2 * ranks * (LINE + area)
 
     def slot(self, turn: int) -> Slot:
         """The slot of a turn."""
@@ -113,7 +99,7 @@ class Slot:
         self._words, self._step = rows.reshape(-1).view(np.uint64), rows.shape[1] // 8
         self._ours = rank * self._step
         self._ours_taken = self._ours + _TAKEN
-        self._have_come, self._set, self._say, self._hear = _kernels()
+        (self._have_come, self._set), (self._say, self._hear) = word_kernels(), _kernels()
 
     def is_free(self, turn: int) -> bool:
         """Whether all ranks have taken what was posted here before."""
@@ -162,7 +148,7 @@ class Area:
         The address of a function to call while we wait, or 0.
     """
 
-    start = _LINE  # bytes of a row before the vector
+    start = LINE  # bytes of a row before the vector
 
     def __init__(self, rows: NDArray[np.uint8], rank: int, offer: int) -> None:
         self.rows, self.rank, self.ranks = rows, rank, len(rows)
@@ -171,7 +157,7 @@ class Area:
         self._step = rows.shape[1] // 8
         self._offer = offer
         self._last = 0  # turn in which we have added up a part
-        self._have_come, self._set, _, _ = _kernels()
+        self._have_come, self._set = word_kernels()
 
     def is_free(self) -> bool:
         """Whether all ranks have left it."""
@@ -193,69 +179,8 @@ class Area:
         self._set(self._words, self.rank * self._step + _LEFT, turn)
 
 
-def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:
-    """Memory filled with zeros that all ranks have mapped; None on all of them if any cannot.
-
-    It belongs to no file system, and is gone with the last process that has it. Without compiled kernels there is no use for it.
-    """
-    secret, path, file = secrets.token_bytes(_SECRET), b"", -1
-    memory: NDArray[np.uint8] | None = None
-    try:
-        if rank == 0 and not config.DISABLE_JIT:  # type: ignore[attr-defined]
-            file = os.memfd_create(_NAME)
-            os.ftruncate(file, nbytes + _SECRET)
-            memory = _mapped(file, nbytes)
-            memory[nbytes:] = np.frombuffer(secret, np.uint8)
-            path = f"/proc/{os.getpid()}/fd/{file}".encode()
-    except (OSError, AttributeError, ValueError):  # there is none to be had, or no such call on this system
-        memory = None
-    records = yield Share(path.ljust(_PATH, b"\0") + secret)
-    path, secret = records[0][:_PATH].rstrip(b"\0"), records[0][_PATH:]
-    try:
-        if rank and path and not config.DISABLE_JIT and os.readlink(path).startswith(_MEMORY):  # type: ignore[attr-defined]
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            memory = _mapped(file, nbytes) if os.fstat(file).st_size == nbytes + _SECRET else None
-    except (OSError, ValueError):
-        memory = None
-    if memory is not None and memory[nbytes:].tobytes() != secret:  # that of other ranks, in a container that numbers its own
-        memory = None
-    everyone: list[bytes] = yield Share(bytes([memory is not None]))
-    if file >= 0:
-        os.close(file)
-    return memory[:nbytes] if memory is not None and all(map(any, everyone)) else None
-
-
-def _mapped(file: int, nbytes: int) -> NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(file, nbytes + _SECRET), np.uint8)
-
-
 def _stride(room: int) -> int:
-    return -(-(_PAYLOAD + room) // _LINE) * _LINE
-
-
-@kernel
-def _have_come(words: Words, at: Any, step: Any, count: Any, value: Any, polls: Any, offer: Any) -> Any:
-    """Whether ``count`` words, one every ``step``, have come to a value, or do; what was written before can then be read."""
-    return _come(words, at, step, count, value, polls, offer)
-
-
-@inlined
-def _come(words: Words, at: Any, step: Any, count: Any, value: Any, polls: Any, offer: Any) -> Any:
-    i = np.uint64(0)
-    for _ in range(polls):
-        while i < count and load_acquire(words, at + i * step) >= value:
-            i += np.uint64(1)
-        if i == count:
-            return True
-        if offer:
-            call(offer)
-    return False
-
-
-@kernel
-def _set(words: Words, at: Any, value: Any) -> None:
-    """Write a word, after all that was written or read before."""
-    store_release(words, at, value)
+    return -(-(_PAYLOAD + room) // LINE) * LINE
 
 
 @kernel
@@ -285,7 +210,7 @@ def _hear(
 ) -> Any:
     """The flags that all ranks have in common, or -1 if any has not posted, is not well or means something else."""
     ranks = np.uint64(len(entries))
-    if not _come(words, np.uint64(_POSTED), step, ranks, turn, polls, offer):
+    if not come(words, np.uint64(_POSTED), step, ranks, turn, polls, offer):
         return np.int64(-1)
     total = dense = np.int64(0)
     for rank in range(ranks):
@@ -307,14 +232,6 @@ def _hear(
 def _kernels() -> tuple[Callable[..., Any], ...]:
     words, counts, word = types.Array(types.uint64, 1, "C"), types.Array(types.int64, 1, "C"), types.uint64
     return (
-        compiled_entry(_have_come, (words, *(word,) * 6)),
-        compiled_entry(_set, (words, word, word)),
         compiled_entry(_say, (words, *(word,) * 7)),
         compiled_entry(_hear, (words, *(word,) * 7, counts, counts, counts)),
     )
-
-
-@lru_cache(maxsize=1)
-def _sched_yield() -> int:
-    """The address of the system's call by which a process offers its core to others."""
-    return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0

@@ -50,9 +50,10 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import SparseAllreduceError, WireError
-from sparseallreduce.runtime.board import PREFIX, Board, Slot, shared_memory
+from sparseallreduce.runtime.board import PREFIX, Board, Slot
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.part_sum import Joining
+from sparseallreduce.runtime.shared import shared_memory
 from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, wire

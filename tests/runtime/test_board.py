@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.steps import Share
-from sparseallreduce.runtime.board import PREFIX, SLOTS, Board, shared_memory
+from sparseallreduce.runtime.board import PREFIX, SLOTS, Board
 from sparseallreduce.runtime.part_sum import Joining, PartSum
+from sparseallreduce.runtime.shared import shared_memory
 
 FIRST = 7
 

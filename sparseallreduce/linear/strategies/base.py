@@ -61,6 +61,8 @@ class Strategy(ABC):
     name: str
     #: Whether all workers take their steps together, so that they can agree on things between two steps.
     in_step = True
+    #: Whether no rank changes the weights in a step before all have computed their gradients of it: then those of a host share a replica.
+    in_unison = True
     #: Whether this rank holds no samples, and serves those that do.
     serves = False
 
@@ -87,6 +89,8 @@ class Strategy(ABC):
 
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
+        if self.in_unison:
+            self.weights.share(self.comm, lambda seconds: self.clock.part("wait", seconds))
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         self.weights.warm_up(self.dataset)
         rows = np.arange(min(1, self.dataset.rows))
@@ -110,8 +114,9 @@ class Strategy(ABC):
             If a weight is no longer finite; on all ranks alike.
         """
 
-    def drain(self) -> None:  # noqa: B027 - most strategies have nothing in flight between steps
+    def drain(self) -> None:
         """Wait until all updates are applied, and make ``weights`` the same on every rank. Collective, servers included."""
+        self.weights.complete()
 
     def serve(self) -> None:
         """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too."""
@@ -144,6 +149,11 @@ class Strategy(ABC):
     def give_up(self, error: Exception) -> Exception:
         """Called where a step has raised: tell the ranks that would wait for this one; returns the error to raise here."""
         return error
+
+    def _descend(self, total: SparseStream, rate: float) -> None:
+        """Have the sum of all gradients change the weights: the last that a step does."""
+        self.weights.descend(total, rate)
+        self.clock.lap("update")
 
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:
         """Write down the densities of a step."""

@@ -51,6 +51,5 @@ class DenseStrategy(Strategy):
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
         total = SparseStream._dense_form(self._total, self.size)
-        self.weights.descend(total, rate)
         self._note(gradient, total)
-        self.clock.lap("update")
+        self._descend(total, rate)

@@ -86,9 +86,8 @@ class LossyStrategy(Strategy):
     def update(self, gradient: SparseStream, rate: float) -> None:
         # A rate of zero moves no weight: the residuals wait for one that does.
         total = self._exchanged(gradient, rate) if rate > 0 else SparseStream([], np.empty(0, gradient.dtype), self.size)
-        self.weights.descend(total, rate)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
-        self.clock.lap("update")
+        self._descend(total, rate)
 
     def _exchanged(self, gradient: SparseStream, rate: float) -> SparseStream:
         """What the ranks sum of their residuals and of the gradient, in units of the gradient at this rate."""

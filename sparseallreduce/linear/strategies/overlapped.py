@@ -42,6 +42,7 @@ class OverlappedStrategy(SparseStrategy):
     """
 
     name = "overlapped"
+    in_unison = False
     stale_steps = 1
     buffers = 2  # the gradient that is being computed, and the one under way
 
@@ -67,10 +68,9 @@ class OverlappedStrategy(SparseStrategy):
             return
         total = self._in_flight.request.wait()
         self.clock.lap("wait")
-        self.weights.descend(total, self._in_flight.rate)
         self._note(self._in_flight.given, total)
+        self._descend(total, self._in_flight.rate)
         self._in_flight = None
-        self.clock.lap("update")
 
     def state(self) -> dict[str, Any]:
         state = super().state() | {"in_flight": self._in_flight is not None}

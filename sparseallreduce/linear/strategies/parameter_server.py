@@ -57,6 +57,7 @@ class ParameterServer(Strategy):
         If so many servers leave no worker.
     """
 
+    in_unison = False
     server_class: type[Server]
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:

@@ -55,9 +55,8 @@ class SparseStrategy(Strategy):
     def update(self, gradient: SparseStream, rate: float) -> None:
         total = allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")
-        self.weights.descend(total, rate)
         self._note(gradient, total)
-        self.clock.lap("update")
+        self._descend(total, rate)
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | {"algorithm": self.algorithm}
