@@ -61,6 +61,7 @@ class CompactBatch:
         self._streams = cycle([_Entries(index_dtype(size), dataset.values.dtype) for _ in range(buffers)])
         self._stream = next(self._streams)
         self._offsets = np.zeros(1, np.int64)
+        self._read_offsets = read_only(self._offsets)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
         self._taken: Array | None = None
         self._all_count = True
@@ -77,7 +78,7 @@ class CompactBatch:
         else:
             count = self._compact_together(rows, nnz)
         self.features = found.indices[:count]
-        self.samples = Rows(read_only(offsets), entries.read_indices[:nnz], entries.read_values[:nnz])
+        self.samples = Rows(self._read_offsets, entries.read_indices[:nnz], entries.read_values[:nnz])
         self._taken = rows
 
     def _compact_together(self, rows: Array, nnz: int) -> int:
@@ -147,7 +148,9 @@ class CompactBatch:
     def _measured(self, rows: Array) -> int:
         """How many entries the rows have; ``_offsets`` says where each begins when they stand one behind the other."""
         if self._extent is None or self._extent[0] is not rows:
-            self._offsets = np.empty(len(rows) + 1, np.int64)
+            if len(self._offsets) != len(rows) + 1:
+                self._offsets = np.empty(len(rows) + 1, np.int64)
+                self._read_offsets = read_only(self._offsets)
             self._extent = rows, int(kernels.extents(self.dataset.indptr, rows, self._offsets))
         return self._extent[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -245,7 +246,7 @@ class Weights:
         if self._replica is not None:
             self._replica.come(finite)
             self._changing = finite = True
-        self._check(finite and bool(np.isfinite(self.intercept)))
+        self._check(finite and math.isfinite(self.intercept))
 
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
