@@ -112,7 +112,7 @@ class CompactBatch:
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count."""
         counted, factors = rows, coefficients
-        self._all_count = np.count_nonzero(coefficients) == len(coefficients)
+        self._all_count = bool(coefficients.all())
         if not self._all_count:
             counting = coefficients != 0
             counted, factors = rows[counting], coefficients[counting]

@@ -31,7 +31,7 @@ from numba import types
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch, prefetch_to_write
 
 __all__ = [
     "accumulate",
@@ -559,10 +559,10 @@ def descend(weights: Array, indices: Array, values: Array, rate: float, part: in
     for begin in range(np.uint64(part) * portion, size, np.uint64(parts) * portion):
         end = min(begin + portion, size)
         for entry in range(begin, min(begin + _FAR, end)):
-            prefetch(weights, np.uint64(indices[entry]))
+            prefetch_to_write(weights, np.uint64(indices[entry]))
         for entry in range(begin, end):
             if entry + _FAR < end:
-                prefetch(weights, np.uint64(indices[entry + _FAR]))
+                prefetch_to_write(weights, np.uint64(indices[entry + _FAR]))
             index = np.uint64(indices[entry])
             weight = weights[index] - rate * values[entry]
             weights[index] = weight

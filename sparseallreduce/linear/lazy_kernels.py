@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import prefetch
+from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
 
 __all__ = ["POWER", "ROWS", "lazy_descend", "lazy_values"]
 
@@ -93,12 +93,12 @@ def lazy_descend(
     for entry in range(gradient.size):
         if not dense and entry + _AHEAD < gradient.size:
             later = np.uint64(indices[entry + _AHEAD])
-            prefetch(v, later)
-            prefetch(last, later)
+            prefetch_to_write(v, later)
+            prefetch_to_write(last, later)
             if momentum:
-                prefetch(m, later)
+                prefetch_to_write(m, later)
             if averaging:
-                prefetch(sums, later)
+                prefetch_to_write(sums, later)
         index = np.uint64(first + entry) if dense else np.uint64(indices[entry])
         slope = np.float64(gradient[entry])
         velocity = np.float64(m[index]) if momentum else 0.0

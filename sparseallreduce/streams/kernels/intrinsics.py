@@ -8,10 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["call", "count_bits", "load_acquire", "lowest_bit", "prefetch", "store_release"]
+__all__ = ["call", "count_bits", "load_acquire", "lowest_bit", "prefetch", "prefetch_to_write", "store_release"]
 
 _INT32 = ir.IntType(32)
-_READ_KEEP_DATA = [_INT32(0), _INT32(3), _INT32(1)]  # to read it, into all levels of cache, as data
+_READ, _WRITE = _INT32(0), _INT32(1)  # what a line is fetched for
+_KEEP_DATA = [_INT32(3), _INT32(1)]  # into all levels of cache, as data
 
 
 def _intrinsic(function: Any) -> Any:
@@ -21,15 +22,24 @@ def _intrinsic(function: Any) -> Any:
 @_intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """Ask the processor to bring the cache line of an array's element; the program goes on at once."""
+    return types.void(array, types.uint64), _prefetching(_READ)
 
+
+@_intrinsic
+def prefetch_to_write(typing: Any, array: Any, index: Any) -> Any:
+    """As :func:`prefetch`, of an element that is going to be changed: the caches of other cores are to give the line up."""
+    return types.void(array, types.uint64), _prefetching(_WRITE)
+
+
+def _prefetching(purpose: ir.Constant) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
-        builder.call(builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind), [pointer, *_READ_KEEP_DATA])
+        builder.call(builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind), [pointer, purpose, *_KEEP_DATA])
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64), generate
+    return generate
 
 
 @_intrinsic
