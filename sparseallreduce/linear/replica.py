@@ -12,8 +12,9 @@ computed its own, and so has read the weights.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,6 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.linear.collective import gather
 from sparseallreduce.runtime.shared import LINE, patience, shared_memory, word_kernels
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["Replica", "shared_replica"]
 
@@ -103,34 +101,28 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     None where that is of no use: for a rank alone on its host, and for arrays that fit into the cache; and where there is none to be
     had, on all ranks of the host.
     """
-    if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW or not hasattr(comm, "Split_type"):
+    if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW:
         return None
-    return _on_host(arrays, comm, threads)
-
-
-def _on_host(arrays: list[Array], comm: MPI.Intracomm, threads: int) -> Replica | None:
-    from mpi4py import MPI
-
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    rank, ranks = host.rank, host.size
-    everyones = gather(host, threads)
-    memory = _shared(shared_memory(rank, Replica.nbytes(arrays, ranks)), host) if ranks > 1 else None
-    host.Free()
-    if memory is None:
+    told = gather(comm, (socket.gethostname(), threads))
+    here = [rank for rank, (host, _) in enumerate(told) if host == told[comm.rank][0]]
+    rank, everyones = here.index(comm.rank), [told[other][1] for other in here]
+    memory = _shared(shared_memory(rank, Replica.nbytes(arrays, len(here))), here, comm)
+    if memory is None or len(here) == 1:
         return None
-    replica = Replica(memory, arrays, rank, everyones, ranks > (os.cpu_count() or 1), comm)
+    replica = Replica(memory, arrays, rank, everyones, len(here) > (os.cpu_count() or 1), comm)
     replica.come()
     replica.wait()
     return replica
 
 
-def _shared(steps: Generator[Step, Any, Memory | None], host: MPI.Comm) -> Memory | None:
+def _shared(steps: Generator[Step, Any, Memory | None], here: list[int], comm: Any) -> Memory | None:
     """What comes of steps in which the ranks of a host share records."""
     try:
         step = next(steps)
         while True:
             assert isinstance(step, Share)
-            step = steps.send(gather(host, step.record))
+            records = gather(comm, step.record)
+            step = steps.send([records[rank] for rank in here])
     except StopIteration as stop:
         memory: Memory | None = stop.value
         return memory

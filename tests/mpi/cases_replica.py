@@ -1,6 +1,7 @@
 """Weights that all ranks of a host keep together: the same to the bit as those that each keeps alone."""
 
 import os
+import socket
 import time
 from contextlib import contextmanager
 from unittest import mock
@@ -168,6 +169,21 @@ def case_ranks_that_read_nothing_for_some_steps_fall_behind_in_nothing(comm, des
             alone.descend(gradient, 0.3)
             if step % comm.size == comm.rank:
                 np.testing.assert_array_equal(weights.to_array(), alone.to_array())
+    np.testing.assert_array_equal(weights.to_array(), alone.to_array())
+
+
+def case_each_host_has_a_replica(comm):
+    hosts = [rank % 2 for rank in range(comm.size)]
+    with sharing(True), mock.patch.object(socket, "gethostname", return_value=f"host {hosts[comm.rank]}"):
+        weights, alone = shared(comm, DESCENTS["small scale"]), DESCENTS["small scale"].weights(SIZE)
+    ranks = hosts.count(hosts[comm.rank])
+    assert weights._parts == ranks
+    assert (weights._replica is not None) == (ranks > 1)
+    alone.assign(np.ones(SIZE))
+    for gradient in gradients(4):
+        comm.Barrier()
+        weights.descend(gradient, 0.3)
+        alone.descend(gradient, 0.3)
     np.testing.assert_array_equal(weights.to_array(), alone.to_array())
 
 
