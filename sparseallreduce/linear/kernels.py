@@ -16,8 +16,9 @@ non-zeros: copying and marking 3.6, of which 2.1 for reading the rows at all, so
 renumbering 0.8, scores 0.7, sums 0.8, finding rows and clearing marks 0.3, and 2.1 for the update by the sum of both ranks; besides,
 1.3 in the interpreter and 0.9 for the order of the samples. At N = 16.6 million and 1,000 rows of 3,730: 2.9 for copying and marking,
 then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6. Since then marks are made in pieces, by which copying and marking take 0.86 of the time, and
-the order is computed, in 0.3. With that, when other programs wanted the memory too and N = 3.2 million: 6.7 for all that
-:func:`compact` does, 2.5 for the weights, 1.3 for the scores, 0.9 for the sums, 4.2 for the update, and 1.8 in the interpreter.
+the order is computed, in 0.3. With that and a shared replica, each rank makes half of the update, at N = 3.2 million: 4.7 for all that
+:func:`compact` does, 1.4 for the weights, 0.7 for the scores, 0.7 for the sums, 1.1 for the update, 0.1 for finding rows, 0.1 waiting
+and 0.9 in the interpreter; and when others wanted memory and cores: 8.4, 2.5, 1.0, 0.9, 3.5, 0.2, 0.2 and 2.0.
 """
 
 from __future__ import annotations
