@@ -14,7 +14,7 @@ from sparseallreduce.linear.dataset import Dataset, Rows, read_only
 from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
-from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
 __all__ = ["CompactBatch"]
 
@@ -65,6 +65,7 @@ class CompactBatch:
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
         self._taken: Array | None = None
         self._all_count = True
+        self._limit = switch_point(size, dataset.values.dtype, size)
 
     def take(self, rows: Array) -> None:
         """Make these rows the batch."""
@@ -130,13 +131,15 @@ class CompactBatch:
             sums[low:high].fill(0)
             kernels.compact_accumulate(*samples, factors, low, sums[low:high])
 
-        self._team.share([*np.searchsorted(self.features, self._starts).tolist(), touched], add)
+        starts = [0] if self._team.threads == 1 else np.searchsorted(self.features, self._starts).tolist()
+        self._team.share([*starts, touched], add)
         if self.size > self.dataset.features and len(rows):
             stream.indices[touched] = self.dataset.features
             stream.values[touched] = coefficients.sum(dtype=np.float64)
             touched += 1
         gradient = SparseStream._sparse_form(stream.indices[:touched], stream.values[:touched], self.size)
-        gradient._switch()
+        if touched > self._limit:
+            gradient._switch()
         self._stream = next(self._streams)
         self._taken = self._extent = None
         return gradient

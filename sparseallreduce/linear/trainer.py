@@ -247,7 +247,8 @@ class Trainer:
         derivatives = self.model.derivative(scores, labels)
         if self.dataset.weights is not None:
             derivatives = derivatives * self.dataset.weights[rows]
-        gradient = self.strategy.gradient(rows, (derivatives / count).astype(self.dataset.values.dtype))
+        coefficients = np.empty(len(rows), self.dataset.values.dtype)
+        gradient = self.strategy.gradient(rows, np.divide(derivatives, count, out=coefficients, casting="same_kind"))
         self.strategy.update(gradient, self.schedule(self.step))
         self.step += 1
         self._position += 1

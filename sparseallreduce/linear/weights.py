@@ -213,8 +213,10 @@ class Weights:
 
     def _completed(self, scores: Array) -> Array:
         """Scores by the direction, with scale and intercept."""
-        scores *= self.scale
-        scores += self.intercept
+        if self.scale != 1.0:
+            scores *= self.scale
+        if self.intercept:
+            scores += self.intercept
         return scores
 
     def final_scores(self, dataset: Dataset) -> Array:
