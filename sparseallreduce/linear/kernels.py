@@ -18,7 +18,7 @@ renumbering 0.8, scores 0.7, sums 0.8, finding rows and clearing marks 0.3, and 
 then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6. Since then marks are made in pieces, by which copying and marking take 0.86 of the time, and
 the order is computed, in 0.3. With that and a shared replica, each rank makes half of the update, at N = 3.2 million: 4.7 for all that
 :func:`compact` does, 1.4 for the weights, 0.7 for the scores, 0.7 for the sums, 1.1 for the update, 0.1 for finding rows, 0.1 waiting
-and 0.9 in the interpreter; and when others wanted memory and cores: 8.4, 2.5, 1.0, 0.9, 3.5, 0.2, 0.2 and 2.0.
+and 0.9 in the interpreter; and when others wanted the memory: 9.3, 2.9, 1.1, 1.1, 3.4, 0.2, 0.3 and 2.5.
 """
 
 from __future__ import annotations

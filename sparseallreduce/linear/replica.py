@@ -1,8 +1,8 @@
 """One replica of the weights for all ranks of a host, in memory that they share: each changes a part of it, and all read the whole.
 
 With a replica of its own every rank would make the same changes, to memory that competes with the others' for the same cache. Two
-ranks on a core each, of whose weights (N = 3.2 million) a step reads 56,000 and changes 99,500, take 0.4 to 0.8 of the time for changing
-them and 0.7 to 1.0 for reading; more, 1.4 and 1.4, only at moments at which every core had room for all weights in a cache of its own.
+ranks on a core each, of whose weights (N = 3.2 million) a step reads 56,000 and changes 99,500, take 0.3 to 0.85 of the time for changing
+them and 0.5 to 1.0 for reading; at the quietest moment that was seen, 1.2 to 1.4 and 1.4 to 1.5, which no whole training showed.
 
 Ranks that take their steps together need to meet once a step for that, after they have changed the weights and before they read them
 again, and do other things in between. Before they change them they need not: no rank has the sum of all gradients until every rank has
