@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time, staged_time
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import boundaries
@@ -42,14 +42,15 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
     return _best(_problem(stream, sum(entries) / len(entries), len(entries), reduction), machine)
 
 
-def choose_beginning(stream: SparseStream, ranks: int, reduction: Reduction, machine: Machine, fits: bool) -> str:
+def choose_beginning(stream: SparseStream, ranks: int, reduction: Reduction, machine: Machine, fits: bool, staged: bool = False) -> str:
     """The name of the algorithm that ranks which can block make ready for before they agree, if all have as many entries as ``stream``.
 
-    "packed" stands for an allgather along with the agreement, without a latency of its own, for a stream that ``fits``. The dense
-    algorithm begins at once too, while one that sends messages of its own is set up in the time that two of them take.
+    "packed" stands for an allgather along with the agreement, without a latency of its own, for a stream that ``fits``, and "staged"
+    for a split in memory that the ranks share, for one that can be written there. The dense algorithm begins at once too, while one
+    that sends messages of its own is set up in the time that two of them take.
     """
     blocking = machine if machine.beta_blocking is None else machine._replace(beta_dense=machine.beta_blocking)
-    return _beginning(_problem(stream, stream.stored, ranks, reduction), blocking, fits)
+    return _beginning(_problem(stream, stream.stored, ranks, reduction), blocking, fits, staged)
 
 
 def _problem(stream: SparseStream, entries: float, ranks: int, reduction: Reduction) -> Problem:
@@ -69,10 +70,12 @@ def _best(problem: Problem, machine: Machine) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _beginning(problem: Problem, machine: Machine, fits: bool) -> str:
+def _beginning(problem: Problem, machine: Machine, fits: bool, staged: bool) -> str:
     times = {name: predicted_time(name, problem, machine) + 2 * machine.alpha * (name != "dense") for name in _CANDIDATES}
     if fits:
         times["packed"] = times["allgather"] - (2 + (problem.ranks - 1).bit_length()) * machine.alpha
+    if staged:
+        times["staged"] = staged_time(problem, machine)
     return _fastest(times, machine)
 
 

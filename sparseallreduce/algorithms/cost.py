@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sparseallreduce.algorithms.exchange import lower_power_of_two
 
-__all__ = ["Machine", "Problem", "expected_size", "predicted_time"]
+__all__ = ["Machine", "Problem", "expected_size", "predicted_time", "staged_time"]
 
 
 class Machine(NamedTuple):
@@ -86,6 +86,17 @@ def predicted_time(name: str, problem: Problem, machine: Machine) -> float:
     return _MODELS[name](problem, machine)
 
 
+def staged_time(problem: Problem, machine: Machine) -> float:
+    """Seconds of a split in memory that the ranks share: a rank copies its stream, adds up its part, copies that, and waits twice.
+
+    An entry is copied in half the time that a merge takes for one it reads.
+    """
+    ranks = problem.ranks
+    entries, extent = problem.entries / ranks, problem.size / ranks
+    copied = problem.entries + expected_size(entries, extent, ranks)
+    return 2 * machine.alpha + machine.gamma / 2 * copied + _tree_time(problem, machine, entries, extent)
+
+
 def _rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
@@ -97,6 +108,15 @@ def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float
     if 2 * entries > problem.limit(extent):
         return machine.gamma_dense * extent + machine.gamma * 2 * entries
     return machine.gamma * 2 * entries
+
+
+def _tree_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
+    """Of reducing a stream of ``entries`` on ``extent`` positions from each rank, as a balanced tree."""
+    time, nodes, size = 0.0, problem.ranks, 1
+    while nodes > 1:
+        time += nodes // 2 * _pair_time(problem, machine, expected_size(entries, extent, size), extent)
+        nodes, size = (nodes + 1) // 2, 2 * size
+    return time
 
 
 def _concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
@@ -117,11 +137,7 @@ def _dense(problem: Problem, machine: Machine) -> float:
 def _allgather(problem: Problem, machine: Machine) -> float:
     k, ranks = problem.entries, problem.ranks
     time = _rounds(ranks) * machine.alpha + (ranks - 1) * problem.bytes(k, problem.size) * machine.beta
-    nodes, size = ranks, 1
-    while nodes > 1:
-        time += nodes // 2 * _pair_time(problem, machine, expected_size(k, problem.size, size), problem.size)
-        nodes, size = (nodes + 1) // 2, 2 * size
-    return time
+    return time + _tree_time(problem, machine, k, problem.size)
 
 
 def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
@@ -149,11 +165,7 @@ def _split(problem: Problem, machine: Machine) -> float:
 def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
     ranks = problem.ranks
     entries, extent = problem.entries / ranks, problem.size / ranks
-    time = _split(problem, machine)
-    nodes, size = ranks, 1
-    while nodes > 1:
-        time += nodes // 2 * _pair_time(problem, machine, expected_size(entries, extent, size), extent)
-        nodes, size = (nodes + 1) // 2, 2 * size
+    time = _split(problem, machine) + _tree_time(problem, machine, entries, extent)
     total = expected_size(entries, extent, ranks)
     time += _rounds(ranks) * machine.alpha + (ranks - 1) * problem.bytes(total, extent) * machine.beta
     return time + _concatenation_time(problem, machine, total, extent)

@@ -32,7 +32,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import RECORD, common_error
-from sparseallreduce.algorithms.allreduce import room
+from sparseallreduce.algorithms.allreduce import Staging, Told, room
 from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
@@ -52,11 +52,11 @@ from sparseallreduce.algorithms.steps import (
 from sparseallreduce.errors import SparseAllreduceError, WireError
 from sparseallreduce.runtime.board import PREFIX, Board, Slot
 from sparseallreduce.runtime.calibration import Calibration
-from sparseallreduce.runtime.part_sum import Joining
-from sparseallreduce.runtime.shared import shared_memory
+from sparseallreduce.runtime.shared import SharedStep, shared_memory
+from sparseallreduce.runtime.stage import Stage
 from sparseallreduce.runtime.trace import Trace, entries_of
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.streams import memory, wire
+from sparseallreduce.streams import memory, packed, wire
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -150,6 +150,8 @@ class Channel:
         self.crowded = False  # whether ranks outnumber cores on this host
         self.turn = 0  # of the last operation that has begun
         self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
+        self.stage: Stage | None = None  # where they add up sparse streams
+        self.staging: Staging | None = None  # the same for schedules
         self.in_flight: list[Operation] = []
         self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
         self.hearings: list[Any] = []  # where the ranks hear each other, used by turns
@@ -180,7 +182,9 @@ class Channel:
         self.crowded = sharing > 1
         self.machine = yield from self._outcome(_calibrated(self.rank, self.ranks, hosts, sharing))
         if len(set(hosts)) == 1:
-            self.board = yield from self._outcome(_board(self))
+            self.stage = yield from self._outcome(_stage(self))
+            self.staging = None if self.stage is None else Staging(self.stage.room, self._staged)
+            self.board = yield from self._outcome(_board(self))  # last, as it counts operations from then on
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
@@ -190,6 +194,12 @@ class Channel:
         if operation.error is not None:
             raise operation.error
         return operation.result
+
+    def _staged(self, stream: SparseStream, reduction: Reduction) -> Told | None:
+        """What an operation that begins tells the others of its stream on the stage, if that is free."""
+        assert self.stage is not None
+        split = self.stage.offer(self.turn, stream, packed.Kind.of(stream, reduction), reduction)
+        return None if split is None else split.told()
 
     def next_turn(self) -> int:
         """The number of an operation that begins."""
@@ -263,7 +273,7 @@ class Operation:
         self.own = own
         self.begun = begun
         self.started = False
-        self.step: Step | Joining | None = None  # what the schedule waits for
+        self.step: Step | SharedStep | None = None  # what the schedule waits for
         self.requests: list[MPI.Request] | None = None  # of a collective
         self.received: Any = None  # what the collective fills
         self.envelope: tuple[MPI.Request, Bytes, int] | None = None  # being received
@@ -355,11 +365,13 @@ class Operation:
                 self._probe()  # likewise
                 return False, None
             value, self.slot = self._taken(step, self.slot), None
-        elif isinstance(step, Joining):
+        elif isinstance(step, SharedStep):
             value = step.result()
             if value is None:
                 self._probe()
                 return False, None
+            if self.traces:
+                self._count_moved(*step.moved())
         elif isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
@@ -524,10 +536,13 @@ class Operation:
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
+        self._count_moved(nbytes, nbytes, passes * (self.channel.ranks - 1).bit_length())
+
+    def _count_moved(self, sent: int, received: int, messages: int) -> None:
         for counts in self.traces:
-            counts.bytes_sent += nbytes
-            counts.bytes_received += nbytes
-            counts.messages += passes * (self.channel.ranks - 1).bit_length()
+            counts.bytes_sent += sent
+            counts.bytes_received += received
+            counts.messages += messages
 
     def _give_up(self, error: Exception) -> None:
         """End the operation by an error, on all ranks of it if it is not known there."""
@@ -536,7 +551,7 @@ class Operation:
         waiting = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step) and self.requests is not None
         if waiting or (not agreed and self.collective()):
             self.channel.sound = False  # of which the agreement of the next operation tells the other ranks
-        if isinstance(self.step, Joining):
+        if isinstance(self.step, SharedStep):
             self.step.abandon()
         if not self.shared and self.slot is None:  # the others may hear of it by a collective, which waits for all ranks
             _farewells.append(_tell(_UNWELL, self.channel, self.tag, first=True))
@@ -793,6 +808,12 @@ def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
     most = room(channel.ranks)
     memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most, channel.crowded))
     return None if memory is None else Board(memory, channel.rank, channel.ranks, most, channel.crowded, channel.turn + 1)
+
+
+def _stage(channel: Channel) -> Generator[Step, Any, Stage | None]:
+    """Memory in which the ranks of a host add up sparse streams, if they can share it."""
+    memory = yield from shared_memory(channel.rank, Stage.nbytes(channel.ranks))
+    return None if memory is None else Stage(memory, channel.rank, channel.ranks, channel.crowded)
 
 
 def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

@@ -240,8 +240,9 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
     progress = options.pop("progress", "manual") if not blocking else "manual"
     call, intent = make_call(stream, op, algorithm, options)
 
-    def schedule(intent: Intent, rank: int, ranks: int, machine: Machine | None, patient: bool) -> Schedule:
-        return operation(call, intent, rank, ranks, machine, patient)
+    def schedule(intent: Intent, rank: int, ranks: int, channel: Channel | None, patient: bool, first: bool) -> Schedule:
+        machine, staging = (None, None) if channel is None else (channel.machine, channel.staging)
+        return operation(call, intent, rank, ranks, machine, patient, staging=staging if first else None)
 
     def collective(channel: Channel) -> bool:
         # What "auto" or a call without sense takes is not known beforehand.
@@ -273,7 +274,7 @@ def launch(
         As for :func:`iallreduce`.
     """
 
-    def steps(intent: Intent, rank: int, ranks: int, _machine: Machine | None, _patient: bool) -> Generator[Step, Any, Any]:
+    def steps(intent: Intent, rank: int, ranks: int, _channel: Channel | None, _patient: bool, _first: bool) -> Generator[Step, Any, Any]:
         return schedule(intent, rank, ranks)
 
     return _launched(comm, intent, steps, lambda _: True, blocking, progress)
@@ -282,7 +283,7 @@ def launch(
 def _launched(
     comm: Any,
     intent: Intent,
-    schedule: Callable[[Intent, int, int, Machine | None, bool], Generator[Step, Any, Any]],
+    schedule: Callable[[Intent, int, int, Channel | None, bool, bool], Generator[Step, Any, Any]],
     collective: Callable[[Channel], bool],
     blocking: bool,
     progress: str = "manual",
@@ -293,7 +294,7 @@ def _launched(
         intent = intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
     if ranks == 1:
         try:
-            return Request(None, _run_alone(schedule(intent, 0, 1, None, False), intent.entries))
+            return Request(None, _run_alone(schedule(intent, 0, 1, None, False, False), intent.entries))
         except Exception as error:
             if blocking:
                 raise
@@ -304,10 +305,10 @@ def _launched(
     channel = _channel(comm)
 
     # Whether a request is waited for, not whether it is done: what follows, and so the bits, must not be a matter of time.
-    patient = blocking and not _pending
+    first = not _pending
 
     def steps() -> Generator[Step, Any, Any]:
-        return schedule(intent, channel.rank, channel.ranks, channel.machine, patient and engine.alone())
+        return schedule(intent, channel.rank, channel.ranks, channel, blocking and first and engine.alone(), first)
 
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))

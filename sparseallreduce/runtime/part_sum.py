@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.runtime.board import Area
+from sparseallreduce.runtime.shared import SharedStep
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.stream import SparseStream
 
@@ -57,6 +58,12 @@ class PartSum:
             self._ours.fill(0)
             kernels.scatter_set(*stream._entries(), 0, self._ours)
 
+    def moved(self) -> tuple[int, int, int]:
+        """As Rabenseifner's algorithm moves: bytes sent and received, and messages sent."""
+        others = self.area.ranks - 1
+        nbytes = 2 * self._ours.nbytes * others // self.area.ranks
+        return nbytes, nbytes, 2 * others.bit_length()
+
     def add(self, turn: int) -> NDArray[Any]:
         """Add up our part, of vectors that all have written; return memory for the sum that holds it."""
         total = np.empty(self.shape, self.dtype)
@@ -74,7 +81,7 @@ class PartSum:
         return SparseStream._dense_form(total, len(total))
 
 
-class Joining:
+class Joining(SharedStep):
     """The step in which a rank adds up its part and waits for those of the others."""
 
     def __init__(self, part_sum: PartSum, turn: int) -> None:
@@ -82,13 +89,14 @@ class Joining:
         self._total: NDArray[Any] | None = None
 
     def result(self, polls: int = 1) -> SparseStream | None:
-        """The sum, if all parts are there, or come while we look so many times."""
         if self._total is None:
             self._total = self._part_sum.add(self._turn)
         if not self._part_sum.area.is_complete(self._turn, polls):
             return None
         return self._part_sum.join(self._turn, self._total)
 
+    def moved(self) -> tuple[int, int, int]:
+        return self._part_sum.moved()
+
     def abandon(self) -> None:
-        """Let the others use the area: we read it no more."""
         self._part_sum.area.leave(self._turn)

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import Any
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import call, load_acquire, store_release
+from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["LINE", "Words", "come", "patience", "shared_memory", "word_kernels"]
+__all__ = ["LINE", "SharedStep", "Words", "come", "patience", "shared_memory", "word_kernels"]
 
 Words = NDArray[np.uint64]
 
@@ -34,6 +36,22 @@ _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
 _MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
+
+
+class SharedStep(ABC):
+    """A step of an operation that ranks take in memory that they share, without the network."""
+
+    @abstractmethod
+    def result(self, polls: int = 1) -> SparseStream | None:
+        """What it comes to, if the others have come as far as that takes, or do while we look so many times."""
+
+    @abstractmethod
+    def moved(self) -> tuple[int, int, int]:
+        """Bytes that this rank would have sent and received by messages, in equal parts, and how many it would have sent."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let the others use the memory: this rank takes no part any more, if it did."""
 
 
 def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:

@@ -23,6 +23,8 @@ from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
 from sparseallreduce.runtime import engine
 from sparseallreduce.runtime.board import Board, Slot
 from sparseallreduce.runtime.part_sum import Joining, PartSum
+from sparseallreduce.runtime.shared import SharedStep
+from sparseallreduce.runtime.stage import Split
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -72,14 +74,15 @@ class _Kind:
         channel = self.channel
         can_pack = self.reduction.op.is_sum or not stream.is_dense
         most = min(_ALWAYS_CROWDED if channel.crowded else _ALWAYS_ON_BOARD, long.room(channel.ranks))
-        if channel.board is not None and can_pack and packed.packed_bytes(stream) <= most:
+        nbytes, stage = packed.packed_bytes(stream), channel.stage
+        if channel.board is not None and can_pack and nbytes <= most:
             flags = long.PACKED
         else:
             machine = channel.machine
             if machine is not None and self.sums and channel.crowded:
                 beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
                 machine = machine._replace(beta_blocking=_PARTS_SHARE * beta)
-            flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine)
+            flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine, 0 if stage is None else stage.room)
         if flags == long.READY:
             flags = long.WRITTEN if self.sums else flags if self.native else 0
         _make_room(self.beginnings)
@@ -216,6 +219,9 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 flags = long.READY
         if flags == long.READY:
             array, source = _arrays(dense, kind)
+        if flags == long.STAGED and channel.stage is not None:
+            step = channel.stage.offer(turn, stream, kind.streams, kind.reduction)
+            flags = 0 if step is None else step.flags
         hearing.tell(turn, stream, flags, kind.digest)
         told = True
         if array is not None:
@@ -225,8 +231,9 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             if array is not None:
                 summand = kind.reduction.enter(stream) if source is dense else SparseStream._dense_form(source, stream.size)
                 step = DenseAllreduce(summand, kind.reduction.op, soon=True, into=None if source is array else array)
-            intent, ready = Intent(kind.terms, entries), long.Told(flags, step)
-            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, ready)
+            said = step.told() if isinstance(step, Split) else long.Told(flags, lambda *_: step)
+            intent = Intent(kind.terms, entries)
+            steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, said)
             taken = steps.send(None)
         elif agreed == long.PACKED:
             result: SparseStream = hearing.reduced(kind)
@@ -239,18 +246,22 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
                 array.flags.writeable = False
                 return SparseStream._dense_form(array, stream.size)
-            if agreed == long.WRITTEN:
+            if agreed & long.STAGED:
+                step.begin(hearing.entries, agreed)
+            if agreed & (long.WRITTEN | long.STAGED):
                 joined: SparseStream | None = step.result(kind.polls)
                 if joined is not None:
                     return joined
                 steps = _awaited(step)
                 taken = steps.send(None)
             else:
+                if step is not None:
+                    step.abandon()
                 reduction = Reduction(kind.reduction.op)
                 steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
     except Exception as error:
         steps = engine.failed(error)
-        if isinstance(step, Joining):
+        if isinstance(step, SharedStep):
             step.abandon()
     begun = engine.Begun(turn) if left else hearing.begun(turn) if told else engine.Begun(turn, shared=False, taken=False)
     operation = engine.Operation(channel, lambda: steps, entries, begun=begun._replace(step=taken))

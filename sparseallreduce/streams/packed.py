@@ -17,7 +17,7 @@ from sparseallreduce.streams import kernels
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Kind", "Rows", "pack", "pack_into", "packed_bytes"]
+__all__ = ["Kind", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
 
 _ALIGNMENT = 8  # bytes, of the longest index or value
 
@@ -56,7 +56,7 @@ class Rows:
 
     def __init__(self, ranks: int, start: int, room: int, memory: NDArray[np.uint8] | None = None) -> None:
         self.start = start
-        self.bytes = np.empty((ranks, start + _aligned(room, _ALIGNMENT)), np.uint8) if memory is None else memory
+        self.bytes = np.empty((ranks, start + aligned(room, _ALIGNMENT)), np.uint8) if memory is None else memory
         self._counts = np.empty(ranks, np.int64)
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
 
@@ -123,7 +123,7 @@ class Rows:
         values = np.frombuffer(payload, kind.dtype, math.prod(shape)).reshape(shape)
         if values.nbytes == length and count:
             return SparseStream._dense_form(values, size, density=density)
-        indices = np.frombuffer(payload, kind.indices, count, _aligned(values.nbytes, kind.indices.itemsize))
+        indices = np.frombuffer(payload, kind.indices, count, aligned(values.nbytes, kind.indices.itemsize))
         stream = SparseStream._sparse_form(indices, values, size, density=density)
         return reduction.densify(stream) if count > kind.limit else stream
 
@@ -144,7 +144,7 @@ def pack_into(stream: SparseStream, place: memoryview) -> int:
     if stream._array is not None:
         return _put(stream._array, place, 0)
     indices, values = stream._entries()
-    return _put(indices, place, _aligned(_put(values, place, 0), indices.itemsize))
+    return _put(indices, place, aligned(_put(values, place, 0), indices.itemsize))
 
 
 def _put(array: NDArray[Any], place: memoryview, start: int) -> int:
@@ -161,8 +161,9 @@ def packed_bytes(stream: SparseStream) -> int:
     if stream._array is not None:
         return nbytes
     indices, _ = stream._entries()
-    return _aligned(nbytes, indices.itemsize) + indices.nbytes
+    return aligned(nbytes, indices.itemsize) + indices.nbytes
 
 
-def _aligned(length: int, itemsize: int) -> int:
+def aligned(length: int, itemsize: int) -> int:
+    """Where an item may lie behind so many bytes."""
     return -(-length // itemsize) * itemsize

@@ -313,6 +313,72 @@ def test_sum_rows_refuses_what_would_lead_out_of_its_arrays(module, counts, inde
     assert found < -1
 
 
+@st.composite
+def packed_rows(draw):
+    """Packed streams of a few ranks, their counts and the dimension, up to the largest that their indices know."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    index_dtype, value_dtype = draw(st.sampled_from([kind[:2] for kind in KINDS if kind[2:] == (1, SUM)]))
+    size, ranks = draw(st.sampled_from([1, 9, 700, 50_000, int(np.iinfo(index_dtype).max)])), draw(st.integers(1, 9))
+    counts = np.array(draw(st.lists(st.sampled_from([0, 1, 5, 300, 20_000]), min_size=ranks, max_size=ranks)))
+    span = max(1, size // draw(st.sampled_from([1, 1, 10])))  # they may all lie in one corner
+    streams = [random_indices(rng, count, 0, span - 1, index_dtype)[:size] for count in counts]
+    held = np.zeros((ranks, 16 * max(map(len, streams)) + 16), np.uint8)
+    for row, indices in zip(held, streams):
+        values = random_values(rng, len(indices), value_dtype)
+        behind = -(-values.nbytes // indices.itemsize) * indices.itemsize
+        row[: values.nbytes] = values.view(np.uint8)
+        row[behind : behind + indices.nbytes] = indices.view(np.uint8)
+    return held.view(index_dtype), held.view(value_dtype), np.array([len(indices) for indices in streams]), size
+
+
+@fast
+@given(packed_rows())
+def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed):
+    held, values, counts, size = packed
+    ranks = len(counts)
+    before, shares = np.zeros(ranks, np.uint64), []
+    for part in range(ranks):
+        found = []
+        for module in (kernels, reference):
+            begins, ends = np.empty((2, ranks), np.uint64)
+            total = module.cut_rows(held, values.itemsize, counts, size, part, begins, ends)
+            out = np.zeros((2 if ranks > 2 else 1, total), held.dtype), np.zeros((2 if ranks > 2 else 1, total), values.dtype)
+            cuts = begins.copy(), ends.copy()
+            n = module.sum_cut_rows(held, values, counts, begins, ends, *out)
+            last = (max(ranks - 1, 1).bit_length() - 1) % 2
+            found.append((total, *cuts, out[0][last, :n], out[1][last, :n]))
+        for ours, theirs in zip(*found):
+            np.testing.assert_array_equal(bits(np.asarray(ours)), bits(np.asarray(theirs)))
+        total, begins, ends, indices, _ = found[0]
+        np.testing.assert_array_equal(begins, before)
+        assert (indices[1:] > indices[:-1]).all()
+        before = ends
+        shares.append(total)
+    np.testing.assert_array_equal(before, counts)
+    if size == np.iinfo(held.dtype).max and counts.min() > 1000:  # where chance evens out
+        assert max(shares) < 1.3 * sum(shares) / ranks
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_cut_rows_do_not_lead_out_of_their_arrays(module):
+    rows, outputs = np.zeros((2, 16), np.uint32), (np.zeros((1, 9), np.uint32), np.zeros((1, 9), np.float32))
+    bounds = np.zeros((2, 2), np.uint64)
+    packed = rows, rows.view(np.float32)
+    wide, ends = np.array([8, 8]), np.array([5, 5], np.uint64)
+    for call in (
+        lambda: module.cut_rows(rows, 4, np.array([0, 9]), 100, 0, *bounds),
+        lambda: module.sum_cut_rows(*packed, np.array([0, 9]), bounds[0], np.array([0, 9], np.uint64), *outputs),
+        lambda: module.sum_cut_rows(*packed, wide, bounds[0], ends, *outputs),  # ten entries for nine places
+        lambda: module.sum_cut_rows(*packed, wide, ends + np.uint64(1), ends, *outputs),
+        lambda: module.sum_cut_rows(*packed, np.array([4, 4]), bounds[0], ends, *outputs),
+    ):
+        try:
+            found = call()
+        except StreamError:
+            continue
+        assert found < 0
+
+
 @fast
 @given(st.data(), st.sampled_from(VALUE_DTYPES), st.integers(1, 9), st.sampled_from([0, 1, 5, 64, 9000]))
 def test_parts_give_the_bits_of_their_twin(data, value_dtype, ranks, size):
@@ -428,7 +494,8 @@ assert "numba" not in sys.modules, "importing the kernels must not import numba"
 begin = time.perf_counter()
 kernels.warm_up()
 from sparseallreduce.streams.kernels import compiled
-used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_part", "join_parts", "sum_rows")
+used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_part", "join_parts", "sum_rows", "cut_rows",
+    "sum_cut_rows")
 dispatchers = [getattr(compiled, name) for name in used]
 print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
 """
@@ -451,14 +518,14 @@ def outcome(process):
 def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_ones_none(tmp_path):
     together = [probe(tmp_path) for _ in range(4)]
     compiled = [outcome(process) for process in together]
-    assert sum(compiled) == 9
+    assert sum(compiled) == 11
     assert outcome(probe(tmp_path)) == 0
 
 
 def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
-    assert outcome(probe(tmp_path / "file" / "cache")) == 9
+    assert outcome(probe(tmp_path / "file" / "cache")) == 11
 
 
 def test_a_damaged_cache_is_done_without(tmp_path):

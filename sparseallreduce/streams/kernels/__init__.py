@@ -291,6 +291,85 @@ def sum_rows(
     return found
 
 
+def cut_rows(
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: NDArray[np.uint64], ends: NDArray[np.uint64]
+) -> int:
+    """Find one of as many parts of the index space as there are streams, which all have about as many entries.
+
+    Parameters
+    ----------
+    rows : ndarray, shape (ranks, bytes / index size)
+        Streams one in a row of bytes, their values in front and their indices aligned behind them.
+    itemsize : int
+        Bytes of a value.
+    counts : ndarray of int64, shape (ranks,)
+        Entries of each row.
+    size : int
+        Of the index space.
+    part : int
+        Below the number of ranks.
+    begins, ends : ndarray of uint64, shape (ranks,)
+        Where in each row the entries of the part begin and end: filled in.
+
+    Returns
+    -------
+    int
+        How many these are.
+
+    Raises
+    ------
+    StreamError
+        If a row is too short for what it is to hold.
+    """
+    key = ("cut_rows", None, rows.dtype, _UINT32, 1)
+    entry = _entries.get(key) or _compiled(*key)
+    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, begins, ends)
+    if found < 0:
+        raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
+    return found
+
+
+def sum_cut_rows(
+    rows: Indices,
+    values: Values,
+    counts: NDArray[np.int64],
+    begins: NDArray[np.uint64],
+    ends: NDArray[np.uint64],
+    iout: Indices,
+    vout: Values,
+) -> int:
+    """Sum what :func:`cut_rows` has found, as a balanced tree.
+
+    Parameters
+    ----------
+    rows, counts
+        As there.
+    values : ndarray, shape (ranks, bytes / value size)
+        The rows as values.
+    begins, ends : ndarray of uint64, shape (ranks,)
+        From there; they hold nothing of use afterwards.
+    iout, vout : ndarray, shape (1 or 2, room)
+        Room for all entries of the part; one row is enough for two ranks. The sum comes into the first row at an odd number of levels
+        of the tree, else into the second.
+
+    Returns
+    -------
+    int
+        Entries of the sum.
+
+    Raises
+    ------
+    StreamError
+        If the rows do not hold the entries, or the outputs have no room for them.
+    """
+    key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
+    entry = _entries.get(key) or _compiled(*key)
+    found: int = (entry or reference.sum_cut_rows)(rows, values, counts, begins, ends, iout, vout)
+    if found < 0:
+        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold parts of {counts} entries, or {iout.shape} has no room for them")
+    return found
+
+
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> None:
     """Sum a part of dense vectors that lie one in a row: ``out[lo:hi]``, added up in the order of the rows.
 
@@ -374,7 +453,11 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
         join_parts(dense[None], 0, 1, dense)
         rows = np.zeros((2, 2), np.uint64)
         out = np.empty((1, 1), index_dtype), np.empty((1, 1), value_dtype)
-        sum_rows(rows.view(index_dtype), rows.view(value_dtype), 0, np.zeros(2, np.int64), 1, *out, dense)
+        packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
+        begins, ends = np.zeros((2, 2), np.uint64)
+        sum_rows(*packed, 0, none, 1, *out, dense)
+        cut_rows(packed[0], dense.itemsize, none, 1, 0, begins, ends)
+        sum_cut_rows(*packed, none, begins, ends, *out)
 
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:

@@ -109,6 +109,61 @@ def sum_rows(
     return -1 if filled else n
 
 
+def cut_rows(
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: NDArray[np.uint64], ends: NDArray[np.uint64]
+) -> int:
+    """Find where a part lies in each row."""
+    streams = _indices(rows, itemsize, counts)
+    if streams is None:
+        return -2
+    total, cuts = counts.sum(), [0, size]
+    for side, bound in enumerate((part, part + 1)):
+        if total and 0 < bound < len(counts):
+            weighted = [float(indices[len(indices) * bound // len(counts)]) * len(indices) for indices in streams if len(indices)]
+            cuts[side] = int(sum(weighted) / float(total))
+    for r, indices in enumerate(streams):
+        begins[r] = np.searchsorted(indices, rows.dtype.type(cuts[0])) if part else 0
+        ends[r] = np.searchsorted(indices, rows.dtype.type(cuts[1])) if part + 1 < len(counts) else len(indices)
+    return int((ends - begins).sum())
+
+
+def sum_cut_rows(
+    rows: Indices,
+    values: Values,
+    counts: NDArray[np.int64],
+    begins: NDArray[np.uint64],
+    ends: NDArray[np.uint64],
+    iout: Indices,
+    vout: Values,
+) -> int:
+    """Sum the parts as a balanced tree."""
+    streams = _indices(rows, values.itemsize, counts)
+    if streams is None or (ends > counts.astype(np.uint64)).any() or (begins > ends).any() or int((ends - begins).sum()) > iout.shape[1]:
+        return -2
+    cuts = zip(streams, values, begins.tolist(), ends.tolist(), strict=True)
+    parts = [(indices[begin:end], added[begin:end]) for indices, added, begin, end in cuts]
+    for level in range(max(1, (len(parts) - 1).bit_length())):
+        into, merged = level % 2, []
+        for a in range(0, len(parts), 2):
+            ia, va = parts[a]
+            ib, vb = parts[a + 1] if a + 1 < len(parts) else (ia[:0], va[:0])
+            pair = np.empty(len(ia) + len(ib), ia.dtype), np.empty(len(ia) + len(ib), va.dtype)
+            n = merge(ia, va, ib, vb, SUM, *pair)
+            merged.append((pair[0][:n], pair[1][:n]))
+        parts = merged
+    n = len(parts[0][0])
+    iout[into, :n], vout[into, :n] = parts[0]
+    return n
+
+
+def _indices(rows: Indices, itemsize: int, counts: NDArray[np.int64]) -> list[Indices] | None:
+    """The indices of packed streams, one a row, behind values of so many bytes; None if the rows are too short."""
+    behind = -(-counts * itemsize // rows.itemsize)
+    if (behind + counts > rows.shape[1]).any():
+        return None
+    return [row[start : start + count] for row, start, count in zip(rows, behind.tolist(), counts.tolist(), strict=True)]
+
+
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> int:
     """Add up the columns of a part, row after row."""
     first = start // values.itemsize

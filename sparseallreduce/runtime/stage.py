@@ -1,0 +1,333 @@
+"""The sum of sparse streams in memory that the ranks of one host share: SSAR_Split_AlGa (thesis section 3.3.3) without messages.
+
+It has three steps, as :mod:`~sparseallreduce.runtime.part_sum` has for dense vectors:
+
+1. Each rank writes its stream where all can read it, before the ranks agree on the operation.
+2. Once all have, each adds up the entries of a part of the index space: the split. Parts have about as many entries each.
+3. Once all have said how many their part came to, each writes it to its place in the result, and once all have, that is the result
+   of every rank, where it lies: the allgather, without a copy.
+
+Where more entries come together than a sparse result may hold, each rank adds up its part in the dense result itself, and there is
+nothing to wait for between the second step and the third.
+
+A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
+copies the result to memory of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.allreduce import FREE, STAGED, Told
+from sparseallreduce.runtime.shared import LINE, SharedStep, patience, word_kernels
+from sparseallreduce.streams import kernels, memory, packed
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.partition import slice_range
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["KEPT", "Split", "Stage"]
+
+KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
+_BYTES = 1 << 28  # of the streams of all ranks; memory that is not used is only numbers
+_PAGE = 4096
+# Words of a rank: the turn in which it added up its part, and the entries of that; the turn in which it wrote it to the result; and that
+# from which on it no longer reads what the others have written.
+_ADDED, _ENTRIES, _WRITTEN, _LEFT = range(4)
+_WORDS = LINE // 8
+_TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
+_BLOCK = 1 << 16  # positions of a dense result that are added up together, while they are in the L2 cache
+
+
+class Stage:
+    """What one rank sees of the memory: words, a row of bytes for the stream of each rank, and blocks for results.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8
+        The same for all ranks, zeros at first; of :meth:`nbytes`.
+    rank, ranks : int
+    crowded : bool
+        Whether ranks share cores.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, crowded: bool) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.polls, self._offer = patience(crowded)
+        self.room = _room(ranks)  # bytes that a stream may take
+        head, rows = _head(ranks), ranks * self.room
+        self.words = memory[: ranks * LINE].view(np.uint64)
+        self.rows = memory[head : head + rows].reshape(ranks, -1)
+        self.blocks = memory[head + rows :].reshape(KEPT + 1, -1)
+        self._place = memoryview(self.rows[rank])
+        self._views: dict[np.dtype[Any], NDArray[Any]] = {}
+        self._kept = [False] * KEPT
+        self._last = 0  # turn in which we added up a part
+        self.held: Split | None = None  # ours, until it ends
+        self._have_come, self._set = word_kernels()
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        """Bytes of memory that it takes, of which those are used that streams and results have covered."""
+        return _head(ranks) + (ranks + (KEPT + 1) * (ranks + 1)) * _room(ranks)
+
+    def offer(self, turn: int, stream: SparseStream, kind: packed.Kind, reduction: Reduction) -> Split | None:
+        """Write our stream, of at most ``room`` bytes, for a split of all ranks; None if the memory is in use.
+
+        Of what else a result may come to, only a dense form that fewer bytes do not ask for may be larger than a block.
+        """
+        dense = math.prod(kind.shape) * kind.dtype.itemsize
+        if self.held is not None or (reduction.switch_density is not None and dense > self.blocks.shape[1]):
+            return None
+        if not self.have_come(_LEFT, self._last):
+            return None
+        self.say(_LEFT, turn - 1)  # also if an operation failed before it came here
+        packed.pack_into(stream, self._place)
+        self.held = Split(self, turn, kind, reduction)
+        return self.held
+
+    def view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The rows as numbers of this type."""
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self.rows.view(dtype)
+        return view
+
+    def free_blocks(self) -> int:
+        """The blocks whose results this rank does not have: a bit for each."""
+        return sum(1 << place for place, kept in enumerate(self._kept) if not kept)
+
+    def enter(self, turn: int) -> None:
+        """From now on we read what the others have written."""
+        self._last = turn
+
+    def say(self, what: int, word: int) -> None:
+        """Write one of our words."""
+        self._set(self.words, self.rank * _WORDS + what, word)
+
+    def have_come(self, what: int, turn: int, polls: int = 1) -> bool:
+        """Whether that word of all ranks has come to a turn, or does while we look so many times."""
+        come: bool = self._have_come(self.words, what, _WORDS, self.ranks, turn, polls, self._offer)
+        return come
+
+    def keep(self, place: int) -> NDArray[np.uint8]:
+        """The block, read-only, which is free again when all views of it are gone."""
+        self._kept[place] = True
+        return np.asarray(_Lease(self.blocks[place], self._kept, place))
+
+
+class _Lease:
+    """What arrays in a block refer to: when the last of them is gone, so is this, and the block is free."""
+
+    __slots__ = ("__array_interface__", "_block", "_kept", "_place")
+
+    def __init__(self, block: NDArray[np.uint8], kept: list[bool], place: int) -> None:
+        self._block, self._kept, self._place = block, kept, place
+        interface = block.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], True)}
+
+    def __del__(self) -> None:
+        self._kept[self._place] = False
+
+
+class Split(SharedStep):
+    """The step in which a rank adds up its part and waits for those of the others, once its stream is on the stage.
+
+    Parameters
+    ----------
+    stage : Stage
+    turn : int
+    kind : packed.Kind
+        Of the streams.
+    reduction : Reduction
+        A sum.
+    """
+
+    def __init__(self, stage: Stage, turn: int, kind: packed.Kind, reduction: Reduction) -> None:
+        self._stage, self._turn, self._kind, self._reduction = stage, turn, kind, reduction
+        self.flags = STAGED | stage.free_blocks() << FREE
+        self._entries: Sequence[int] = ()
+        self._begun = False
+        self._part: tuple[NDArray[Any], NDArray[Any]] | None = None  # its indices and values
+        self._next: Callable[[int], bool] | None = self._add
+
+    def told(self) -> Told:
+        """What this rank tells the others."""
+        return Told(self.flags, self.begin, self.abandon)
+
+    def begin(self, entries: Sequence[int], common: int) -> Split:
+        """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set."""
+        self._entries, free = entries, common >> FREE
+        self._block = next((place for place in range(KEPT) if free >> place & 1), KEPT)
+        self._dense = sum(entries) > self._kind.limit
+        self._stage.enter(self._turn)
+        self._begun = True
+        return self
+
+    def result(self, polls: int = 1) -> SparseStream | None:
+        while self._next is not None:
+            if not self._next(polls):
+                return None
+        made = self._made()
+        self._begun = False
+        self.abandon()
+        return made
+
+    def moved(self) -> tuple[int, int, int]:
+        stage, kind = self._stage, self._kind
+        value = math.prod(kind.shape[1:]) * kind.dtype.itemsize
+        streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._entries]
+        total, ours, others = self._total * (value if self._dense else value + kind.indices.itemsize), streams[stage.rank], stage.ranks - 1
+        sent = others * (ours + total) // stage.ranks
+        return sent, (sum(streams) - ours + others * total) // stage.ranks, others + others.bit_length()
+
+    def abandon(self) -> None:
+        if self._begun:
+            self._stage.say(_LEFT, self._turn)
+        self._begun = False
+        if self._stage.held is self:
+            self._stage.held = None
+
+    def _add(self, polls: int) -> bool:
+        """Add up our part."""
+        stage = self._stage
+        if self._dense:
+            self._total = self._kind.size
+            self._add_dense()
+            stage.say(_LEFT, self._turn)
+            stage.say(_WRITTEN, self._turn)
+            self._next = self._await
+            return True
+        part = self._sum_part() if self._kind.plain and self._kind.dtype != np.float16 else self._reduce_part()
+        self._part = part
+        stage.say(_ENTRIES, len(part[0]))
+        stage.say(_LEFT, self._turn)
+        stage.say(_ADDED, self._turn)
+        self._next = self._write
+        return True
+
+    def _sum_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        stage, kind = self._stage, self._kind
+        rows, values, counts = stage.view(kind.indices), stage.view(kind.dtype), np.array(self._entries, np.int64)
+        begins, ends = np.empty((2, stage.ranks), np.uint64)
+        room = (min(stage.ranks, 3) - 1, kernels.cut_rows(rows, kind.dtype.itemsize, counts, kind.size, stage.rank, begins, ends))
+        out = memory.empty(room, kind.indices), memory.empty(room, kind.dtype)
+        count = kernels.sum_cut_rows(rows, values, counts, begins, ends, *out)
+        last = ((stage.ranks - 1).bit_length() - 1) % 2
+        return out[0][last, :count], out[1][last, :count]
+
+    def _reduce_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        streams = [self._stream(rank) for rank in range(self._stage.ranks)]
+        lo, hi = self._bounds(streams)
+        return self._reduction.many([self._between(stream, lo, hi) for stream in streams])._entries()
+
+    def _add_dense(self) -> None:
+        stage, kind = self._stage, self._kind
+        dense = self._dense_block(stage.blocks[self._block])
+        streams = [self._stream(rank) for rank in range(stage.ranks)]
+        share = -(-kind.size // (stage.ranks * _TOGETHER)) * _TOGETHER
+        end = min(kind.size, (stage.rank + 1) * share)
+        for lo in range(stage.rank * share, end, _BLOCK):
+            hi = min(lo + _BLOCK, end)
+            place = dense[lo:hi]
+            first, *others = (slice_range(stream, lo, hi) for stream in streams)
+            if first.is_dense:
+                np.copyto(place, first._stored)
+            else:
+                place.fill(0)
+                kernels.scatter_set(*first._entries(), lo, place)
+            for part in others:
+                if part.is_dense:
+                    np.add(place, part._stored, out=place)
+                else:
+                    kernels.scatter(*part._entries(), lo, SUM, place)
+
+    def _write(self, polls: int) -> bool:
+        """Write our part to its place, once it is known what comes before it."""
+        stage, part = self._stage, self._part
+        assert part is not None
+        if not stage.have_come(_ADDED, self._turn, polls):
+            return False
+        counts = stage.words[_ENTRIES::_WORDS].tolist()
+        before, self._total = sum(counts[: stage.rank]), sum(counts)
+        indices, values = self._sparse_block(stage.blocks[self._block])
+        ours = slice(before, before + len(part[0]))
+        indices[ours], values[ours] = part
+        self._part = None
+        stage.say(_WRITTEN, self._turn)
+        self._next = self._await
+        return True
+
+    def _await(self, polls: int) -> bool:
+        if not self._stage.have_come(_WRITTEN, self._turn, polls):
+            return False
+        self._next = None
+        return True
+
+    def _made(self) -> SparseStream:
+        """The result, once all of it is there."""
+        stage, kind, density = self._stage, self._kind, self._reduction.switch_density
+        keeps = self._block < KEPT
+        block = stage.keep(self._block) if keeps else stage.blocks[KEPT]
+        if self._dense:
+            dense = self._dense_block(block)
+            if not keeps:
+                dense = memory.copy(dense)
+                dense.flags.writeable = False
+            return SparseStream._dense_form(dense, kind.size, density=density)
+        indices, values = self._sparse_block(block)
+        if not keeps:
+            indices, values = indices.copy(), values.copy()
+        return SparseStream._sparse_form(indices, values, kind.size, density=density)
+
+    def _dense_block(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        return _array(block, 0, self._kind.shape, self._kind.dtype)
+
+    def _sparse_block(self, block: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
+        kind = self._kind
+        values = _array(block, 0, (self._total, *kind.shape[1:]), kind.dtype)
+        return _array(block, -(-values.nbytes // LINE) * LINE, (self._total,), kind.indices), values
+
+    def _stream(self, rank: int) -> SparseStream:
+        """What a rank has written, where it lies."""
+        row, count, kind = self._stage.rows[rank], self._entries[rank], self._kind
+        if count == kind.size:
+            array = _array(row, 0, kind.shape, kind.dtype)
+            array.flags.writeable = False
+            return SparseStream._dense_form(array, kind.size)
+        values = _array(row, 0, (count, *kind.shape[1:]), kind.dtype)
+        indices = _array(row, packed.aligned(values.nbytes, kind.indices.itemsize), (count,), kind.indices)
+        return SparseStream._sparse_form(indices, values, kind.size)
+
+    def _bounds(self, streams: Sequence[SparseStream]) -> tuple[int, int]:
+        """Of our part: the mean of where it would be in each stream."""
+        stage, total = self._stage, sum(self._entries)
+        bounds = []
+        for part in (stage.rank, stage.rank + 1):
+            if part % stage.ranks == 0:
+                bounds.append(self._kind.size * (part > 0))
+            else:
+                places = [(stream._entries()[0], stream.stored * part // stage.ranks) for stream in streams if stream.stored]
+                bounds.append(sum(int(indices[place]) * len(indices) for indices, place in places) // max(total, 1))
+        return bounds[0], bounds[1]
+
+    def _between(self, stream: SparseStream, lo: int, hi: int) -> SparseStream:
+        """Its entries there, on the whole range: on its own, a part with many might go dense."""
+        return SparseStream._sparse_form(*slice_range(stream, lo, hi)._entries(), stream.size)
+
+
+def _array(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def _head(ranks: int) -> int:
+    return -(-ranks * LINE // _PAGE) * _PAGE
+
+
+def _room(ranks: int) -> int:
+    return _BYTES // ranks // _PAGE * _PAGE

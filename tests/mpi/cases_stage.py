@@ -1,0 +1,190 @@
+"""Sparse streams that the ranks of a host add up in memory that they share: what is the same as by messages, late ranks, failing ones."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+from cases_board import duplicate, outcome_of_blocking, slow
+from cases_faults import failing, needs_two
+from mpi_cases import each, limit, skip
+from mpi_inputs import Inputs, check_usable, same_everywhere
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms import allreduce
+from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.stage import KEPT, Split, Stage
+
+RANKS = (2, 5)
+KINDS = [("float32", None), ("float64", 3), ("float16", None), ("int64", None)]
+SIZE, FEW, MANY = 100_000, 9000, 40_000  # entries of a rank whose sum is sparse, and dense
+
+
+@contextmanager
+def staging(comm):
+    """A duplicate whose ranks put on the stage whatever may lie there, and the list of the splits that came to a result."""
+
+    def chosen(_stream, _ranks, _reduction, _machine, _fits, staged):
+        return "staged" if staged else "ssar_recursive_doubling"
+
+    made, original = [], Split._made
+
+    def noted(self):
+        made.append(self)
+        return original(self)
+
+    with duplicate(comm) as ours, mock.patch.object(allreduce, "choose_beginning", chosen), mock.patch.object(Split, "_made", noted):
+        yield ours, made
+
+
+@limit(30)
+@each(kind=KINDS, entries=[FEW, MANY])
+def case_results_are_those_of_messages(comm, kind, entries):
+    """Blocking, non-blocking and traced; sparse results to the bit those of the algorithm that is carried out."""
+    inputs = Inputs(comm.size, SIZE, *kind, entries=entries)
+    stream = inputs.stream(comm.rank)
+    with staging(comm) as (ours, made):
+        with sar.trace():
+            traced = sar.allreduce(stream, ours)
+        results = [sar.allreduce(stream, ours), sar.iallreduce(stream, ours).wait(), traced]
+        assert len(made) == 3 * (comm.size > 1)
+        results.append(sar.allreduce(stream, ours, algorithm="ssar_split_allgather"))
+        for result in results:
+            inputs.check(result)
+        *staged, by_messages = same_everywhere(comm, *results)
+        assert staged == [staged[0]] * 3
+        assert staged[0] == by_messages or results[0].is_dense
+        assert comm.size == 1 or not results[0]._stored.flags.writeable
+
+
+@limit(30)
+@each(entries=[FEW, MANY])
+def case_results_that_are_kept_stay_as_they_are(comm, entries):
+    """More than there is room for, by some of the ranks; what they need not is used again."""
+    with staging(comm) as (ours, made):
+        kept = []
+        for seed in range(3 * KEPT):
+            inputs = Inputs(comm.size, SIZE, "float32", entries=entries, seed=seed)
+            result = sar.allreduce(inputs.stream(comm.rank), ours)
+            if seed % comm.size == comm.rank or seed % 2:
+                kept.append((inputs, result))
+            del result
+        for inputs, result in kept:
+            inputs.check(result)
+        assert len(made) == 3 * KEPT * (comm.size > 1)
+
+
+@limit(30)
+def case_ranks_with_little_and_with_all(comm):
+    """One travels with the agreement, one is dense; what one rank cannot put there, nobody does."""
+    for entries in ((10, FEW, MANY, SIZE, 0), (FEW, 0, SIZE // 4, FEW, FEW), (SIZE, FEW, FEW, 0, FEW)):
+        inputs = Inputs(comm.size, SIZE, "float32", entries=tuple(entries[: comm.size]))
+        with staging(comm) as (ours, _):
+            for _ in range(2):
+                result = sar.allreduce(inputs.stream(comm.rank), ours)
+                inputs.check(result)
+                same_everywhere(comm, result)
+
+
+@limit(30)
+def case_streams_that_do_not_fit_go_by_messages(comm):
+    with staging(comm) as (ours, made):
+        inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
+        sar.allreduce(inputs.stream(comm.rank), ours)
+        (channel,) = [channel for channel in engine._channels if channel.stage and channel.in_flight == []][-1:] or [None]
+        before = len(made)
+        for room in (8 * FEW, 8 * FEW - 1):
+            if channel is not None:
+                channel.stage.room = room
+                channel.kinds.clear()
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+        assert len(made) == before + (comm.size > 1)
+
+
+@limit(30)
+@each(where=["offer", "_add", "_write", "_made"])
+def case_a_late_rank_is_waited_for(comm, where):
+    with staging(comm) as (ours, _):
+        inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
+        prompt = sar.allreduce(inputs.stream(comm.rank), ours)
+        with slow(Stage if where == "offer" else Split, where, 0.05, comm.rank == comm.size - 1):
+            results = [sar.allreduce(inputs.stream(comm.rank), ours) for _ in range(4)]
+        first, *others = same_everywhere(comm, prompt, *results)
+        assert others == [first] * len(results)
+        inputs.check(prompt)
+
+
+@limit(30)
+@each(where=["offer", "begin", "_add", "_write", "_made"], blocking=[True, False])
+def case_failure_leaves_nobody_waiting(comm, where, blocking):
+    """Nor does anybody write to what another still reads, or lose the stage for good."""
+    _, culprit = needs_two(comm, SIZE)
+    inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
+    with staging(comm) as (ours, made):
+        stream = inputs.stream(comm.rank)
+        sar.allreduce(stream, ours)
+        owner = Stage if where == "offer" else Split
+        with failing(owner, where, MemoryError("no room for a sum"), comm.rank == culprit) as struck:
+            outcome = outcome_of_blocking(stream, ours) if blocking else outcome_of_other(stream, ours)
+        assert comm.bcast(bool(struck and struck[0].called), culprit)
+        if where != "_made" or comm.rank == culprit:  # else the others have the sum
+            assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room for a sum"
+        for _ in range(3):
+            check_usable(ours)
+            inputs.check(sar.allreduce(stream, ours))
+        before = len(made)
+        inputs.check(sar.allreduce(stream, ours))
+        assert len(made) == before + 1
+
+
+@limit(30)
+def case_the_first_of_many_in_flight_takes_the_stage(comm):
+    """The others go by messages, whenever they come to it, so that all runs give the same bits."""
+    inputs = [Inputs(comm.size, SIZE, "float32", entries=FEW, seed=seed) for seed in range(4)]
+    with staging(comm) as (ours, made):
+        found = []
+        for _ in range(3):
+            requests = [sar.iallreduce(given.stream(comm.rank), ours) for given in inputs]
+            results = [request.wait() for request in reversed(requests)][::-1]
+            for given, result in zip(inputs, results):
+                given.check(result)
+            found.append(same_everywhere(comm, *results))
+        assert found == [found[0]] * 3
+        assert len(made) == 3 * (comm.size > 1)
+
+
+@limit(30)
+def case_what_is_summed_there_is_counted_as_by_messages(comm):
+    if comm.size == 1:
+        skip("nothing moves")
+    inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
+    with staging(comm) as (ours, made):
+        counts = []
+        for algorithm in ("auto", "ssar_split_allgather"):
+            with sar.trace() as traffic:
+                sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm)
+            moved = np.array([traffic.bytes_sent - traffic.header_bytes, traffic.bytes_received])
+            counts.append(comm.allreduce(moved))
+        assert len(made) == 1
+        staged, sent = counts
+        assert staged[0] == staged[1] or abs(staged[0] - staged[1]) <= 2 * comm.size
+        assert abs(staged[0] - sent[0]) < 0.05 * sent[0]
+
+
+@limit(30)
+def case_without_memory_to_share_there_is_no_stage(comm):
+    def nothing(_channel):
+        return None
+        yield
+
+    with mock.patch.object(engine, "_stage", nothing), staging(comm) as (ours, made):
+        inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+        assert not made
+
+
+def outcome_of_other(stream, comm):
+    """The result or the error of a non-blocking operation."""
+    try:
+        return sar.iallreduce(stream, comm).wait()
+    except sar.SparseAllreduceError as error:
+        return error
