@@ -50,7 +50,7 @@ def line(results: dict[str, Any]) -> str:
     aim = AIMS.get((results["density"], results["ranks"])) if matches else None
     shares = [best["ratio"], auto and auto["ratio"], aim and aim.goal, aim and aim.reference]
     columns = " ".join(f"{'-' if share is None else format(share, '.4f'):>8}" for share in shares)
-    took = auto["chosen"] if auto and auto["chosen"] else "-"
+    took = auto["chosen"] + " in shared memory" * auto["in_shared_memory"] if auto and auto["chosen"] else "-"
     return f"{results['density']:8.4g} {results['ranks']:3} {1e3 * results['dense']['median']:9.2f} {columns}  {best['algorithm']} / {took}"
 
 

@@ -16,7 +16,7 @@ import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.cli import bench_lossy
 from sparseallreduce.cli.lossy_options import lossy_options
-from sparseallreduce.cli.network import machine_of, taken_by_auto
+from sparseallreduce.cli.network import Taken, machine_of, stage_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
@@ -52,7 +52,7 @@ class Measured:
     header_bytes: list[int] = field(default_factory=list)  # of these
     messages: list[int] = field(default_factory=list)
     density: float = 0.0  # of the result, mean over the experiments
-    chosen: str | None = None  # what auto took
+    chosen: Taken | None = None  # what auto took
     faults: list[str] = field(default_factory=list)
 
 
@@ -144,7 +144,8 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
     if AUTO in names:
         machine = machine_of(comm)
         if machine is not None:
-            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, setting.dtype, dense.op, blocking=True)
+            kind = setting.dtype, dense.op
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, blocking=True, stage=stage_of(comm))
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured
@@ -251,7 +252,8 @@ def _row(name: str, measured: Measured, baseline: float) -> dict[str, Any]:
             "header_bytes": measured.header_bytes,
             "messages": measured.messages,
             "result_density": measured.density,
-            "chosen": measured.chosen,
+            "chosen": None if measured.chosen is None else measured.chosen.algorithm,
+            "in_shared_memory": measured.chosen is not None and measured.chosen.shared,
             "correct": not measured.faults,
         }
     row["seconds"] = measured.seconds
@@ -277,7 +279,7 @@ def _table(setting: Setting, results: dict[str, Any], surroundings: dict[str, An
         if "bytes_sent" in row:
             sent, headers = sum(row["bytes_sent"]), sum(row["header_bytes"])
             line += f" {max(row['bytes_sent']) / 1e3:16,.1f} {headers / sent if sent else 0:8.3%} {row['result_density']:8.3%}"
-            line += f"  took {row['chosen']}" if row["chosen"] else ""
+            line += f"  took {Taken(row['chosen'], row['in_shared_memory'])}" if row["chosen"] else ""
             line += "" if row["correct"] else "  WRONG"
         lines.append(line)
     return "\n".join(lines)

@@ -256,7 +256,7 @@ def _nvidia_devices() -> list[str]:
 
 
 def _network(found: Findings, comm: Any) -> None:
-    from sparseallreduce.cli.network import machine_of, taken_by_auto
+    from sparseallreduce.cli.network import machine_of, stage_of, taken_by_auto
     from sparseallreduce.runtime.mpi import shares_memory
 
     machine = machine_of(comm)
@@ -271,14 +271,15 @@ def _network(found: Findings, comm: Any) -> None:
     shared = shares_memory(comm)
     found.say("agreement", "in memory that the ranks share" if shared else "by messages: the ranks share no memory")
     found.facts["shared_memory"] = shared
+    stage = stage_of(comm)
     choices = {
-        f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True)
+        f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True, stage=stage)
         for density in _SHOWN_DENSITIES
     }
     shown = ", ".join(f"{float(density):.4g}: {name}" for density, name in choices.items())
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
     found.facts["network"] = machine._asdict()
-    found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": choices}
+    found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
 
 
 def _one_line(text: object) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.engine import Channel, Operation
 
-__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "world"]
+__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "stage_room", "world"]
 
 
 def allreduce(
@@ -382,6 +382,12 @@ def measured(comm: MPI.Intracomm) -> Machine | None:
 def shares_memory(comm: MPI.Intracomm) -> bool:
     """Whether the ranks of ``comm`` agree on their operations in memory that they share; collective."""
     return _ready_channel(comm).board is not None
+
+
+def stage_room(comm: MPI.Intracomm) -> int:
+    """Most bytes of a stream that the ranks of ``comm`` add up in memory that they share, 0 if they share none; collective."""
+    staging = _ready_channel(comm).staging
+    return 0 if staging is None else staging.room
 
 
 def _ready_channel(comm: MPI.Intracomm) -> Channel:

@@ -87,17 +87,16 @@ def case_ranks_with_little_and_with_all(comm):
 
 @limit(30)
 def case_streams_that_do_not_fit_go_by_messages(comm):
+    if comm.size == 1:
+        skip("no messages")
     with staging(comm) as (ours, made):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
-        sar.allreduce(inputs.stream(comm.rank), ours)
-        (channel,) = [channel for channel in engine._channels if channel.stage and channel.in_flight == []][-1:] or [None]
-        before = len(made)
+        channel = engine._channels[-1]
         for room in (8 * FEW, 8 * FEW - 1):
-            if channel is not None:
-                channel.stage.room = room
-                channel.kinds.clear()
+            channel.stage.room = room
+            channel.kinds.clear()
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
-        assert len(made) == before + (comm.size > 1)
+        assert len(made) == 1
 
 
 @limit(30)

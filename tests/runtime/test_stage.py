@@ -20,7 +20,7 @@ from sparseallreduce.streams import packed
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.reduction import Reduction
 
-ROOM = 1 << 20
+ROOM = 1 << 23
 FIRST = 7
 
 
