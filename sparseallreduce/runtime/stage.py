@@ -7,8 +7,8 @@ It has three steps, as :mod:`~sparseallreduce.runtime.part_sum` has for dense ve
 3. Once all have said how many their part came to, each writes it to its place in the result, and once all have, that is the result
    of every rank, where it lies: the allgather, without a copy.
 
-Where more entries come together than a sparse result may hold, each rank adds up its part in the dense result itself, and there is
-nothing to wait for between the second step and the third.
+Where more entries come together than a sparse result may hold, all ranks look at some samples of how many of them meet. If too few do,
+each rank adds up its part in the dense result itself, and there is nothing to wait for between the second step and the third.
 
 A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
 copies the result to memory of its own.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,12 @@ __all__ = ["KEPT", "Split", "Stage"]
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
 _BYTES = 1 << 28  # of the streams of all ranks; memory that is not used is only numbers
 _PAGE = 4096
-# Words of a rank: the turn in which it added up its part, and the entries of that; the turn in which it wrote it to the result; and that
-# from which on it no longer reads what the others have written.
-_ADDED, _ENTRIES, _WRITTEN, _LEFT = range(4)
+# Words of a rank: the turn in which it added up its part, the entries of that and where it begins; the turn in which it wrote it to the
+# result; and that from which on it no longer reads what the others have written.
+_ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
 _WORDS = LINE // 8
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
+_SAMPLES, _SAMPLED = 4, 512  # parts of the index space that are looked at, and entries of all ranks in them
 _BLOCK = 1 << 16  # positions of a dense result that are added up together, while they are in the L2 cache
 
 
@@ -152,7 +154,10 @@ class Split(SharedStep):
         self._stage, self._turn, self._kind, self._reduction = stage, turn, kind, reduction
         self.flags = STAGED | stage.free_blocks() << FREE
         self._entries: Sequence[int] = ()
-        self._begun = False
+        self._begun = self._dense = False
+        self._total = 0  # entries of a sparse result
+        self._first = 0  # position of our part of it
+        self._begins, self._ends = np.empty((2, stage.ranks + 1), np.uint64)
         self._part: tuple[NDArray[Any], NDArray[Any]] | None = None  # its indices and values
         self._next: Callable[[int], bool] | None = self._add
 
@@ -164,7 +169,6 @@ class Split(SharedStep):
         """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set."""
         self._entries, free = entries, common >> FREE
         self._block = next((place for place in range(KEPT) if free >> place & 1), KEPT)
-        self._dense = sum(entries) > self._kind.limit
         self._stage.enter(self._turn)
         self._begun = True
         return self
@@ -182,7 +186,8 @@ class Split(SharedStep):
         stage, kind = self._stage, self._kind
         value = math.prod(kind.shape[1:]) * kind.dtype.itemsize
         streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._entries]
-        total, ours, others = self._total * (value if self._dense else value + kind.indices.itemsize), streams[stage.rank], stage.ranks - 1
+        total = kind.size * value if self._dense else self._total * (value + kind.indices.itemsize)
+        ours, others = streams[stage.rank], stage.ranks - 1
         sent = others * (ours + total) // stage.ranks
         return sent, (sum(streams) - ours + others * total) // stage.ranks, others + others.bit_length()
 
@@ -196,35 +201,57 @@ class Split(SharedStep):
     def _add(self, polls: int) -> bool:
         """Add up our part."""
         stage = self._stage
+        self._dense = self._becomes_dense()
         if self._dense:
-            self._total = self._kind.size
             self._add_dense()
             stage.say(_LEFT, self._turn)
             stage.say(_WRITTEN, self._turn)
             self._next = self._await
             return True
-        part = self._sum_part() if self._kind.plain and self._kind.dtype != np.float16 else self._reduce_part()
-        self._part = part
-        stage.say(_ENTRIES, len(part[0]))
+        self._part = self._sum_part()
+        stage.say(_ENTRIES, len(self._part[0]))
+        stage.say(_FIRST, self._first)
         stage.say(_LEFT, self._turn)
         stage.say(_ADDED, self._turn)
         self._next = self._write
         return True
 
+    def _becomes_dense(self) -> bool:
+        """Whether the result is to be dense, as some samples of what the ranks have in common tell; the same on all ranks.
+
+        It is where more entries come together than a sparse result may hold, unless they come to half of that.
+        """
+        total, kind = sum(self._entries), self._kind
+        if total <= kind.limit:
+            return False
+        if kind.size in self._entries:
+            return True
+        parts = max(_SAMPLES, total // _SAMPLED * _SAMPLES)
+        taken = different = 0
+        for sample in range(_SAMPLES):
+            taken += self._cut(parts * (2 * sample + 1) // (2 * _SAMPLES), parts)
+            different += kernels.count_cut_rows(*self._packed, self._begins, self._ends)
+        return 2 * different * total > kind.limit * taken
+
+    def _cut(self, part: int, parts: int) -> int:
+        """Find a part in all streams; how many entries it has."""
+        return kernels.cut_rows(*self._packed, self._kind.size, part, parts, self._begins, self._ends)
+
     def _sum_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
         stage, kind = self._stage, self._kind
-        rows, values, counts = stage.view(kind.indices), stage.view(kind.dtype), np.array(self._entries, np.int64)
-        begins, ends = np.empty((2, stage.ranks), np.uint64)
-        room = (min(stage.ranks, 3) - 1, kernels.cut_rows(rows, kind.dtype.itemsize, counts, kind.size, stage.rank, begins, ends))
-        out = memory.empty(room, kind.indices), memory.empty(room, kind.dtype)
-        count = kernels.sum_cut_rows(rows, values, counts, begins, ends, *out)
-        last = ((stage.ranks - 1).bit_length() - 1) % 2
-        return out[0][last, :count], out[1][last, :count]
-
-    def _reduce_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        streams = [self._stream(rank) for rank in range(self._stage.ranks)]
-        lo, hi = self._bounds(streams)
-        return self._reduction.many([self._between(stream, lo, hi) for stream in streams])._entries()
+        total = self._cut(stage.rank, stage.ranks)
+        self._first = int(self._begins[stage.ranks])
+        if kind.plain and kind.dtype != np.float16:
+            rows, _, counts = self._packed
+            part = kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, self._begins, self._ends, total)
+            assert part is not None
+            return part
+        cuts = zip(range(stage.ranks), self._begins.tolist(), self._ends.tolist(), strict=False)
+        streams = []
+        for rank, begin, end in cuts:
+            indices, values = self._stream(rank)._entries()
+            streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], kind.size))
+        return Reduction(SUM, 1.0).many(streams)._entries()
 
     def _add_dense(self) -> None:
         stage, kind = self._stage, self._kind
@@ -253,11 +280,18 @@ class Split(SharedStep):
         assert part is not None
         if not stage.have_come(_ADDED, self._turn, polls):
             return False
-        counts = stage.words[_ENTRIES::_WORDS].tolist()
+        counts, firsts = (stage.words[word::_WORDS].tolist() for word in (_ENTRIES, _FIRST))
         before, self._total = sum(counts[: stage.rank]), sum(counts)
-        indices, values = self._sparse_block(stage.blocks[self._block])
-        ours = slice(before, before + len(part[0]))
-        indices[ours], values[ours] = part
+        if self._total > self._kind.limit:
+            self._dense = True  # after all
+            last = [*firsts, self._kind.size][stage.rank + 1]
+            place = self._dense_block(stage.blocks[self._block])[self._first : last]
+            place.fill(0)
+            kernels.scatter_set(*part, self._first, place)
+        else:
+            indices, values = self._sparse_block(stage.blocks[self._block])
+            ours = slice(before, before + len(part[0]))
+            indices[ours], values[ours] = part
         self._part = None
         stage.say(_WRITTEN, self._turn)
         self._next = self._await
@@ -293,6 +327,12 @@ class Split(SharedStep):
         values = _array(block, 0, (self._total, *kind.shape[1:]), kind.dtype)
         return _array(block, -(-values.nbytes // LINE) * LINE, (self._total,), kind.indices), values
 
+    @cached_property
+    def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
+        """The rows as indices, the bytes of an entry's values, and the entries of each."""
+        kind = self._kind
+        return self._stage.view(kind.indices), math.prod(kind.shape[1:]) * kind.dtype.itemsize, np.array(self._entries, np.int64)
+
     def _stream(self, rank: int) -> SparseStream:
         """What a rank has written, where it lies."""
         row, count, kind = self._stage.rows[rank], self._entries[rank], self._kind
@@ -303,22 +343,6 @@ class Split(SharedStep):
         values = _array(row, 0, (count, *kind.shape[1:]), kind.dtype)
         indices = _array(row, packed.aligned(values.nbytes, kind.indices.itemsize), (count,), kind.indices)
         return SparseStream._sparse_form(indices, values, kind.size)
-
-    def _bounds(self, streams: Sequence[SparseStream]) -> tuple[int, int]:
-        """Of our part: the mean of where it would be in each stream."""
-        stage, total = self._stage, sum(self._entries)
-        bounds = []
-        for part in (stage.rank, stage.rank + 1):
-            if part % stage.ranks == 0:
-                bounds.append(self._kind.size * (part > 0))
-            else:
-                places = [(stream._entries()[0], stream.stored * part // stage.ranks) for stream in streams if stream.stored]
-                bounds.append(sum(int(indices[place]) * len(indices) for indices, place in places) // max(total, 1))
-        return bounds[0], bounds[1]
-
-    def _between(self, stream: SparseStream, lo: int, hi: int) -> SparseStream:
-        """Its entries there, on the whole range: on its own, a part with many might go dense."""
-        return SparseStream._sparse_form(*slice_range(stream, lo, hi)._entries(), stream.size)
 
 
 def _array(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -99,16 +99,16 @@ class Rows:
         kind : Kind
         reduction : Reduction
         """
-        room = (2 if len(counts) > 2 else 1, min(total, kind.limit))  # for what is summed, and for what that is made of
-        dense = np.zeros(kind.shape if any_dense or total > kind.limit else 0, kind.dtype)
-        indices, values = np.empty(room, kind.indices), np.empty(room, kind.dtype)
-        rows = self._view(kind.indices), self._view(kind.dtype)
-        found = kernels.sum_rows(*rows, self.start, counts, kind.limit, indices, values, dense)
-        if found < 0:
-            dense.flags.writeable = False
-            return SparseStream._dense_form(dense, kind.size, density=reduction.switch_density)
-        last = len(counts) % 2 if room[0] == 2 else 0
-        return SparseStream._sparse_form(indices[last, :found], values[last, :found], kind.size, density=reduction.switch_density)
+        rows, ranks, density = (self._view(kind.indices), self._view(kind.dtype)), len(counts), reduction.switch_density
+        if not any_dense and (total <= kind.limit or ranks > 2):
+            cuts = np.zeros(ranks, np.uint64), counts.astype(np.uint64)
+            entries = kernels.sum_cut_rows(*rows, self.start, counts, *cuts, total, kind.limit)
+            if entries is not None:
+                return SparseStream._sparse_form(*entries, kind.size, density=density)
+        dense = np.zeros(kind.shape, kind.dtype)
+        kernels.sum_rows(*rows, self.start, counts, dense)
+        dense.flags.writeable = False
+        return SparseStream._dense_form(dense, kind.size, density=density)
 
     def _view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         view = self._views.get(dtype)

@@ -110,6 +110,23 @@ def test_an_entry_that_is_zero_is_kept():
         assert result.values.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("float32", None), ("float64", 3)])
+def test_what_all_ranks_have_in_common_stays_sparse(dtype, width):
+    indices = np.arange(0, 3000, 5)
+    streams = [sar.SparseStream(indices, np.full((600,) if width is None else (600, width), rank, dtype), 3000) for rank in range(8)]
+    for result in summed(stages(8), streams, FIRST):
+        assert result.indices.tolist() == indices.tolist()
+        assert (result.values == 28).all()
+
+
+def test_a_sum_that_comes_to_more_than_the_samples_told_is_dense_after_all():
+    streams = random_streams(np.random.default_rng(5), 5, 3000, fills=(0.6,))
+    with mock.patch.object(module.Split, "_becomes_dense", return_value=False):
+        for result in summed(stages(5), streams, FIRST):
+            assert result.is_dense
+            assert np.array_equal(result.to_dense(), sum(stream.to_dense() for stream in streams))
+
+
 def test_a_result_stays_while_anybody_has_it_and_no_longer():
     ranks, rng = stages(3), np.random.default_rng(0)
     kept, wanted = [], []

@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
+    "count_cut_rows",
+    "cut_rows",
     "first_violation",
     "gather_present",
     "join_parts",
@@ -27,6 +30,7 @@ __all__ = [
     "scatter",
     "scatter_set",
     "shared",
+    "sum_cut_rows",
     "sum_duplicates",
     "sum_part",
     "sum_rows",
@@ -35,6 +39,7 @@ __all__ = [
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
+Positions = NDArray[np.uint64]
 
 _UINT32 = np.dtype(np.uint32)
 _INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
@@ -248,10 +253,8 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return iout, vout
 
 
-def sum_rows(
-    rows: Indices, values: Values, start: int, counts: NDArray[np.int64], limit: int, iout: Indices, vout: Values, dense: Values
-) -> int:
-    """Sum streams that lie one in a row of bytes: from byte ``start`` on their values, behind them aligned their indices.
+def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], dense: Values) -> None:
+    """Add streams that lie one in a row of bytes to a dense vector: from byte ``start`` on their values, behind them aligned their indices.
 
     Parameters
     ----------
@@ -261,60 +264,42 @@ def sum_rows(
         A multiple of both sizes.
     counts : ndarray of int64, shape (ranks,)
         Entries of each row, or -1 for all values of a dense vector without indices.
-    limit : int
-        Entries above which the sum goes dense.
-    iout, vout : ndarray, shape (1 or 2, room)
-        Where sums are written, by turns; one row is enough for two ranks. Room for all entries, or for ``limit`` if that is less.
     dense : ndarray, shape (size,)
-        Zeros, needed if more than ``limit`` entries may come together or any row is dense.
-
-    Returns
-    -------
-    int
-        Entries of the sum in the row of ``iout`` and ``vout`` that was written last; -1 if the sum is in ``dense``.
 
     Raises
     ------
     StreamError
         If a row is too short for what it is to hold, or ``dense`` for an index.
-
-    Notes
-    -----
-    The room of the outputs is the caller's word; a sum of -0.0 and of nothing may be 0.0 in the dense form, as in NumPy's.
     """
-    entry = _entries.get(("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)) or _compiled(
-        "sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1
-    )
-    found: int = (entry or reference.sum_rows)(rows, values, start, counts, limit, iout, vout, dense)
-    if found < -1:
+    key = ("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
+    entry = _entries.get(key) or _compiled(*key)
+    if (entry or reference.sum_rows)(rows, values, start, counts, dense) < 0:
         raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or indices are not below {len(dense)}")
-    return found
 
 
 def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: NDArray[np.uint64], ends: NDArray[np.uint64]
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, begins: Positions, ends: Positions
 ) -> int:
-    """Find one of as many parts of the index space as there are streams, which all have about as many entries.
+    """Find one of several parts of the index space, which all have about as many entries of all streams together.
 
     Parameters
     ----------
     rows : ndarray, shape (ranks, bytes / index size)
         Streams one in a row of bytes, their values in front and their indices aligned behind them.
     itemsize : int
-        Bytes of a value.
+        Bytes of a value, or of a row of them.
     counts : ndarray of int64, shape (ranks,)
         Entries of each row.
     size : int
         Of the index space.
-    part : int
-        Below the number of ranks.
-    begins, ends : ndarray of uint64, shape (ranks,)
-        Where in each row the entries of the part begin and end: filled in.
+    part, parts : int
+    begins, ends : ndarray of uint64, shape (ranks + 1,)
+        Where in each row the entries of the part begin and end, and last where the part does in the index space: filled in.
 
     Returns
     -------
     int
-        How many these are.
+        How many entries these are.
 
     Raises
     ------
@@ -323,51 +308,74 @@ def cut_rows(
     """
     key = ("cut_rows", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, begins, ends)
+    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, parts, begins, ends)
     if found < 0:
         raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
+    return found
+
+
+def count_cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], begins: Positions, ends: Positions) -> int:
+    """Count the different indices of a part that :func:`cut_rows` has found; parameters are those of it.
+
+    Takes time for each index and row. ``begins`` holds nothing of use afterwards.
+
+    Raises
+    ------
+    StreamError
+        If the rows do not hold the entries.
+    """
+    key = ("count_cut_rows", None, rows.dtype, _UINT32, 1)
+    entry = _entries.get(key) or _compiled(*key)
+    found: int = (entry or reference.count_cut_rows)(rows, itemsize, counts, begins, ends)
+    if found < 0:
+        raise StreamError(f"rows of {rows[:1].nbytes} bytes do not hold these parts of {counts} entries")
     return found
 
 
 def sum_cut_rows(
     rows: Indices,
     values: Values,
+    start: int,
     counts: NDArray[np.int64],
-    begins: NDArray[np.uint64],
-    ends: NDArray[np.uint64],
-    iout: Indices,
-    vout: Values,
-) -> int:
-    """Sum what :func:`cut_rows` has found, as a balanced tree.
+    begins: Positions,
+    ends: Positions,
+    total: int,
+    limit: int = _LARGEST,
+) -> tuple[Indices, Values] | None:
+    """Sum a part of streams that lie one in a row of bytes, as :func:`cut_rows` has found it, as a balanced tree.
 
     Parameters
     ----------
-    rows, counts
-        As there.
-    values : ndarray, shape (ranks, bytes / value size)
-        The rows as values.
-    begins, ends : ndarray of uint64, shape (ranks,)
-        From there; they hold nothing of use afterwards.
-    iout, vout : ndarray, shape (1 or 2, room)
-        Room for all entries of the part; one row is enough for two ranks. The sum comes into the first row at an odd number of levels
-        of the tree, else into the second.
+    rows, values, start, counts
+        As for :func:`sum_rows`, without dense vectors.
+    begins, ends : ndarray of uint64, shape (ranks,) or longer
+        Where in each row the entries begin and end; they hold nothing of use afterwards.
+    total : int
+        How many entries these are.
+    limit : int, optional
+        The most entries that two summands may have together.
 
     Returns
     -------
-    int
-        Entries of the sum.
+    (indices, values) or None
+        Of the sum; None if that would take two summands with more.
 
     Raises
     ------
     StreamError
-        If the rows do not hold the entries, or the outputs have no room for them.
+        If the rows do not hold the entries, or there are more than ``total``.
     """
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.sum_cut_rows)(rows, values, counts, begins, ends, iout, vout)
+    levels = max(1, (len(counts) - 1).bit_length())  # of the tree: one level's sums are the next one's summands
+    room = (min(levels, 2), total)
+    iout, vout = memory.empty(room, rows.dtype), memory.empty(room, values.dtype)
+    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, begins, ends, limit, iout, vout)
+    if found == -1:
+        return None
     if found < 0:
-        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold parts of {counts} entries, or {iout.shape} has no room for them")
-    return found
+        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or not {total} in all")
+    return iout[(levels - 1) % 2, :found], vout[(levels - 1) % 2, :found]
 
 
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> None:
@@ -452,12 +460,12 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
         sum_part(dense[None], 0, 0, 1, dense)
         join_parts(dense[None], 0, 1, dense)
         rows = np.zeros((2, 2), np.uint64)
-        out = np.empty((1, 1), index_dtype), np.empty((1, 1), value_dtype)
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
-        begins, ends = np.zeros((2, 2), np.uint64)
-        sum_rows(*packed, 0, none, 1, *out, dense)
-        cut_rows(packed[0], dense.itemsize, none, 1, 0, begins, ends)
-        sum_cut_rows(*packed, none, begins, ends, *out)
+        begins, ends = np.zeros((2, 3), np.uint64)
+        sum_rows(*packed, 0, none, dense)
+        cut_rows(packed[0], dense.itemsize, none, 1, 0, 2, begins, ends)
+        count_cut_rows(packed[0], dense.itemsize, none, begins, ends)
+        sum_cut_rows(*packed, 0, none, begins, ends, 0)
 
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:

@@ -484,78 +484,87 @@ def _count_different(indices: Indices) -> Any:
 
 
 @kernel
-def sum_rows(
-    op: int, rows: Indices, values: Values, start: Any, counts: Any, limit: Any, iout: Indices, vout: Values, dense: Values
-) -> Any:
-    """Take the first row as it lies, and merge one after the other into it, in two outputs by turns; or all into ``dense``."""
-    size, filled, outputs = U(dense.shape[0]), False, U(iout.shape[0])
-    n, first = U(0), start // U(values.itemsize)
-    indices, sums = rows[U(0), :0], values[U(0), :0]
+def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, dense: Values) -> Any:
+    """Add one row after the other to ``dense``."""
+    size, first = U(dense.shape[0]), start // U(values.itemsize)
     for r in range(U(counts.shape[0])):
         is_dense = counts[r] < 0
         count = U(0) if is_dense else U(counts[r])
-        behind = (start + count * U(values.itemsize) + U(rows.itemsize - 1)) // U(rows.itemsize)
+        behind = _behind(rows, start + count * U(values.itemsize))
         if behind + count > U(rows.shape[1]) or first + (size if is_dense else count) > U(values.shape[1]):
-            return np.int64(MALFORMED)
+            return MALFORMED
         more, added = rows[r, behind : behind + count], values[r, first : first + (size if is_dense else count)]
-        if not filled and (is_dense or n + count > limit):
-            if n > U(0) and U(indices[n - U(1)]) >= size:
-                return np.int64(MALFORMED)
-            for j in range(n):
-                dense[U(indices[j])] = sums[j]
-            filled = True
-        if filled and count > U(0) and U(more[count - U(1)]) >= size:
-            return np.int64(MALFORMED)
+        if count > U(0) and U(more[count - U(1)]) >= size:
+            return MALFORMED
         if is_dense:
             for j in range(size):
                 dense[j] = _combine(op, dense[j], added[j])
-        elif filled:
+        else:
             for j in range(count):
                 dense[U(more[j])] = _combine(op, dense[U(more[j])], added[j])
-        elif r == U(0):
-            indices, sums, n = more, added, count
-        else:
-            out = (r - U(1)) % outputs
-            n = _finish(op, indices, sums, U(0), n, more, added, U(0), count, iout[out], vout[out], U(0))
-            indices, sums = iout[out], vout[out]
-    return np.int64(-1) if filled else np.int64(n)
+    return 0
 
 
 @kernel
-def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, begins: Any, ends: Any) -> Any:
+def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, begins: Any, ends: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
     ranks, total, n = U(counts.shape[0]), U(0), U(0)
     for r in range(ranks):
         total += U(counts[r])
-        if _behind(rows, itemsize, counts[r]) + U(counts[r]) > U(rows.shape[1]):
+        if _behind(rows, itemsize * U(counts[r])) + U(counts[r]) > U(rows.shape[1]):
             return np.int64(MALFORMED)
     lo, hi = U(0), size
     for bound in range(part, part + U(2)):
-        if total > U(0) and bound > U(0) and bound < ranks:
+        if bound > U(0) and bound < parts:
             mean = 0.0
             for r in range(ranks):
                 count = U(counts[r])
                 if count > U(0):
-                    mean += float(rows[r, _behind(rows, itemsize, count) + count * bound // ranks]) * float(count)
-            cut = U(mean / float(total))
+                    mean += float(rows[r, _behind(rows, itemsize * count) + count * bound // parts]) * float(count)
+            cut = U(mean / float(total)) if total > U(0) else size
             lo, hi = (cut, hi) if bound == part else (lo, cut)
     for r in range(ranks):
         count = U(counts[r])
-        start = _behind(rows, itemsize, count)
+        start = _behind(rows, itemsize * count)
         indices = rows[r, start : start + count]
         begins[r] = _lower_bound(indices, U(0), count, lo) if part > U(0) else U(0)
-        ends[r] = _lower_bound(indices, U(begins[r]), count, hi) if part + U(1) < ranks else count
+        ends[r] = _lower_bound(indices, U(begins[r]), count, hi) if part + U(1) < parts else count
         n += U(ends[r]) - U(begins[r])
+    begins[ranks], ends[ranks] = lo, hi
     return np.int64(n)
 
 
 @kernel
-def sum_cut_rows(op: int, rows: Indices, values: Values, counts: Any, begins: Any, ends: Any, iout: Indices, vout: Values) -> Any:
+def count_cut_rows(rows: Indices, itemsize: Any, counts: Any, begins: Any, ends: Any) -> Any:
+    """Take the least index of all rows from each that has it, until there is none; count how often."""
+    ranks, n = U(counts.shape[0]), U(0)
+    while True:
+        least, left = U(0), False
+        for r in range(ranks):
+            if begins[r] < ends[r]:
+                at = _behind(rows, itemsize * U(counts[r])) + U(begins[r])
+                if at >= U(rows.shape[1]):
+                    return np.int64(MALFORMED)
+                index = U(rows[r, at])
+                if not left or index < least:
+                    least, left = index, True
+        if not left:
+            return np.int64(n)
+        n += U(1)
+        for r in range(ranks):
+            if begins[r] < ends[r] and U(rows[r, _behind(rows, itemsize * U(counts[r])) + U(begins[r])]) == least:
+                begins[r] += U(1)
+
+
+@kernel
+def sum_cut_rows(
+    op: int, rows: Indices, values: Values, start: Any, counts: Any, begins: Any, ends: Any, limit: Any, iout: Indices, vout: Values
+) -> Any:
     """Merge two neighbours at a time, in two outputs by turns; ``begins`` and ``ends`` tell where what is merged lies there."""
     nodes, into, n = U(counts.shape[0]), U(1), U(0)
     for r in range(nodes):
         begin, end, count = U(begins[r]), U(ends[r]), U(counts[r])
-        if begin > end or end > count or _behind(rows, U(values.itemsize), count) + end > U(rows.shape[1]):
+        if begin > end or end > count or _behind(rows, start + count * U(values.itemsize)) + end > U(rows.shape[1]):
             return np.int64(MALFORMED)
     indices, added, packed = rows, values, True  # what is merged: the rows first, then what has come into an output
     while packed or nodes > U(1):
@@ -563,15 +572,18 @@ def sum_cut_rows(op: int, rows: Indices, values: Values, counts: Any, begins: An
         for a in range(U(0), nodes, U(2)):
             b = min(a + U(1), nodes - U(1))
             row_a, row_b = (a, b) if packed else (source, source)
-            start_a = _behind(rows, U(values.itemsize), counts[a]) if packed else U(0)
-            start_b = _behind(rows, U(values.itemsize), counts[b]) if packed else U(0)
+            first = start // U(values.itemsize) if packed else U(0)
+            behind_a = _behind(rows, start + U(counts[a]) * U(values.itemsize)) if packed else U(0)
+            behind_b = _behind(rows, start + U(counts[b]) * U(values.itemsize)) if packed else U(0)
             end_b = U(begins[b]) if a == b else U(ends[b])  # the last of an odd number has no neighbour
+            if a != b and (U(ends[a]) - U(begins[a])) + (end_b - U(begins[b])) > limit:
+                return np.int64(-1)
             found = _merge(
                 op,
-                indices[row_a, start_a + U(begins[a]) : start_a + U(ends[a])],
-                added[row_a, U(begins[a]) : U(ends[a])],
-                indices[row_b, start_b + U(begins[b]) : start_b + end_b],
-                added[row_b, U(begins[b]) : end_b],
+                indices[row_a, behind_a + U(begins[a]) : behind_a + U(ends[a])],
+                added[row_a, first + U(begins[a]) : first + U(ends[a])],
+                indices[row_b, behind_b + U(begins[b]) : behind_b + end_b],
+                added[row_b, first + U(begins[b]) : first + end_b],
                 iout[into, n:],
                 vout[into, n:],
             )
@@ -585,9 +597,9 @@ def sum_cut_rows(op: int, rows: Indices, values: Values, counts: Any, begins: An
 
 
 @inlined
-def _behind(rows: Indices, itemsize: Any, count: Any) -> Any:
-    """Where the indices of a row begin, behind so many values."""
-    return (U(count) * itemsize + U(rows.itemsize - 1)) // U(rows.itemsize)
+def _behind(rows: Indices, nbytes: Any) -> Any:
+    """Where the indices of a row begin, behind so many bytes."""
+    return (nbytes + U(rows.itemsize - 1)) // U(rows.itemsize)
 
 
 @kernel
@@ -650,9 +662,10 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
         "sum_part": ((sum_part, None), (tables[1], types.uint64, types.uint64, types.uint64, vout)),
         "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
-        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, types.uint64, types.uint64, positions, positions)),
-        "sum_cut_rows": ((sum_cut_rows, None), (*tables, counts, positions, positions, *tables)),
-        "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, types.uint64, *tables, vout)),
+        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, positions, positions)),
+        "count_cut_rows": ((count_cut_rows, None), (tables[0], types.uint64, counts, positions, positions)),
+        "sum_cut_rows": ((sum_cut_rows, None), (*tables, types.uint64, counts, positions, positions, types.uint64, *tables)),
+        "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, vout)),
     }
     variants, signature = kernels[name]
     dispatcher = variants[ndim - 1]

@@ -17,6 +17,7 @@ __all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
+Positions = NDArray[np.uint64]
 
 
 def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
@@ -81,72 +82,72 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return indices[starts], combined
 
 
-def sum_rows(
-    rows: Indices, values: Values, start: int, counts: NDArray[np.int64], limit: int, iout: Indices, vout: Values, dense: Values
-) -> int:
-    """Sum packed streams, one a row, into the outputs by turns, or all into ``dense``."""
-    n, first, filled = 0, start // values.itemsize, False
-    indices, sums = rows[0, :0], values[0, :0]
-    for r, count in enumerate(counts.tolist()):
-        held = max(count, 0)
-        behind = -(-(start + held * values.itemsize) // rows.itemsize)
-        more, added = rows[r, behind : behind + held], values[r, first : first + (held if count >= 0 else len(dense))]
-        if len(more) < held or len(added) < (held if count >= 0 else len(dense)):
-            return -2
-        if not filled and (count < 0 or n + held > limit):
-            scatter_set(indices[:n], sums[:n], 0, dense)
-            filled = True
+def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], dense: Values) -> int:
+    """Add packed streams, one a row, to ``dense``."""
+    streams, first = _indices(rows, start + values.itemsize * np.maximum(counts, 0), np.maximum(counts, 0)), start // values.itemsize
+    if streams is None or ((counts < 0).any() and first + len(dense) > values.shape[1]):
+        return -2
+    for indices, row, count in zip(streams, values[:, first:], counts.tolist(), strict=True):
         if count < 0:
-            dense[:] = combine(SUM, dense, added)
-        elif filled:
-            scatter(more, added, 0, SUM, dense)
-        elif r == 0:
-            indices, sums, n = more, added, held
+            dense[:] = combine(SUM, dense, row[: len(dense)])
         else:
-            out = (r - 1) % len(iout)
-            n = merge(indices[:n], sums[:n], more, added, SUM, iout[out], vout[out])
-            indices, sums = iout[out], vout[out]
-    return -1 if filled else n
+            scatter(indices, row[:count], 0, SUM, dense)
+    return 0
 
 
 def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: NDArray[np.uint64], ends: NDArray[np.uint64]
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, begins: Positions, ends: Positions
 ) -> int:
     """Find where a part lies in each row."""
-    streams = _indices(rows, itemsize, counts)
+    streams = _indices(rows, itemsize * counts, counts)
     if streams is None:
         return -2
-    total, cuts = counts.sum(), [0, size]
+    ranks, total, cuts = len(counts), counts.sum(), [0, size]
     for side, bound in enumerate((part, part + 1)):
-        if total and 0 < bound < len(counts):
-            weighted = [float(indices[len(indices) * bound // len(counts)]) * len(indices) for indices in streams if len(indices)]
-            cuts[side] = int(sum(weighted) / float(total))
+        if 0 < bound < parts:
+            weighted = [float(indices[len(indices) * bound // parts]) * len(indices) for indices in streams if len(indices)]
+            cuts[side] = int(sum(weighted) / float(total)) if total else size
     for r, indices in enumerate(streams):
-        begins[r] = np.searchsorted(indices, rows.dtype.type(cuts[0])) if part else 0
-        ends[r] = np.searchsorted(indices, rows.dtype.type(cuts[1])) if part + 1 < len(counts) else len(indices)
-    return int((ends - begins).sum())
+        inner = np.searchsorted(indices, np.array(cuts, np.uint64))
+        begins[r], ends[r] = (inner[0] if part else 0), (inner[1] if part + 1 < parts else len(indices))
+    begins[ranks], ends[ranks] = cuts
+    return int((ends - begins)[:ranks].sum())
+
+
+def count_cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], begins: Positions, ends: Positions) -> int:
+    """Count the different indices of a part."""
+    streams = _indices(rows, itemsize * counts, counts)
+    if streams is None or (ends[: len(counts)] > counts.astype(np.uint64)).any():
+        return -2
+    cuts = zip(streams, begins.tolist(), ends.tolist(), strict=False)
+    return len(np.unique(np.concatenate([indices[begin:end] for indices, begin, end in cuts])))
 
 
 def sum_cut_rows(
     rows: Indices,
     values: Values,
+    start: int,
     counts: NDArray[np.int64],
-    begins: NDArray[np.uint64],
-    ends: NDArray[np.uint64],
+    begins: Positions,
+    ends: Positions,
+    limit: int,
     iout: Indices,
     vout: Values,
 ) -> int:
     """Sum the parts as a balanced tree."""
-    streams = _indices(rows, values.itemsize, counts)
+    begins, ends = begins[: len(counts)], ends[: len(counts)]
+    streams = _indices(rows, start + values.itemsize * counts, counts)
     if streams is None or (ends > counts.astype(np.uint64)).any() or (begins > ends).any() or int((ends - begins).sum()) > iout.shape[1]:
         return -2
-    cuts = zip(streams, values, begins.tolist(), ends.tolist(), strict=True)
+    cuts = zip(streams, values[:, start // values.itemsize :], begins.tolist(), ends.tolist(), strict=True)
     parts = [(indices[begin:end], added[begin:end]) for indices, added, begin, end in cuts]
     for level in range(max(1, (len(parts) - 1).bit_length())):
         into, merged = level % 2, []
         for a in range(0, len(parts), 2):
             ia, va = parts[a]
             ib, vb = parts[a + 1] if a + 1 < len(parts) else (ia[:0], va[:0])
+            if a + 1 < len(parts) and len(ia) + len(ib) > limit:
+                return -1
             pair = np.empty(len(ia) + len(ib), ia.dtype), np.empty(len(ia) + len(ib), va.dtype)
             n = merge(ia, va, ib, vb, SUM, *pair)
             merged.append((pair[0][:n], pair[1][:n]))
@@ -156,9 +157,9 @@ def sum_cut_rows(
     return n
 
 
-def _indices(rows: Indices, itemsize: int, counts: NDArray[np.int64]) -> list[Indices] | None:
-    """The indices of packed streams, one a row, behind values of so many bytes; None if the rows are too short."""
-    behind = -(-counts * itemsize // rows.itemsize)
+def _indices(rows: Indices, nbytes: NDArray[np.int64], counts: NDArray[np.int64]) -> list[Indices] | None:
+    """The indices of packed streams, one a row, behind so many bytes; None if the rows are too short."""
+    behind = -(-nbytes // rows.itemsize)
     if (behind + counts > rows.shape[1]).any():
         return None
     return [row[start : start + count] for row, start, count in zip(rows, behind.tolist(), counts.tolist(), strict=True)]
