@@ -42,8 +42,8 @@ _PAGE = 4096
 _ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
 _WORDS = LINE // 8
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
+_LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
 _SAMPLES, _SAMPLED = 4, 512  # parts of the index space that are looked at, and entries of all ranks in them
-_BLOCK = 1 << 16  # positions of a dense result that are added up together, while they are in the L2 cache
 
 
 class Stage:
@@ -157,6 +157,7 @@ class Split(SharedStep):
         self._begun = self._dense = False
         self._total = 0  # entries of a sparse result
         self._first = 0  # position of our part of it
+        self._compiles = kind.plain and kind.dtype != np.float16
         self._begins, self._ends = np.empty((2, stage.ranks + 1), np.uint64)
         self._part: tuple[NDArray[Any], NDArray[Any]] | None = None  # its indices and values
         self._next: Callable[[int], bool] | None = self._add
@@ -219,12 +220,12 @@ class Split(SharedStep):
     def _becomes_dense(self) -> bool:
         """Whether the result is to be dense, as some samples of what the ranks have in common tell; the same on all ranks.
 
-        It is where more entries come together than a sparse result may hold, unless they come to half of that.
+        It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
         """
         total, kind = sum(self._entries), self._kind
         if total <= kind.limit:
             return False
-        if kind.size in self._entries:
+        if kind.size in self._entries or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
             return True
         parts = max(_SAMPLES, total // _SAMPLED * _SAMPLES)
         taken = different = 0
@@ -241,7 +242,7 @@ class Split(SharedStep):
         stage, kind = self._stage, self._kind
         total = self._cut(stage.rank, stage.ranks)
         self._first = int(self._begins[stage.ranks])
-        if kind.plain and kind.dtype != np.float16:
+        if self._compiles:
             rows, _, counts = self._packed
             part = kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, self._begins, self._ends, total)
             assert part is not None
@@ -254,25 +255,22 @@ class Split(SharedStep):
         return Reduction(SUM, 1.0).many(streams)._entries()
 
     def _add_dense(self) -> None:
+        """Add up a part of the dense result where it is to lie."""
         stage, kind = self._stage, self._kind
         dense = self._dense_block(stage.blocks[self._block])
-        streams = [self._stream(rank) for rank in range(stage.ranks)]
         share = -(-kind.size // (stage.ranks * _TOGETHER)) * _TOGETHER
-        end = min(kind.size, (stage.rank + 1) * share)
-        for lo in range(stage.rank * share, end, _BLOCK):
-            hi = min(lo + _BLOCK, end)
-            place = dense[lo:hi]
-            first, *others = (slice_range(stream, lo, hi) for stream in streams)
-            if first.is_dense:
-                np.copyto(place, first._stored)
+        lo, hi = (min(kind.size, place * share) for place in (stage.rank, stage.rank + 1))
+        if self._compiles:
+            rows, _, counts = self._packed
+            kernels.sum_rows(rows, stage.view(kind.dtype), 0, np.where(counts == kind.size, -1, counts), lo, hi, dense)
+            return
+        dense[lo:hi] = 0
+        for rank in range(stage.ranks):
+            part = slice_range(self._stream(rank), lo, hi)
+            if part.is_dense:
+                np.add(dense[lo:hi], part._stored, out=dense[lo:hi])
             else:
-                place.fill(0)
-                kernels.scatter_set(*first._entries(), lo, place)
-            for part in others:
-                if part.is_dense:
-                    np.add(place, part._stored, out=place)
-                else:
-                    kernels.scatter(*part._entries(), lo, SUM, place)
+                kernels.scatter(*part._entries(), lo, SUM, dense[lo:hi])
 
     def _write(self, polls: int) -> bool:
         """Write our part to its place, once it is known what comes before it."""

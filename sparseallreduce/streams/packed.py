@@ -58,6 +58,7 @@ class Rows:
         self.start = start
         self.bytes = np.empty((ranks, start + aligned(room, _ALIGNMENT)), np.uint8) if memory is None else memory
         self._counts = np.empty(ranks, np.int64)
+        self._cuts = np.empty(ranks, np.uint64), np.empty(ranks, np.uint64)
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
 
     @classmethod
@@ -101,12 +102,11 @@ class Rows:
         """
         rows, ranks, density = (self._view(kind.indices), self._view(kind.dtype)), len(counts), reduction.switch_density
         if not any_dense and (total <= kind.limit or ranks > 2):
-            cuts = np.zeros(ranks, np.uint64), counts.astype(np.uint64)
-            entries = kernels.sum_cut_rows(*rows, self.start, counts, *cuts, total, kind.limit)
+            entries = kernels.sum_cut_rows(*rows, self.start, counts, *self._cuts, total, whole=True, limit=kind.limit)
             if entries is not None:
                 return SparseStream._sparse_form(*entries, kind.size, density=density)
-        dense = np.zeros(kind.shape, kind.dtype)
-        kernels.sum_rows(*rows, self.start, counts, dense)
+        dense = np.empty(kind.shape, kind.dtype)
+        kernels.sum_rows(*rows, self.start, counts, 0, kind.size, dense)
         dense.flags.writeable = False
         return SparseStream._dense_form(dense, kind.size, density=density)
 

@@ -26,7 +26,7 @@ FIRST = 7
 
 @pytest.fixture(autouse=True)
 def small():
-    with mock.patch.object(module, "_BYTES", ROOM), mock.patch.object(module, "_BLOCK", 256):
+    with mock.patch.object(module, "_BYTES", ROOM), mock.patch.object(module, "_LITTLE", 0):
         yield
 
 
@@ -117,6 +117,12 @@ def test_what_all_ranks_have_in_common_stays_sparse(dtype, width):
     for result in summed(stages(8), streams, FIRST):
         assert result.indices.tolist() == indices.tolist()
         assert (result.values == 28).all()
+
+
+def test_a_short_vector_is_dense_without_a_look():
+    stream = sar.SparseStream(np.arange(0, 3000, 5), np.ones(600, np.float32), 3000)
+    with mock.patch.object(module, "_LITTLE", 12_000):
+        assert all(result.is_dense for result in summed(stages(3), [stream] * 3, FIRST))
 
 
 def test_a_sum_that_comes_to_more_than_the_samples_told_is_dense_after_all():

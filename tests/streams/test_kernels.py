@@ -267,10 +267,10 @@ def test_sum_duplicates_gives_the_bits_of_its_twin(given_stream, repeats, seed):
 
 @st.composite
 def rows(draw):
-    """Packed streams of a few ranks behind 16 bytes, their counts and the dimension."""
+    """Packed streams of a few ranks behind 16 bytes, their counts, the dimension and a range."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     index_dtype, value_dtype = draw(st.sampled_from([kind[:2] for kind in KINDS if kind[2:] == (1, SUM)]))
-    size, ranks = draw(st.sampled_from([1, 2, 9, 64, 700])), draw(st.integers(2, 9))
+    size, ranks = draw(st.sampled_from([1, 2, 9, 64, 700, 40_000])), draw(st.integers(2, 9))
     fills = draw(st.lists(st.sampled_from(["none", "one", "few", "half", "dense"]), min_size=ranks, max_size=ranks))
     held, counts = np.zeros((ranks, 16 + 16 * size), np.uint8), []
     for row, fill in zip(held, fills):
@@ -282,16 +282,19 @@ def rows(draw):
             behind = -(-(16 + values.nbytes) // indices.itemsize) * indices.itemsize
             row[behind : behind + indices.nbytes] = indices.view(np.uint8)
         counts.append(-1 if fill == "dense" else count)
-    return held.view(index_dtype), held.view(value_dtype), np.array(counts), size
+    bounds = sorted(draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    return held.view(index_dtype), held.view(value_dtype), np.array(counts), size, *bounds
 
 
 @fast
 @given(rows())
 def test_sum_rows_gives_the_bits_of_its_twin(given_rows):
-    held, values, counts, size = given_rows
-    ours, theirs = np.zeros((2, size), values.dtype)
-    kernels.sum_rows(held, values, 16, counts, ours)
-    assert reference.sum_rows(held, values, 16, counts, theirs) == 0
+    held, values, counts, size, lo, hi = given_rows
+    ours, theirs = np.ones((2, size), values.dtype)
+    kernels.sum_rows(held, values, 16, counts, lo, hi, ours)
+    assert reference.sum_rows(held, values, 16, counts, lo, hi, None, theirs) == 0
+    assert (ours[:lo] == 1).all()
+    assert (ours[hi:] == 1).all()
     np.testing.assert_array_equal(bits(ours), bits(theirs))
 
 
@@ -300,8 +303,9 @@ def test_sum_rows_gives_the_bits_of_its_twin(given_rows):
 def test_sum_rows_refuses_what_would_lead_out_of_its_arrays(module, counts, index):
     rows, dense = np.zeros((2, 16), np.uint32), np.zeros(12 if index else 40, np.float32)
     rows[:, [1, 3]] = index  # behind one value, and the second behind two
-    with pytest.raises(StreamError) if module is kernels or index else nullcontext():
-        assert module.sum_rows(rows, rows.view(np.float32), 0, np.array(counts), dense) < 0
+    cursors = [None] * (module is reference)
+    with pytest.raises(StreamError) if module is kernels else nullcontext():
+        assert module.sum_rows(rows, rows.view(np.float32), 0, np.array(counts), 0, len(dense), *cursors, dense) < 0
 
 
 @st.composite
@@ -332,17 +336,17 @@ def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed):
     for part in range(ranks):
         found = []
         for module in (kernels, reference):
-            begins, ends = np.zeros(ranks + 1, np.uint64), np.append(counts, size).astype(np.uint64)
+            begins, ends = np.zeros(ranks + 1, np.uint64), np.append(counts.astype(np.uint64), np.uint64(size))
             total, different = int(counts.sum()), -1
             if start == 0:
                 total = module.cut_rows(held, values.itemsize, counts, size, part, ranks, begins, ends)
                 different = module.count_cut_rows(held, values.itemsize, counts, begins.copy(), ends)
             cuts = begins.copy(), ends.copy()
             if module is kernels:
-                merged = kernels.sum_cut_rows(held, values, start, counts, begins, ends, total)
+                merged = kernels.sum_cut_rows(held, values, start, counts, begins, ends, total, whole=start > 0)
             else:
                 out = np.zeros((2, total), held.dtype), np.zeros((2, total), values.dtype)
-                n = reference.sum_cut_rows(held, values, start, counts, begins, ends, total, *out)
+                n = reference.sum_cut_rows(held, values, start, counts, begins, ends, start > 0, total, *out)
                 merged = out[0][last, :n], out[1][last, :n]
             found.append((total, different, *cuts, *merged))
         for ours, theirs in zip(*found):
@@ -366,10 +370,10 @@ def test_a_sum_of_cut_rows_is_given_up_where_two_summands_have_too_many_entries(
     counts = np.full(3, 4)
     for limit, wanted in ((8, 8), (7, None)):
         cuts = np.zeros(3, np.uint64), counts.astype(np.uint64)
-        found = kernels.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, 12, limit)
+        found = kernels.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, 12, limit=limit)
         assert (found and len(found[0])) == wanted
         cuts, out = (np.zeros(3, np.uint64), counts.astype(np.uint64)), np.zeros((2, 12), np.uint32)
-        n = reference.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, limit, out, out.view(np.float32))
+        n = reference.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, False, limit, out, out.view(np.float32))
         assert n == (wanted or -1)
 
 
@@ -380,7 +384,7 @@ def test_cut_rows_do_not_lead_out_of_their_arrays(module):
     wide, ends = np.array([8, 8]), np.array([5, 5], np.uint64)
 
     def summed(counts, begins, ends, start=0):
-        last = (9,) if module is kernels else (99, *outputs)
+        last = (9,) if module is kernels else (False, 99, *outputs)
         return module.sum_cut_rows(rows, rows.view(np.float32), start, counts, begins.copy(), ends.copy(), *last)
 
     for call in (

@@ -46,6 +46,7 @@ _INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
 _BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
 _LARGEST = 2**64 - 1
+_SHORT = 1 << 13  # entries of which the memory is not worth keeping
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
@@ -253,8 +254,8 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return iout, vout
 
 
-def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], dense: Values) -> None:
-    """Add streams that lie one in a row of bytes to a dense vector: from byte ``start`` on their values, behind them aligned their indices.
+def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], lo: int, hi: int, dense: Values) -> None:
+    """Sum streams that lie one in a row of bytes: from byte ``start`` on their values, behind them aligned their indices.
 
     Parameters
     ----------
@@ -264,17 +265,19 @@ def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64
         A multiple of both sizes.
     counts : ndarray of int64, shape (ranks,)
         Entries of each row, or -1 for all values of a dense vector without indices.
+    lo, hi : int
     dense : ndarray, shape (size,)
+        The sum is written to ``dense[lo:hi]``, added up in the order of the rows; the rest is left as it is.
 
     Raises
     ------
     StreamError
-        If a row is too short for what it is to hold, or ``dense`` for an index.
+        If a row is too short for what it is to hold, or ``dense`` for an index or the range.
     """
     key = ("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    if (entry or reference.sum_rows)(rows, values, start, counts, dense) < 0:
-        raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or indices are not below {len(dense)}")
+    if (entry or reference.sum_rows)(rows, values, start, counts, lo, hi, np.empty(len(counts), np.uint64), dense) < 0:
+        raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or a vector of {len(dense)} not the indices")
 
 
 def cut_rows(
@@ -340,6 +343,8 @@ def sum_cut_rows(
     begins: Positions,
     ends: Positions,
     total: int,
+    *,
+    whole: bool = False,
     limit: int = _LARGEST,
 ) -> tuple[Indices, Values] | None:
     """Sum a part of streams that lie one in a row of bytes, as :func:`cut_rows` has found it, as a balanced tree.
@@ -352,6 +357,8 @@ def sum_cut_rows(
         Where in each row the entries begin and end; they hold nothing of use afterwards.
     total : int
         How many entries these are.
+    whole : bool
+        Whether these are all entries, whatever ``begins`` and ``ends`` say.
     limit : int, optional
         The most entries that two summands may have together.
 
@@ -367,15 +374,16 @@ def sum_cut_rows(
     """
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    levels = max(1, (len(counts) - 1).bit_length())  # of the tree: one level's sums are the next one's summands
-    room = (min(levels, 2), total)
-    iout, vout = memory.empty(room, rows.dtype), memory.empty(room, values.dtype)
-    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, begins, ends, limit, iout, vout)
-    if found == -1:
-        return None
+    levels = (len(counts) - 1).bit_length() or 1  # of the tree: one level's sums are the next one's summands
+    room, empty = (2 if levels > 1 else 1, total), np.empty if total < _SHORT else memory.empty
+    iout, vout = empty(room, rows.dtype), empty(room, values.dtype)
+    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, begins, ends, whole, limit, iout, vout)
     if found < 0:
+        if found == -1:
+            return None
         raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or not {total} in all")
-    return iout[(levels - 1) % 2, :found], vout[(levels - 1) % 2, :found]
+    last = (levels - 1) % 2
+    return iout[last, :found], vout[last, :found]
 
 
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> None:
@@ -462,7 +470,7 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
         rows = np.zeros((2, 2), np.uint64)
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
         begins, ends = np.zeros((2, 3), np.uint64)
-        sum_rows(*packed, 0, none, dense)
+        sum_rows(*packed, 0, none, 0, 1, dense)
         cut_rows(packed[0], dense.itemsize, none, 1, 0, 2, begins, ends)
         count_cut_rows(packed[0], dense.itemsize, none, begins, ends)
         sum_cut_rows(*packed, 0, none, begins, ends, 0)

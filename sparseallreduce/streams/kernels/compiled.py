@@ -29,8 +29,10 @@ VALUE_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int32", 
 COPIED_DTYPES = (*VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of float16, with which numba does not compute
 
 CHAIN = 4096  # entries of either input that one chain of a merge takes at most, about: three chains stay in the L2 cache
+FEW = 512  # entries of two streams that one chain merges as fast as three, which have to be found first
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
+DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
 BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
 
 Indices = NDArray[np.unsignedinteger[Any]]
@@ -484,24 +486,35 @@ def _count_different(indices: Indices) -> Any:
 
 
 @kernel
-def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, dense: Values) -> Any:
-    """Add one row after the other to ``dense``."""
-    size, first = U(dense.shape[0]), start // U(values.itemsize)
-    for r in range(U(counts.shape[0])):
+def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo: Any, hi: Any, cursors: Any, dense: Values) -> Any:
+    """Add some positions at a time, row after row, while they are in the cache."""
+    ranks, size, first = U(counts.shape[0]), U(dense.shape[0]), start // U(values.itemsize)
+    for r in range(ranks):
         is_dense = counts[r] < 0
         count = U(0) if is_dense else U(counts[r])
         behind = _behind(rows, start + count * U(values.itemsize))
-        if behind + count > U(rows.shape[1]) or first + (size if is_dense else count) > U(values.shape[1]):
+        if behind + count > U(rows.shape[1]) or (is_dense and first + size > U(values.shape[1])) or hi > size:
             return MALFORMED
-        more, added = rows[r, behind : behind + count], values[r, first : first + (size if is_dense else count)]
-        if count > U(0) and U(more[count - U(1)]) >= size:
+        indices = rows[r, behind : behind + count]
+        if count > U(0) and U(indices[count - U(1)]) >= size:
             return MALFORMED
-        if is_dense:
-            for j in range(size):
-                dense[j] = _combine(op, dense[j], added[j])
-        else:
-            for j in range(count):
-                dense[U(more[j])] = _combine(op, dense[U(more[j])], added[j])
+        cursors[r] = _lower_bound(indices, U(0), count, lo) if lo > U(0) else U(0)
+    for begin in range(lo, hi, U(DENSE_BLOCK)):
+        end = min(hi, begin + U(DENSE_BLOCK))
+        for j in range(begin, end):
+            dense[j] = 0
+        for r in range(ranks):
+            if counts[r] < 0:
+                for j in range(begin, end):
+                    dense[j] = _combine(op, dense[j], values[r, first + j])
+            else:
+                count, cursor = U(counts[r]), U(cursors[r])
+                behind = _behind(rows, start + count * U(values.itemsize))
+                while cursor < count and U(rows[r, behind + cursor]) < end:
+                    j = U(rows[r, behind + cursor])
+                    dense[j] = _combine(op, dense[j], values[r, first + cursor])
+                    cursor += U(1)
+                cursors[r] = cursor
     return 0
 
 
@@ -558,11 +571,23 @@ def count_cut_rows(rows: Indices, itemsize: Any, counts: Any, begins: Any, ends:
 
 @kernel
 def sum_cut_rows(
-    op: int, rows: Indices, values: Values, start: Any, counts: Any, begins: Any, ends: Any, limit: Any, iout: Indices, vout: Values
+    op: int,
+    rows: Indices,
+    values: Values,
+    start: Any,
+    counts: Any,
+    begins: Any,
+    ends: Any,
+    whole: Any,
+    limit: Any,
+    iout: Indices,
+    vout: Values,
 ) -> Any:
     """Merge two neighbours at a time, in two outputs by turns; ``begins`` and ``ends`` tell where what is merged lies there."""
-    nodes, into, n = U(counts.shape[0]), U(1), U(0)
+    nodes, room, into, n = U(counts.shape[0]), U(min(iout.shape[1], vout.shape[1])), U(1), U(0)
     for r in range(nodes):
+        if whole:
+            begins[r], ends[r] = U(0), U(counts[r])
         begin, end, count = U(begins[r]), U(ends[r]), U(counts[r])
         if begin > end or end > count or _behind(rows, start + count * U(values.itemsize)) + end > U(rows.shape[1]):
             return np.int64(MALFORMED)
@@ -578,15 +603,16 @@ def sum_cut_rows(
             end_b = U(begins[b]) if a == b else U(ends[b])  # the last of an odd number has no neighbour
             if a != b and (U(ends[a]) - U(begins[a])) + (end_b - U(begins[b])) > limit:
                 return np.int64(-1)
-            found = _merge(
-                op,
-                indices[row_a, behind_a + U(begins[a]) : behind_a + U(ends[a])],
-                added[row_a, first + U(begins[a]) : first + U(ends[a])],
-                indices[row_b, behind_b + U(begins[b]) : behind_b + end_b],
-                added[row_b, first + U(begins[b]) : first + end_b],
-                iout[into, n:],
-                vout[into, n:],
-            )
+            end_a = U(ends[a])
+            ia, va = indices[row_a, behind_a + U(begins[a]) : behind_a + end_a], added[row_a, first + U(begins[a]) : first + end_a]
+            ib, vb = indices[row_b, behind_b + U(begins[b]) : behind_b + end_b], added[row_b, first + U(begins[b]) : first + end_b]
+            na, nb = U(ia.shape[0]), U(ib.shape[0])
+            if na + nb > room - n:
+                return np.int64(MALFORMED)
+            if na + nb < U(FEW):
+                found = np.int64(_finish(op, ia, va, U(0), na, ib, vb, U(0), nb, iout[into, n:], vout[into, n:], U(0)))
+            else:
+                found = np.int64(_merge(op, ia, va, ib, vb, iout[into, n:], vout[into, n:]))
             if found < 0:
                 return np.int64(MALFORMED)
             begins[a >> U(1)], ends[a >> U(1)] = n, n + U(found)
@@ -664,8 +690,8 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
         "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, positions, positions)),
         "count_cut_rows": ((count_cut_rows, None), (tables[0], types.uint64, counts, positions, positions)),
-        "sum_cut_rows": ((sum_cut_rows, None), (*tables, types.uint64, counts, positions, positions, types.uint64, *tables)),
-        "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, vout)),
+        "sum_cut_rows": ((sum_cut_rows, None), (*tables, types.uint64, counts, positions, positions, types.boolean, types.uint64, *tables)),
+        "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, types.uint64, types.uint64, positions, vout)),
     }
     variants, signature = kernels[name]
     dispatcher = variants[ndim - 1]

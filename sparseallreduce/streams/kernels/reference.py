@@ -82,16 +82,24 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     return indices[starts], combined
 
 
-def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], dense: Values) -> int:
-    """Add packed streams, one a row, to ``dense``."""
-    streams, first = _indices(rows, start + values.itemsize * np.maximum(counts, 0), np.maximum(counts, 0)), start // values.itemsize
-    if streams is None or ((counts < 0).any() and first + len(dense) > values.shape[1]):
+def sum_rows(
+    rows: Indices, values: Values, start: int, counts: NDArray[np.int64], lo: int, hi: int, _cursors: Positions, dense: Values
+) -> int:
+    """Sum a range of packed streams, one a row."""
+    held, first = np.maximum(counts, 0), start // values.itemsize
+    streams = _indices(rows, start + values.itemsize * held, held)
+    if streams is None or hi > len(dense) or ((counts < 0).any() and first + len(dense) > values.shape[1]):
         return -2
+    if any(len(indices) and indices[-1] >= len(dense) for indices in streams):
+        return -2
+    part = dense[lo:hi]
+    part[:] = 0
     for indices, row, count in zip(streams, values[:, first:], counts.tolist(), strict=True):
         if count < 0:
-            dense[:] = combine(SUM, dense, row[: len(dense)])
+            part[:] = combine(SUM, part, row[lo:hi])
         else:
-            scatter(indices, row[:count], 0, SUM, dense)
+            inside = slice(*np.searchsorted(indices, np.array([lo, hi], np.uint64)).tolist())
+            scatter(indices[inside], row[:count][inside], lo, SUM, part)
     return 0
 
 
@@ -130,12 +138,13 @@ def sum_cut_rows(
     counts: NDArray[np.int64],
     begins: Positions,
     ends: Positions,
+    whole: bool,
     limit: int,
     iout: Indices,
     vout: Values,
 ) -> int:
     """Sum the parts as a balanced tree."""
-    begins, ends = begins[: len(counts)], ends[: len(counts)]
+    begins, ends = (np.zeros_like(counts, np.uint64), counts.astype(np.uint64)) if whole else (begins[: len(counts)], ends[: len(counts)])
     streams = _indices(rows, start + values.itemsize * counts, counts)
     if streams is None or (ends > counts.astype(np.uint64)).any() or (begins > ends).any() or int((ends - begins).sum()) > iout.shape[1]:
         return -2
