@@ -7,8 +7,8 @@ It has three steps, as :mod:`~sparseallreduce.runtime.part_sum` has for dense ve
 3. Once all have said how many their part came to, each writes it to its place in the result, and once all have, that is the result
    of every rank, where it lies: the allgather, without a copy.
 
-Where more entries come together than a sparse result may hold, all ranks look at some samples of how many of them meet. If too few do,
-each rank adds up its part in the dense result itself, and there is nothing to wait for between the second step and the third.
+Where more entries come together than a sparse result may hold, all ranks look whether some of them meet others. If too few do, each rank
+adds up its part in the dense result itself, and there is nothing to wait for between the second step and the third.
 
 A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
 copies the result to memory of its own.
@@ -43,7 +43,7 @@ _ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
 _WORDS = LINE // 8
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
 _LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
-_SAMPLES, _SAMPLED = 4, 512  # parts of the index space that are looked at, and entries of all ranks in them
+_SAMPLES = 16  # entries that tell how much the ranks have in common
 
 
 class Stage:
@@ -218,7 +218,7 @@ class Split(SharedStep):
         return True
 
     def _becomes_dense(self) -> bool:
-        """Whether the result is to be dense, as some samples of what the ranks have in common tell; the same on all ranks.
+        """Whether the result is to be dense, as far as some entries tell what the ranks have in common; the same on all ranks.
 
         It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
         """
@@ -227,20 +227,12 @@ class Split(SharedStep):
             return False
         if kind.size in self._entries or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
             return True
-        parts = max(_SAMPLES, total // _SAMPLED * _SAMPLES)
-        taken = different = 0
-        for sample in range(_SAMPLES):
-            taken += self._cut(parts * (2 * sample + 1) // (2 * _SAMPLES), parts)
-            different += kernels.count_cut_rows(*self._packed, self._begins, self._ends)
-        return 2 * different * total > kind.limit * taken
-
-    def _cut(self, part: int, parts: int) -> int:
-        """Find a part in all streams; how many entries it has."""
-        return kernels.cut_rows(*self._packed, self._kind.size, part, parts, self._begins, self._ends)
+        rows, itemsize, counts = self._packed
+        return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
 
     def _sum_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
         stage, kind = self._stage, self._kind
-        total = self._cut(stage.rank, stage.ranks)
+        total = kernels.cut_rows(*self._packed, kind.size, stage.rank, self._begins, self._ends)
         self._first = int(self._begins[stage.ranks])
         if self._compiles:
             rows, _, counts = self._packed

@@ -20,6 +20,7 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["Kind", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
 
 _ALIGNMENT = 8  # bytes, of the longest index or value
+_SAMPLES = 4  # entries that tell whether a sum of short streams has a chance to stay sparse
 
 
 class Kind(NamedTuple):
@@ -100,8 +101,11 @@ class Rows:
         kind : Kind
         reduction : Reduction
         """
-        rows, ranks, density = (self._view(kind.indices), self._view(kind.dtype)), len(counts), reduction.switch_density
-        if not any_dense and (total <= kind.limit or ranks > 2):
+        rows, density = (self._view(kind.indices), self._view(kind.dtype)), reduction.switch_density
+        sparse = not any_dense and total <= kind.limit
+        if not any_dense and not sparse and len(counts) > 2:  # then no two summands of a tree may come to that many
+            sparse = kernels.estimate_union(rows[0], self.start, kind.dtype.itemsize, counts, _SAMPLES) <= kind.limit
+        if sparse:
             entries = kernels.sum_cut_rows(*rows, self.start, counts, *self._cuts, total, whole=True, limit=kind.limit)
             if entries is not None:
                 return SparseStream._sparse_form(*entries, kind.size, density=density)

@@ -21,8 +21,8 @@ from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
-    "count_cut_rows",
     "cut_rows",
+    "estimate_union",
     "first_violation",
     "gather_present",
     "join_parts",
@@ -281,9 +281,9 @@ def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64
 
 
 def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, begins: Positions, ends: Positions
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: Positions, ends: Positions
 ) -> int:
-    """Find one of several parts of the index space, which all have about as many entries of all streams together.
+    """Find one of as many parts of the index space as there are streams, which all have about as many entries of all together.
 
     Parameters
     ----------
@@ -295,7 +295,8 @@ def cut_rows(
         Entries of each row.
     size : int
         Of the index space.
-    part, parts : int
+    part : int
+        Below the number of ranks.
     begins, ends : ndarray of uint64, shape (ranks + 1,)
         Where in each row the entries of the part begin and end, and last where the part does in the index space: filled in.
 
@@ -311,27 +312,34 @@ def cut_rows(
     """
     key = ("cut_rows", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, parts, begins, ends)
+    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, begins, ends)
     if found < 0:
         raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
     return found
 
 
-def count_cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], begins: Positions, ends: Positions) -> int:
-    """Count the different indices of a part that :func:`cut_rows` has found; parameters are those of it.
+def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.int64], samples: int) -> int:
+    """How many different indices streams that lie one in a row of bytes have, as some of their entries tell: the same wherever it is asked.
 
-    Takes time for each index and row. ``begins`` holds nothing of use afterwards.
+    Parameters
+    ----------
+    rows, start, counts
+        As for :func:`sum_rows`, without dense vectors.
+    itemsize : int
+        Bytes of a value, or of a row of them.
+    samples : int
+        Entries that are looked for in all rows.
 
     Raises
     ------
     StreamError
-        If the rows do not hold the entries.
+        If a row is too short for what it is to hold.
     """
-    key = ("count_cut_rows", None, rows.dtype, _UINT32, 1)
+    key = ("estimate_union", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.count_cut_rows)(rows, itemsize, counts, begins, ends)
+    found: int = (entry or reference.estimate_union)(rows, start, itemsize, counts, samples)
     if found < 0:
-        raise StreamError(f"rows of {rows[:1].nbytes} bytes do not hold these parts of {counts} entries")
+        raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
     return found
 
 
@@ -471,8 +479,8 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
         begins, ends = np.zeros((2, 3), np.uint64)
         sum_rows(*packed, 0, none, 0, 1, dense)
-        cut_rows(packed[0], dense.itemsize, none, 1, 0, 2, begins, ends)
-        count_cut_rows(packed[0], dense.itemsize, none, begins, ends)
+        cut_rows(packed[0], dense.itemsize, none, 1, 0, begins, ends)
+        estimate_union(packed[0], 0, dense.itemsize, none, 1)
         sum_cut_rows(*packed, 0, none, begins, ends, 0)
 
 

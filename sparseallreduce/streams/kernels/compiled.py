@@ -519,7 +519,7 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
 
 
 @kernel
-def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, begins: Any, ends: Any) -> Any:
+def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, begins: Any, ends: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
     ranks, total, n = U(counts.shape[0]), U(0), U(0)
     for r in range(ranks):
@@ -528,12 +528,12 @@ def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, pa
             return np.int64(MALFORMED)
     lo, hi = U(0), size
     for bound in range(part, part + U(2)):
-        if bound > U(0) and bound < parts:
+        if bound > U(0) and bound < ranks:
             mean = 0.0
             for r in range(ranks):
                 count = U(counts[r])
                 if count > U(0):
-                    mean += float(rows[r, _behind(rows, itemsize * count) + count * bound // parts]) * float(count)
+                    mean += float(rows[r, _behind(rows, itemsize * count) + count * bound // ranks]) * float(count)
             cut = U(mean / float(total)) if total > U(0) else size
             lo, hi = (cut, hi) if bound == part else (lo, cut)
     for r in range(ranks):
@@ -541,32 +541,36 @@ def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, pa
         start = _behind(rows, itemsize * count)
         indices = rows[r, start : start + count]
         begins[r] = _lower_bound(indices, U(0), count, lo) if part > U(0) else U(0)
-        ends[r] = _lower_bound(indices, U(begins[r]), count, hi) if part + U(1) < parts else count
+        ends[r] = _lower_bound(indices, U(begins[r]), count, hi) if part + U(1) < ranks else count
         n += U(ends[r]) - U(begins[r])
     begins[ranks], ends[ranks] = lo, hi
     return np.int64(n)
 
 
 @kernel
-def count_cut_rows(rows: Indices, itemsize: Any, counts: Any, begins: Any, ends: Any) -> Any:
-    """Take the least index of all rows from each that has it, until there is none; count how often."""
-    ranks, n = U(counts.shape[0]), U(0)
-    while True:
-        least, left = U(0), False
-        for r in range(ranks):
-            if begins[r] < ends[r]:
-                at = _behind(rows, itemsize * U(counts[r])) + U(begins[r])
-                if at >= U(rows.shape[1]):
-                    return np.int64(MALFORMED)
-                index = U(rows[r, at])
-                if not left or index < least:
-                    least, left = index, True
-        if not left:
-            return np.int64(n)
-        n += U(1)
-        for r in range(ranks):
-            if begins[r] < ends[r] and U(rows[r, _behind(rows, itemsize * U(counts[r])) + U(begins[r])]) == least:
-                begins[r] += U(1)
+def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, samples: Any) -> Any:
+    """Of an index that m rows have, each of these adds one m-th to the union: look how many have those of some entries."""
+    ranks, total, shares = U(counts.shape[0]), U(0), 0.0
+    for r in range(ranks):
+        total += U(counts[r])
+        if _behind(rows, start + itemsize * U(counts[r])) + U(counts[r]) > U(rows.shape[1]):
+            return np.int64(MALFORMED)
+    if total == U(0):
+        return np.int64(0)
+    for sample in range(samples):
+        place, r = total * (U(2) * sample + U(1)) // (U(2) * samples), U(0)
+        while place >= U(counts[r]):
+            place -= U(counts[r])
+            r += U(1)
+        index, found = rows[r, _behind(rows, start + itemsize * U(counts[r])) + place], U(0)
+        for q in range(ranks):
+            count = U(counts[q])
+            behind = _behind(rows, start + itemsize * count)
+            indices = rows[q, behind : behind + count]
+            at = _lower_bound(indices, U(0), count, index)
+            found += U(at < count and indices[at] == index)
+        shares += 1.0 / float(found)
+    return np.int64(shares / float(samples) * float(total))
 
 
 @kernel
@@ -688,8 +692,8 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
         "sum_part": ((sum_part, None), (tables[1], types.uint64, types.uint64, types.uint64, vout)),
         "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
-        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, positions, positions)),
-        "count_cut_rows": ((count_cut_rows, None), (tables[0], types.uint64, counts, positions, positions)),
+        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, types.uint64, types.uint64, positions, positions)),
+        "estimate_union": ((estimate_union, None), (tables[0], types.uint64, types.uint64, counts, types.uint64)),
         "sum_cut_rows": ((sum_cut_rows, None), (*tables, types.uint64, counts, positions, positions, types.boolean, types.uint64, *tables)),
         "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, types.uint64, types.uint64, positions, vout)),
     }

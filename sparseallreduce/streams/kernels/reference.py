@@ -104,7 +104,7 @@ def sum_rows(
 
 
 def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, begins: Positions, ends: Positions
+    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: Positions, ends: Positions
 ) -> int:
     """Find where a part lies in each row."""
     streams = _indices(rows, itemsize * counts, counts)
@@ -112,23 +112,28 @@ def cut_rows(
         return -2
     ranks, total, cuts = len(counts), counts.sum(), [0, size]
     for side, bound in enumerate((part, part + 1)):
-        if 0 < bound < parts:
-            weighted = [float(indices[len(indices) * bound // parts]) * len(indices) for indices in streams if len(indices)]
+        if 0 < bound < ranks:
+            weighted = [float(indices[len(indices) * bound // ranks]) * len(indices) for indices in streams if len(indices)]
             cuts[side] = int(sum(weighted) / float(total)) if total else size
     for r, indices in enumerate(streams):
         inner = np.searchsorted(indices, np.array(cuts, np.uint64))
-        begins[r], ends[r] = (inner[0] if part else 0), (inner[1] if part + 1 < parts else len(indices))
+        begins[r], ends[r] = (inner[0] if part else 0), (inner[1] if part + 1 < ranks else len(indices))
     begins[ranks], ends[ranks] = cuts
     return int((ends - begins)[:ranks].sum())
 
 
-def count_cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], begins: Positions, ends: Positions) -> int:
-    """Count the different indices of a part."""
-    streams = _indices(rows, itemsize * counts, counts)
-    if streams is None or (ends[: len(counts)] > counts.astype(np.uint64)).any():
+def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.int64], samples: int) -> int:
+    """The number of different indices, from how many rows have those of some entries."""
+    streams = _indices(rows, start + itemsize * counts, counts)
+    if streams is None:
         return -2
-    cuts = zip(streams, begins.tolist(), ends.tolist(), strict=False)
-    return len(np.unique(np.concatenate([indices[begin:end] for indices, begin, end in cuts])))
+    entries, shares = np.concatenate(streams), 0.0
+    if not len(entries):
+        return 0
+    for sample in range(samples):
+        index = entries[len(entries) * (2 * sample + 1) // (2 * samples)]
+        shares += 1.0 / float(np.count_nonzero(entries == index))
+    return int(shares / float(samples) * float(len(entries)))
 
 
 def sum_cut_rows(
