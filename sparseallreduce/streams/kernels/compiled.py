@@ -570,7 +570,7 @@ def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, sample
             at = _lower_bound(indices, U(0), count, index)
             found += U(at < count and indices[at] == index)
         shares += 1.0 / float(found)
-    return np.int64(shares / float(samples) * float(total))
+    return np.int64(shares / float(samples) * float(total) + 0.5)
 
 
 @kernel

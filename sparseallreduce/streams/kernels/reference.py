@@ -133,7 +133,7 @@ def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.
     for sample in range(samples):
         index = entries[len(entries) * (2 * sample + 1) // (2 * samples)]
         shares += 1.0 / float(np.count_nonzero(entries == index))
-    return int(shares / float(samples) * float(len(entries)))
+    return int(shares / float(samples) * float(len(entries)) + 0.5)
 
 
 def sum_cut_rows(
