@@ -62,6 +62,7 @@ def allreduce(
         The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
         of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
         in :func:`iallreduce`, while requests are in flight or in a :func:`trace`: dense vectors are summed fastest by ranks that wait.
+        Ranks of one host may hold a sum in memory that they share, which is used again when none of them has an array of it any more.
 
     Raises
     ------

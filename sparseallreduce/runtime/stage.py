@@ -11,15 +11,17 @@ Where more entries come together than a sparse result may hold, all ranks look w
 adds up its part in the dense result itself, and there is nothing to wait for between the second step and the third.
 
 A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
-copies the result to memory of its own.
+copies the result to memory of its own. Results that a process has when it forks stay for good, as its child may have them.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,7 @@ _PAGE = 4096
 # result; and that from which on it no longer reads what the others have written.
 _ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
 _WORDS = LINE // 8
+_NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
 _LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
 _SAMPLES = 16  # entries that tell how much the ranks have in common
@@ -68,10 +71,11 @@ class Stage:
         self.blocks = memory[head + rows :].reshape(KEPT + 1, -1)
         self._place = memoryview(self.rows[rank])
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
-        self._kept = [False] * KEPT
+        self._kept = [_NOT] * KEPT
         self._last = 0  # turn in which we added up a part
         self.held: Split | None = None  # ours, until it ends
         self._have_come, self._set = word_kernels()
+        _stages.add(self)
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -102,7 +106,7 @@ class Stage:
 
     def free_blocks(self) -> int:
         """The blocks whose results this rank does not have: a bit for each."""
-        return sum(1 << place for place, kept in enumerate(self._kept) if not kept)
+        return sum(1 << place for place, kept in enumerate(self._kept) if kept == _NOT)
 
     def enter(self, turn: int) -> None:
         """From now on we read what the others have written."""
@@ -119,8 +123,26 @@ class Stage:
 
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
-        self._kept[place] = True
+        self._kept[place] = _HERE
         return np.asarray(_Lease(self.blocks[place], self._kept, place))
+
+
+    def pin(self) -> None:
+        """Keep for good what is kept now."""
+        self._kept[:] = [_FOREVER if kept else _NOT for kept in self._kept]
+
+
+_stages: WeakSet[Stage] = WeakSet()
+
+
+def _pin() -> None:
+    for stage in _stages:
+        stage.pin()
+
+
+# A process that is forked off has the same results in the same memory, and nobody knows for how long.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_pin)
 
 
 class _Lease:
@@ -128,13 +150,14 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_block", "_kept", "_place")
 
-    def __init__(self, block: NDArray[np.uint8], kept: list[bool], place: int) -> None:
+    def __init__(self, block: NDArray[np.uint8], kept: list[int], place: int) -> None:
         self._block, self._kept, self._place = block, kept, place
         interface = block.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], True)}
 
-    def __del__(self) -> None:
-        self._kept[self._place] = False
+    def __del__(self, here: int = _HERE, free: int = _NOT) -> None:  # arguments, since globals may be gone when the interpreter ends
+        if self._kept[self._place] == here:
+            self._kept[self._place] = free
 
 
 class Split(SharedStep):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from functools import reduce
 from operator import and_
 from unittest import mock
@@ -153,6 +154,23 @@ def test_a_result_stays_while_anybody_has_it_and_no_longer():
     assert not np.delete(wanted[0], indices).any()
     del indices
     assert {stage.free_blocks() for stage in ranks} == {(1 << KEPT) - 1}
+
+
+def test_what_a_process_has_when_it_forks_stays_for_good():
+    ranks, rng = stages(2), np.random.default_rng(6)
+    first = summed(ranks, random_streams(rng, 2, 3000, fills=(0.1,)), FIRST)
+    wanted = first[0].to_dense()
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        os.read(receiving, 1)
+        os._exit(not np.array_equal(first[0].to_dense(), wanted))
+    del first
+    for turn in range(FIRST + 1, FIRST + 2 * KEPT):
+        summed(ranks, random_streams(rng, 2, 3000, fills=(0.1,)), turn)
+    os.write(sending, b".")
+    assert os.waitpid(child, 0)[1] == 0
+    assert {stage.free_blocks() for stage in ranks} == {(1 << KEPT) - 2}
 
 
 @pytest.mark.parametrize("fill", [0.1, 5.0])
