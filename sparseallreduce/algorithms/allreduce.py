@@ -145,9 +145,7 @@ def operation(
     return (yield from allreduce(call, entries, rank, ranks, machine, reduction))
 
 
-def _beginning(
-    call: Call, ranks: int, reduction: Reduction, machine: Machine | None, patient: bool, staging: Staging | None
-) -> Told:
+def _beginning(call: Call, ranks: int, reduction: Reduction, machine: Machine | None, patient: bool, staging: Staging | None) -> Told:
     """How this rank begins, with what it takes to go on."""
     flags = begins(call, ranks, reduction, machine, 0 if staging is None else staging.room)
     if flags == STAGED and staging is not None:

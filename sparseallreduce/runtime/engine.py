@@ -10,7 +10,8 @@ operation's after those of all operations started before it, because MPI asks th
 in the same order. All are of the non-blocking kind: a rank that waits inside MPI burns the core that the others need where ranks
 outnumber cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores, the same polled 0.12 s). The exception is the dense
 sum that all ranks of a blocking operation are ready for: it is what the user would call, and on 2 cores, from 4 KiB to 16 MiB, takes
-0.64 to 1.0 of the polled one's time at P = 4 and 8, and 0.7 to 1.5 at P = 3. Smaller ones are made on the board.
+0.64 to 1.0 of the polled one's time at P = 4 and 8, and 0.7 to 1.5 at P = 3. Smaller ones are made on the board, and sums of sparse
+streams on a :mod:`~sparseallreduce.runtime.stage` beside it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Stage:
     def offer(self, turn: int, stream: SparseStream, kind: packed.Kind, reduction: Reduction) -> Split | None:
         """Write our stream, of at most ``room`` bytes, for a split of all ranks; None if the memory is in use.
 
-        Of what else a result may come to, only a dense form that fewer bytes do not ask for may be larger than a block.
+        Also None if the caller wants the result dense where that takes more bytes, which a block might not have.
         """
         dense = math.prod(kind.shape) * kind.dtype.itemsize
         if self.held is not None or (reduction.switch_density is not None and dense > self.blocks.shape[1]):
@@ -125,7 +125,6 @@ class Stage:
         """The block, read-only, which is free again when all views of it are gone."""
         self._kept[place] = _HERE
         return np.asarray(_Lease(self.blocks[place], self._kept, place))
-
 
     def pin(self) -> None:
         """Keep for good what is kept now."""
