@@ -55,7 +55,7 @@ from sparseallreduce.runtime.board import PREFIX, Board, Slot
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.shared import SharedStep, shared_memory
 from sparseallreduce.runtime.stage import Stage
-from sparseallreduce.runtime.trace import Trace, entries_of
+from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory, packed, wire
 from sparseallreduce.streams.operator import Operator
@@ -506,16 +506,14 @@ class Operation:
         return requests
 
     def _count_share(self, step: Share) -> None:
-        others = self.channel.ranks - 1
         for counts in self.traces:
-            counts.agreement_bytes += len(step.record) * others
-            counts.bytes_sent += len(step.payload) * others
-            counts.messages += others if step.payload else 0
+            counts.share(len(step.record), len(step.payload), self.channel.ranks)
 
     def _told(self, step: Share, said: list[bytes], sound: bool) -> list[bytes]:
         self.native = self.native and sound
+        record, ours = len(step.record), len(said[self.channel.rank])
         for counts in self.traces:
-            counts.bytes_received += sum(len(message) - len(step.record) for message in said) - len(step.payload)
+            counts.bytes_received += sum(len(message) - record for message in said) - (ours - record)
         return said
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
@@ -541,9 +539,7 @@ class Operation:
 
     def _count_moved(self, sent: int, received: int, messages: int) -> None:
         for counts in self.traces:
-            counts.bytes_sent += sent
-            counts.bytes_received += received
-            counts.messages += messages
+            counts.move(sent, received, messages)
 
     def _give_up(self, error: Exception) -> None:
         """End the operation by an error, on all ranks of it if it is not known there."""
@@ -575,9 +571,7 @@ class Operation:
         self.channel.in_flight.remove(self)
         self.ended = True
         for counts in self.traces:
-            counts.operations += 1
-            counts.entries_in += self.entries
-            counts.entries_out += entries_of(self.result)
+            counts.complete(self.entries, self.result)
         self._flush()
 
     def _flush(self) -> None:
@@ -690,7 +684,7 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
     That object, which can wait among others, is made only where there is more to wait for than what the ranks tell each other
     first: for little data it would take half of the time. See also :mod:`~sparseallreduce.runtime.short`.
     """
-    if not at_ease(channel):
+    if traces or not at_ease(channel):
         return outcome(Operation(channel, schedule, entries, collective=collective))
     steps, turn, board = schedule(), channel.next_turn(), channel.board
     slot = None if board is None else board.slot(turn)
@@ -723,8 +717,8 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
 
 
 def at_ease(channel: Channel) -> bool:
-    """Whether an operation on this channel can do without an object of its own: nobody counts, nothing is in flight or prepared."""
-    return channel.ready and channel.ranks <= _DIRECT_RANKS and not (_active or _preparing or traces)
+    """Whether an operation on this channel can do without an object of its own: nothing is in flight or prepared."""
+    return channel.ready and channel.ranks <= _DIRECT_RANKS and not (_active or _preparing)
 
 
 def done_within(requests: list[MPI.Request], crowded: bool, polls: int = _FIRST_SPINS) -> bool:

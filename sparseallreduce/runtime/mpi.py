@@ -19,7 +19,6 @@ from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllredu
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.runtime.trace import entries_of
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -61,7 +60,7 @@ def allreduce(
     SparseStream
         The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
         of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
-        in :func:`iallreduce`, while requests are in flight or in a :func:`trace`: dense vectors are summed fastest by ranks that wait.
+        in :func:`iallreduce`, or while requests are in flight: dense vectors are summed fastest by ranks that wait.
         Ranks of one host may hold a sum in memory that they share, which is used again when none of them has an array of it any more.
 
     Raises
@@ -330,9 +329,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             step = schedule.send(value)
         except StopIteration as stop:
             for counts in traces:
-                counts.operations += 1
-                counts.entries_in += entries
-                counts.entries_out += entries_of(stop.value)
+                counts.complete(entries, stop.value)
             return stop.value
         if isinstance(step, Share):
             value = [step.record]

@@ -25,6 +25,7 @@ from sparseallreduce.runtime.board import Board, Slot
 from sparseallreduce.runtime.part_sum import Joining, PartSum
 from sparseallreduce.runtime.shared import SharedStep
 from sparseallreduce.runtime.stage import Split
+from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -96,7 +97,7 @@ class _ByMessages:
     def __init__(self, channel: engine.Channel) -> None:
         self.rows = packed.Rows(channel.ranks, _WORD.size, long.room(channel.ranks))
         self.entries: list[int] = []  # of each rank, once they agree
-        self._lengths: list[int] = []  # of what each has packed, in bytes
+        self.lengths: list[int] = []  # of what each has packed, in bytes
         self._places = [memoryview(row) for row in self.rows.bytes]
         self._channel = channel
         self._others = [rank for rank in range(channel.ranks) if rank != channel.rank]
@@ -124,19 +125,19 @@ class _ByMessages:
         """The flags that all ranks have set, or -1 if they do not agree, or not before long."""
         if not engine.done_within(self._requests, self._channel.crowded):
             return -1
-        self.entries, self._lengths = [], []
+        self.entries, self.lengths = [], []
         for place in self._places:
             sound, length, well, theirs, of, count = _WORD.unpack_from(place)
             if not sound or not well or of != kind.digest:
                 return -1
             flags &= theirs
             self.entries.append(count)
-            self._lengths.append(length)
+            self.lengths.append(length)
         return flags
 
     def reduced(self, kind: _Kind) -> SparseStream:
         """The reduction of what all have packed."""
-        return self.rows.reduced(self.entries, self._lengths, kind.streams, kind.reduction)
+        return self.rows.reduced(self.entries, self.lengths, kind.streams, kind.reduction)
 
     def leave(self, turn: int) -> None:
         """What they have told is no longer needed."""
@@ -165,10 +166,14 @@ class _OnBoard:
     def entries(self) -> list[int]:
         return self._slot.entries.tolist()
 
+    @property
+    def lengths(self) -> list[int]:
+        return self._slot.lengths.tolist()
+
     def reduced(self, kind: _Kind) -> SparseStream:
         slot = self._slot
         if not kind.streams.plain:
-            return slot.rows.reduced(self.entries, slot.lengths.tolist(), kind.streams, kind.reduction)
+            return slot.rows.reduced(self.entries, self.lengths, kind.streams, kind.reduction)
         total, dense = slot.sums.tolist()
         return slot.rows.summed(slot.counts, total, dense > 0, kind.streams, kind.reduction)
 
@@ -224,6 +229,8 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             flags = 0 if step is None else step.flags
         hearing.tell(turn, stream, flags, kind.digest)
         told = True
+        if traces:
+            _count_told(stream, flags, channel)
         if array is not None:
             _fill(source, stream, array)
         agreed = hearing.agreed(turn, flags, kind)
@@ -237,6 +244,8 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             taken = steps.send(None)
         elif agreed == long.PACKED:
             result: SparseStream = hearing.reduced(kind)
+            if traces:
+                _count_result(entries, result, 0, sum(hearing.lengths) - packed.packed_bytes(stream))
             hearing.leave(turn)
             return result
         else:
@@ -245,15 +254,23 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             if agreed == long.READY and array is not None:
                 channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
                 array.flags.writeable = False
-                return SparseStream._dense_form(array, stream.size)
+                result = SparseStream._dense_form(array, stream.size)
+                if traces:
+                    nbytes, rounds = 2 * array.nbytes * (channel.ranks - 1) // channel.ranks, (channel.ranks - 1).bit_length()
+                    _count_result(entries, result, nbytes, nbytes, 2 * rounds)
+                return result
             if agreed & long.STAGED:
                 step.begin(hearing.entries, agreed)
             if agreed & (long.WRITTEN | long.STAGED):
                 joined: SparseStream | None = step.result(kind.polls)
                 if joined is not None:
+                    if traces:
+                        _count_result(entries, joined, *step.moved())
                     return joined
                 steps = _awaited(step)
                 taken = steps.send(None)
+                for counts in traces:
+                    counts.rounds += 1  # the rest is counted when the step has been
             else:
                 if step is not None:
                     step.abandon()
@@ -267,6 +284,22 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     operation = engine.Operation(channel, lambda: steps, entries, begun=begun._replace(step=taken))
     outcome: SparseStream = engine.outcome(operation)
     return outcome
+
+
+def _count_told(stream: SparseStream, flags: int, channel: engine.Channel) -> None:
+    """Count what we have told the others, and that we wait for what they tell."""
+    payload = packed.packed_bytes(stream) if flags == long.PACKED else 0
+    for counts in traces:
+        counts.share(agreement.RECORD.size, payload, channel.ranks)
+        counts.rounds += 1
+
+
+def _count_result(entries: int, result: SparseStream, sent: int, received: int, messages: int = 0) -> None:
+    """Count what else an operation moved, waiting once more if it sent anything."""
+    for counts in traces:
+        counts.move(sent, received, messages)
+        counts.rounds += messages > 0
+        counts.complete(entries, result)
 
 
 def _awaited(step: Any) -> Schedule:

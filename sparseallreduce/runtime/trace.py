@@ -37,6 +37,23 @@ class Trace:
         """Entries of the results for each entry that we put in: 1 for full overlap, P for disjoint positions."""
         return self.entries_out / self.entries_in if self.entries_in else 0.0
 
+    def share(self, record: int, payload: int, ranks: int) -> None:
+        """Count what a rank tells all others before an operation, in bytes."""
+        self.agreement_bytes += record * (ranks - 1)
+        self.move(payload * (ranks - 1), 0, ranks - 1 if payload else 0)
+
+    def move(self, sent: int, received: int, messages: int) -> None:
+        """Count bytes that went out and came in, and the messages in which they went."""
+        self.bytes_sent += sent
+        self.bytes_received += received
+        self.messages += messages
+
+    def complete(self, entries: int, result: Any) -> None:
+        """Count an operation on so many entries of ours."""
+        self.operations += 1
+        self.entries_in += entries
+        self.entries_out += entries_of(result)
+
     def stop(self) -> None:
         """Take the time."""
         self.seconds = time.perf_counter() - self._start

@@ -139,7 +139,7 @@ def case_every_rank_holds_the_same_bits(comm, algorithm):
 
 @each(where=["counted", "late", "waiting"], entries=[20, 700, 1500, 8000])
 def case_ranks_that_go_different_ways_get_the_same_bits(comm, where, entries):
-    """One rank is counted, comes late, or has a request in flight, and so cannot take the short way of a blocking operation."""
+    """One rank is counted, comes late, or has a request in flight, which may keep it from the short way of a blocking operation."""
     inputs = Inputs(comm.size, 10_000, "float32", entries=entries)
     stream = inputs.stream(comm.rank)
     for apart in range(comm.size):

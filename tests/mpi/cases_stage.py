@@ -170,6 +170,24 @@ def case_what_is_summed_there_is_counted_as_by_messages(comm):
 
 
 @limit(30)
+@each(entries=[20, FEW, MANY, SIZE])
+def case_an_operation_counts_the_same_whichever_way_it_takes(comm, entries):
+    """A blocking one, and one that is waited for later."""
+    inputs = Inputs(comm.size, SIZE, "float32", entries=entries)
+    stream = inputs.stream(comm.rank)
+    with staging(comm) as (ours, _):
+        sar.allreduce(stream, ours)
+        counts = []
+        for call in (lambda: sar.allreduce(stream, ours), lambda: sar.iallreduce(stream, ours).wait()):
+            with sar.trace() as traffic:
+                call()
+            counts.append({name: value for name, value in vars(traffic).items() if name not in ("seconds", "_start")})
+        assert counts[0] == counts[1]
+        assert counts[0]["operations"] == 1
+        assert (counts[0]["bytes_sent"] > 0) == (comm.size > 1)
+
+
+@limit(30)
 def case_without_memory_to_share_there_is_no_stage(comm):
     def nothing(_channel):
         return None
