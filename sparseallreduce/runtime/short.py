@@ -37,7 +37,7 @@ _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<")
 # cores, as a second wait for all takes longer there than the sum: 16 KiB at P = 8 on 2 cores take 20 to 30 microseconds less than by parts.
 _ALWAYS_ON_BOARD, _ALWAYS_CROWDED = 1 << 13, 1 << 14
 # Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores: 0.3
-# to 0.68, less the more ranks there are. Elsewhere it is 0.6 to 1.2.
+# to 0.68. Elsewhere it is 0.6 to 1.2. By 0.5, "staged" was taken at P = 8 for 30 % of 1 MiB, where it takes 1.2 times as long.
 _PARTS_SHARE = 0.35
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 

@@ -16,7 +16,8 @@ class Trace:
     """Counts of one rank, over the operations that ran while the trace was on.
 
     Bytes are those of messages, headers included. A dense collective of the MPI library, whose messages nobody sees, counts as
-    the algorithm of the thesis would move: Rabenseifner's allreduce, an allgather by recursive doubling. The agreement that
+    the algorithm of the thesis would move: Rabenseifner's allreduce, an allgather by recursive doubling. So does a sum in memory that
+    the ranks share, of dense vectors as the former, of sparse streams as a split and an allgather in equal parts. The agreement that
     starts an operation is counted apart.
     """
 

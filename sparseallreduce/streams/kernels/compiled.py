@@ -29,7 +29,7 @@ VALUE_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int32", 
 COPIED_DTYPES = (*VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of float16, with which numba does not compute
 
 CHAIN = 4096  # entries of either input that one chain of a merge takes at most, about: three chains stay in the L2 cache
-FEW = 512  # entries of two streams that one chain merges as fast as three, which have to be found first
+FEW = 100  # entries of two streams up to which one chain takes less time than three, which have to be found first
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
 DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
