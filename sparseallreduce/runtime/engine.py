@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
@@ -808,7 +809,8 @@ def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
 def _stage(channel: Channel) -> Generator[Step, Any, Stage | None]:
     """Memory in which the ranks of a host add up sparse streams, if they can share it."""
     memory = yield from shared_memory(channel.rank, Stage.nbytes(channel.ranks))
-    return None if memory is None else Stage(memory, channel.rank, channel.ranks, channel.crowded)
+    cores = min(struct.unpack("<I", told)[0] for told in (yield Share(struct.pack("<I", os.cpu_count() or 1))))
+    return None if memory is None else Stage(memory, channel.rank, channel.ranks, channel.crowded, cores)
 
 
 def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

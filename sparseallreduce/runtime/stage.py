@@ -19,16 +19,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.allreduce import FREE, STAGED, Told
-from sparseallreduce.runtime.shared import LINE, SharedStep, patience, word_kernels
+from sparseallreduce.runtime.shared import LINE, SharedStep, Words, patience, word_kernels
 from sparseallreduce.streams import kernels, memory, packed
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import compare_exchange, load_acquire
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import slice_range
 from sparseallreduce.streams.reduction import Reduction
@@ -39,10 +42,12 @@ __all__ = ["KEPT", "Split", "Stage"]
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
 _BYTES = 1 << 28  # of the streams of all ranks; memory that is not used is only numbers
 _PAGE = 4096
-# Words of a rank: the turn in which it added up its part, the entries of that and where it begins; the turn in which it wrote it to the
-# result; and that from which on it no longer reads what the others have written.
+# Words of a part: the turn in which it was added up, how many entries that are and where it begins, and the turn in which it was written
+# to the result. Of a rank, in the same row: the turn from which on it no longer reads what the others have written.
 _ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
 _WORDS = LINE // 8
+# Of the word behind them: how many parts have been claimed, in the turn whose number is above these bits.
+_CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 _NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
 _LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
@@ -59,22 +64,26 @@ class Stage:
     rank, ranks : int
     crowded : bool
         Whether ranks share cores.
+    cores : int
+        Of the host, as all ranks know.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, crowded: bool) -> None:
-        self.rank, self.ranks = rank, ranks
+    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, crowded: bool, cores: int) -> None:
+        self.rank, self.ranks, self.cores = rank, ranks, cores
         self.polls, self._offer = patience(crowded)
         self.room = _room(ranks)  # bytes that a stream may take
         head, rows = _head(ranks), ranks * self.room
-        self.words = memory[: ranks * LINE].view(np.uint64)
+        self.words = memory[: (ranks + 1) * LINE].view(np.uint64)
         self.rows = memory[head : head + rows].reshape(ranks, -1)
         self.blocks = memory[head + rows :].reshape(KEPT + 1, -1)
         self._place = memoryview(self.rows[rank])
+        self.bounds = np.empty((4, ranks + 1), np.uint64)  # for us alone, as all below
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
+        self._inner: dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._kept = [_NOT] * KEPT
-        self._last = 0  # turn in which we added up a part
+        self._last = 0  # turn which we have entered, until we have its result
         self.held: Split | None = None  # ours, until it ends
-        self._have_come, self._set = word_kernels()
+        (self._have_come, self._set), self._claim = word_kernels(), _claim_kernel()
         _stages.add(self)
 
     @staticmethod
@@ -87,12 +96,13 @@ class Stage:
 
         Also None if the caller wants the result dense where that takes more bytes, which a block might not have.
         """
-        dense = math.prod(kind.shape) * kind.dtype.itemsize
-        if self.held is not None or (reduction.switch_density is not None and dense > self.blocks.shape[1]):
+        if self.held is not None:
             return None
-        if not self.have_come(_LEFT, self._last):
+        if reduction.switch_density is not None and math.prod(kind.shape) * kind.dtype.itemsize > self.blocks.shape[1]:
             return None
-        self.say(_LEFT, turn - 1)  # also if an operation failed before it came here
+        if not self.have_come(_LEFT, self.ranks, self._last):
+            return None
+        self.say(self.rank, _LEFT, turn - 1)  # also if an operation failed before it came here
         packed.pack_into(stream, self._place)
         self.held = Split(self, turn, kind, reduction)
         return self.held
@@ -106,20 +116,39 @@ class Stage:
 
     def free_blocks(self) -> int:
         """The blocks whose results this rank does not have: a bit for each."""
-        return sum(1 << place for place, kept in enumerate(self._kept) if kept == _NOT)
+        free = 0
+        for place, kept in enumerate(self._kept):
+            free |= (kept == _NOT) << place
+        return free
 
     def enter(self, turn: int) -> None:
-        """From now on we read what the others have written."""
+        """Others may read what we have written, as long as they have not left this turn; 0 when nobody does any more."""
         self._last = turn
 
-    def say(self, what: int, word: int) -> None:
-        """Write one of our words."""
-        self._set(self.words, self.rank * _WORDS + what, word)
+    def claim(self, turn: int, parts: int) -> int:
+        """A part for us to add up, which no other rank does; -1 if there is none left."""
+        part: int = self._claim(self.words, self.ranks * _WORDS, turn, parts)
+        return part
 
-    def have_come(self, what: int, turn: int, polls: int = 1) -> bool:
-        """Whether that word of all ranks has come to a turn, or does while we look so many times."""
-        come: bool = self._have_come(self.words, what, _WORDS, self.ranks, turn, polls, self._offer)
+    def say(self, of: int, what: int, word: int) -> None:
+        """Write a word of a part that is ours, or of our rank."""
+        self._set(self.words, of * _WORDS + what, word)
+
+    def tell(self, part: int, entries: int, first: int) -> None:
+        """Write how many entries a part came to and where it begins, to be seen with our next word."""
+        self.words[part * _WORDS + _ENTRIES], self.words[part * _WORDS + _FIRST] = entries, first
+
+    def have_come(self, what: int, count: int, turn: int, polls: int = 1) -> bool:
+        """Whether that word of the first so many parts or ranks has come to a turn, or does while we look so many times."""
+        come: bool = self._have_come(self.words, what, _WORDS, count, turn, polls, self._offer)
         return come
+
+    def inner(self, kind: packed.Kind) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Memory of our own for the sums within a tree."""
+        found = self._inner.get(kind.dtype)
+        if found is None:
+            found = self._inner[kind.dtype] = kernels.inner_sums(self.ranks, self.blocks.shape[1], kind.indices, kind.dtype)
+        return found
 
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
@@ -175,13 +204,13 @@ class Split(SharedStep):
     def __init__(self, stage: Stage, turn: int, kind: packed.Kind, reduction: Reduction) -> None:
         self._stage, self._turn, self._kind, self._reduction = stage, turn, kind, reduction
         self.flags = STAGED | stage.free_blocks() << FREE
-        self._entries: Sequence[int] = ()
-        self._begun = self._dense = False
-        self._total = 0  # entries of a sparse result
-        self._first = 0  # position of our part of it
+        self._entries: Sequence[int] = ()  # of each rank
+        self._sum = 0  # of them
+        self._begun = self._dense = self._direct = False
+        self._parts = min(stage.ranks, stage.cores)  # into which the index space is cut
+        self._total = self._first = 0  # entries of a sparse result, and how many do not count before them
         self._compiles = kind.plain and kind.dtype != np.float16
-        self._begins, self._ends = np.empty((2, stage.ranks + 1), np.uint64)
-        self._part: tuple[NDArray[Any], NDArray[Any]] | None = None  # its indices and values
+        self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
         self._next: Callable[[int], bool] | None = self._add
 
     def told(self) -> Told:
@@ -190,8 +219,9 @@ class Split(SharedStep):
 
     def begin(self, entries: Sequence[int], common: int) -> Split:
         """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set."""
-        self._entries, free = entries, common >> FREE
-        self._block = next((place for place in range(KEPT) if free >> place & 1), KEPT)
+        self._entries, self._sum = entries, sum(entries)
+        free = common >> FREE
+        self._block = (free & -free).bit_length() - 1 if free else KEPT
         self._stage.enter(self._turn)
         self._begun = True
         return self
@@ -202,6 +232,7 @@ class Split(SharedStep):
                 return None
         made = self._made()
         self._begun = False
+        self._stage.enter(0)
         self.abandon()
         return made
 
@@ -216,27 +247,30 @@ class Split(SharedStep):
 
     def abandon(self) -> None:
         if self._begun:
-            self._stage.say(_LEFT, self._turn)
+            self._leave()
         self._begun = False
         if self._stage.held is self:
             self._stage.held = None
 
+    def _leave(self) -> None:
+        """We no longer read what the others have written."""
+        self._stage.say(self._stage.rank, _LEFT, self._turn)
+
     def _add(self, polls: int) -> bool:
-        """Add up our part."""
+        """Add up our part, and what other ranks have not yet begun to."""
         stage = self._stage
         self._dense = self._becomes_dense()
         if self._dense:
+            self._parts = stage.ranks
             self._add_dense()
-            stage.say(_LEFT, self._turn)
-            stage.say(_WRITTEN, self._turn)
+            stage.say(stage.rank, _WRITTEN, self._turn)
             self._next = self._await
-            return True
-        self._part = self._sum_part()
-        stage.say(_ENTRIES, len(self._part[0]))
-        stage.say(_FIRST, self._first)
-        stage.say(_LEFT, self._turn)
-        stage.say(_ADDED, self._turn)
-        self._next = self._write
+        else:
+            self._direct = self._compiles and self._parts <= 2 and self._sum <= self._kind.limit
+            while (part := stage.claim(self._turn, self._parts)) >= 0:
+                self._sum_part(part)
+            self._next = self._await if self._direct else self._write
+        self._leave()
         return True
 
     def _becomes_dense(self) -> bool:
@@ -244,29 +278,46 @@ class Split(SharedStep):
 
         It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
         """
-        total, kind = sum(self._entries), self._kind
-        if total <= kind.limit:
+        kind = self._kind
+        if self._sum <= kind.limit:
             return False
         if kind.size in self._entries or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
             return True
         rows, itemsize, counts = self._packed
         return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
 
-    def _sum_part(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        stage, kind = self._stage, self._kind
-        total = kernels.cut_rows(*self._packed, kind.size, stage.rank, self._begins, self._ends)
-        self._first = int(self._begins[stage.ranks])
+    def _sum_part(self, part: int) -> None:
+        """Add up one of the parts, where it is to lie if that is known."""
+        stage, kind, bounds = self._stage, self._kind, self._stage.bounds
+        rows, itemsize, counts = self._packed
+        total = kernels.cut_rows(rows, itemsize, counts, kind.size, part, self._parts, bounds)
+        first, before = bounds[::2, stage.ranks].tolist()
+        if self._direct:
+            # Nothing lies between two parts if the first has its end at their border, wherever that is.
+            place, at_end = self._sparse(stage.blocks[self._block], before, before + total), part + 1 < self._parts
+            n = self._sum_rows(bounds, place, at_end)
+            stage.tell(part, n, before + total - n if at_end else before)
+            stage.say(part, _WRITTEN, self._turn)
+            return
         if self._compiles:
-            rows, _, counts = self._packed
-            part = kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, self._begins, self._ends, total)
-            assert part is not None
-            return part
-        cuts = zip(range(stage.ranks), self._begins.tolist(), self._ends.tolist(), strict=False)
-        streams = []
-        for rank, begin, end in cuts:
-            indices, values = self._stream(rank)._entries()
-            streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], kind.size))
-        return Reduction(SUM, 1.0).many(streams)._entries()
+            indices, values = memory.empty(total, kind.indices), memory.empty(total, kind.dtype)
+            n = self._sum_rows(bounds, (indices, values))
+            indices, values = indices[:n], values[:n]
+        else:
+            streams = []
+            for rank, (begin, end) in enumerate(bounds[:2, : stage.ranks].T.tolist()):
+                indices, values = self._stream(rank)._entries()
+                streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], kind.size))
+            indices, values = Reduction(SUM, 1.0).many(streams)._entries()
+        self._ours.append((part, first, indices, values))
+        stage.tell(part, len(indices), first)
+        stage.say(part, _ADDED, self._turn)
+
+    def _sum_rows(self, bounds: NDArray[np.uint64], place: tuple[NDArray[Any], NDArray[Any]], at_end: bool = False) -> int:
+        """Add up a part of all rows, and return the entries of its sum."""
+        stage, kind, (rows, _, counts), (indices, values) = self._stage, self._kind, self._packed, place
+        inner = stage.inner(kind)
+        return kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, bounds, inner, indices[None], values[None], at_end=at_end)
 
     def _add_dense(self) -> None:
         """Add up a part of the dense result where it is to lie."""
@@ -287,31 +338,42 @@ class Split(SharedStep):
                 kernels.scatter(*part._entries(), lo, SUM, dense[lo:hi])
 
     def _write(self, polls: int) -> bool:
-        """Write our part to its place, once it is known what comes before it."""
-        stage, part = self._stage, self._part
-        assert part is not None
-        if not stage.have_come(_ADDED, self._turn, polls):
+        """Write our parts to their places, once it is known what comes before them."""
+        stage = self._stage
+        if not stage.have_come(_ADDED, self._parts, self._turn, polls):
             return False
-        counts, firsts = (stage.words[word::_WORDS].tolist() for word in (_ENTRIES, _FIRST))
-        before, self._total = sum(counts[: stage.rank]), sum(counts)
-        if self._total > self._kind.limit:
-            self._dense = True  # after all
-            last = [*firsts, self._kind.size][stage.rank + 1]
-            place = self._dense_block(stage.blocks[self._block])[self._first : last]
-            place.fill(0)
-            kernels.scatter_set(*part, self._first, place)
-        else:
-            indices, values = self._sparse_block(stage.blocks[self._block])
-            ours = slice(before, before + len(part[0]))
-            indices[ours], values[ours] = part
-        self._part = None
-        stage.say(_WRITTEN, self._turn)
+        counts, firsts = self._words(_ENTRIES), self._words(_FIRST)
+        self._total = sum(counts)
+        block, self._dense = stage.blocks[self._block], self._total > self._kind.limit
+        for part, first, indices, values in self._ours:
+            if self._dense:  # after all
+                last = [*firsts, self._kind.size][part + 1]
+                dense = self._dense_block(block)[first:last]
+                dense.fill(0)
+                kernels.scatter_set(indices, values, first, dense)
+            else:
+                before = sum(counts[:part])
+                place = self._sparse(block, before, before + len(indices))
+                place[0][:], place[1][:] = indices, values
+            stage.say(part, _WRITTEN, self._turn)
+        self._ours.clear()
         self._next = self._await
         return True
 
+    def _words(self, what: int) -> list[int]:
+        """A word of each part."""
+        words: list[int] = self._stage.words[what : self._parts * _WORDS : _WORDS].tolist()
+        return words
+
     def _await(self, polls: int) -> bool:
-        if not self._stage.have_come(_WRITTEN, self._turn, polls):
+        stage = self._stage
+        if not stage.have_come(_WRITTEN, self._parts, self._turn, polls):
             return False
+        # Who has the result may write another stream. If all know that it is sparse, who comes last reads none any more.
+        if not (self._direct or stage.have_come(_LEFT, stage.ranks, self._turn, polls)):
+            return False
+        if self._direct:
+            self._total, self._first = sum(self._words(_ENTRIES)), self._words(_FIRST)[0]
         self._next = None
         return True
 
@@ -326,7 +388,7 @@ class Split(SharedStep):
                 dense = memory.copy(dense)
                 dense.flags.writeable = False
             return SparseStream._dense_form(dense, kind.size, density=density)
-        indices, values = self._sparse_block(block)
+        indices, values = self._sparse(block, self._first, self._first + self._total)
         if not keeps:
             indices, values = indices.copy(), values.copy()
         return SparseStream._sparse_form(indices, values, kind.size, density=density)
@@ -334,10 +396,15 @@ class Split(SharedStep):
     def _dense_block(self, block: NDArray[np.uint8]) -> NDArray[Any]:
         return _array(block, 0, self._kind.shape, self._kind.dtype)
 
-    def _sparse_block(self, block: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _sparse(self, block: NDArray[np.uint8], begin: int, end: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A range of the indices and values of a sparse result."""
         kind = self._kind
-        values = _array(block, 0, (self._total, *kind.shape[1:]), kind.dtype)
-        return _array(block, -(-values.nbytes // LINE) * LINE, (self._total,), kind.indices), values
+        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
+        start = -(-self._sum * value // LINE) * LINE  # behind as many values as there may be
+        values = block[begin * value : end * value].view(kind.dtype)
+        if not kind.plain:
+            values = values.reshape(-1, *kind.shape[1:])
+        return block[start + begin * index : start + end * index].view(kind.indices), values
 
     @cached_property
     def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
@@ -357,12 +424,30 @@ class Split(SharedStep):
         return SparseStream._sparse_form(indices, values, kind.size)
 
 
+@lru_cache(maxsize=1)
+def _claim_kernel() -> Callable[..., Any]:
+    words, word = types.Array(types.uint64, 1, "C"), types.uint64
+    return compiled_entry(_claim, (words, *(word,) * 3))
+
+
+@kernel
+def _claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
+    """A number below ``count`` that no other rank has claimed in this turn, or -1 if there is none left."""
+    while True:
+        found = load_acquire(words, at)
+        claimed = found & _CLAIMED if found >> _CLAIMED_BITS == turn else np.uint64(0)
+        if claimed >= count or found >> _CLAIMED_BITS > turn:
+            return np.int64(-1)
+        if compare_exchange(words, at, found, turn << _CLAIMED_BITS | claimed + np.uint64(1)):
+            return np.int64(claimed)
+
+
 def _array(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def _head(ranks: int) -> int:
-    return -(-ranks * LINE // _PAGE) * _PAGE
+    return -(-(ranks + 1) * LINE // _PAGE) * _PAGE
 
 
 def _room(ranks: int) -> int:

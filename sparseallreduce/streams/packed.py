@@ -20,6 +20,9 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["Kind", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
 
 _ALIGNMENT = 8  # bytes, of the longest index or value
+# Bytes of an array that are written past the caches: with more, what is written first has left them anyway before another rank reads it.
+# The sum of two streams of 8 MiB, packed by a rank each on its core, takes 0.7 of the time for it, one of 3 MiB 1.3.
+_LARGE = 3 << 19
 _SAMPLES = 4  # entries that tell whether a sum of short streams has a chance to stay sparse
 
 
@@ -59,7 +62,7 @@ class Rows:
         self.start = start
         self.bytes = np.empty((ranks, start + aligned(room, _ALIGNMENT)), np.uint8) if memory is None else memory
         self._counts = np.empty(ranks, np.int64)
-        self._cuts = np.empty(ranks, np.uint64), np.empty(ranks, np.uint64)
+        self._bounds = np.empty((4, ranks), np.uint64)
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
 
     @classmethod
@@ -103,12 +106,14 @@ class Rows:
         """
         rows, density = (self._view(kind.indices), self._view(kind.dtype)), reduction.switch_density
         sparse = not any_dense and total <= kind.limit
-        if not any_dense and not sparse and len(counts) > 2:  # then no two summands of a tree may come to that many
+        if not any_dense and not sparse and len(counts) > 2:
             sparse = kernels.estimate_union(rows[0], self.start, kind.dtype.itemsize, counts, _SAMPLES) <= kind.limit
         if sparse:
-            entries = kernels.sum_cut_rows(*rows, self.start, counts, *self._cuts, total, whole=True, limit=kind.limit)
-            if entries is not None:
-                return SparseStream._sparse_form(*entries, kind.size, density=density)
+            inner = kernels.inner_sums(len(counts), total, kind.indices, kind.dtype)
+            indices, values = np.empty((1, total), kind.indices), np.empty((1, total), kind.dtype)
+            n = kernels.sum_cut_rows(*rows, self.start, counts, self._bounds, inner, indices, values, whole=True, limit=kind.limit)
+            if n >= 0:
+                return SparseStream._sparse_form(indices[0, :n], values[0, :n], kind.size, density=density)
         dense = np.empty(kind.shape, kind.dtype)
         kernels.sum_rows(*rows, self.start, counts, 0, kind.size, dense)
         dense.flags.writeable = False
@@ -154,7 +159,9 @@ def pack_into(stream: SparseStream, place: memoryview) -> int:
 def _put(array: NDArray[Any], place: memoryview, start: int) -> int:
     """Copy an array to bytes of a place from ``start`` on, and return where it ends."""
     end = start + array.nbytes
-    if end > start:
+    if array.nbytes >= _LARGE:
+        kernels.write_past(np.frombuffer(place, np.uint8), start, array.reshape(-1).view(np.uint8))
+    elif end > start:
         place[start:end] = memoryview(array).cast("B")  # type: ignore[arg-type]
     return end
 

@@ -31,9 +31,9 @@ def small():
         yield
 
 
-def stages(ranks):
+def stages(ranks, cores=4):
     memory = np.zeros(Stage.nbytes(ranks), np.uint8)
-    return [Stage(memory, rank, ranks, crowded=False) for rank in range(ranks)]
+    return [Stage(memory, rank, ranks, crowded=False, cores=cores) for rank in range(ranks)]
 
 
 def offered(ranks, streams, turn, density=None):
@@ -78,12 +78,12 @@ def cases(draw):
     return random_streams(rng, ranks, size, dtype, width, fills), draw(st.permutations(range(ranks)))
 
 
-@given(cases(), st.sampled_from([None, 0.1]))
-def test_the_sum_is_that_of_all_streams(case, density):
+@given(cases(), st.sampled_from([None, 0.1]), st.sampled_from([1, 2, 4, 16]))
+def test_the_sum_is_that_of_all_streams(case, density, cores):
     streams, order = case
     size = streams[0].size
     density = density if size <= 3000 else None
-    ranks = stages(len(streams))
+    ranks = stages(len(streams), cores)
     for turn in (FIRST, FIRST + 1):
         results = summed(ranks, streams, turn, order, density)
         first = results[0]
@@ -191,33 +191,56 @@ def test_without_a_free_block_a_result_is_copied_for_good(fill):
 
 
 def test_nobody_writes_while_another_may_still_read():
-    ranks, rng = stages(2), np.random.default_rng(2)
-    streams = random_streams(rng, 2, 3000, fills=(0.3,))
-    first, second = offered(ranks, streams, FIRST)
+    ranks, rng = stages(3), np.random.default_rng(2)
+    streams = random_streams(rng, 3, 3000, fills=(0.3,))
+    first, second, third = offered(ranks, streams, FIRST)
     assert first.result() is None
     first.abandon()
     reduction = Reduction()
     kind = packed.Kind.of(streams[0], reduction)
     assert ranks[0].offer(FIRST + 1, streams[0], kind, reduction) is None
-    second.abandon()
+    for other in (second, third):
+        other.abandon()
     assert ranks[0].offer(FIRST + 2, streams[0], kind, reduction) is not None
     assert ranks[1].offer(FIRST + 2, streams[1], kind, reduction) is not None
 
 
 def test_a_rank_that_failed_before_the_sum_began_is_free_with_its_next_offer():
-    ranks, rng = stages(2), np.random.default_rng(3)
-    streams, reduction = random_streams(rng, 2, 3000, fills=(0.3,)), Reduction()
+    ranks, rng = stages(3), np.random.default_rng(3)
+    streams, reduction = random_streams(rng, 3, 3000, fills=(0.3,)), Reduction()
     kind = packed.Kind.of(streams[0], reduction)
-    ours, theirs = (stage.offer(FIRST, stream, kind, reduction) for stage, stream in zip(ranks, streams))
+    ours, *theirs = (stage.offer(FIRST, stream, kind, reduction) for stage, stream in zip(ranks, streams))
     ours.begin([stream.stored for stream in streams], ours.flags)
     assert ours.result() is None
-    theirs.abandon()  # which has not heard that all agree
+    for split in theirs:  # which have not heard that all agree
+        split.abandon()
     ours.abandon()
     assert ranks[0].offer(FIRST + 1, streams[0], kind, reduction) is None
-    assert ranks[1].offer(FIRST + 1, streams[1], kind, reduction) is not None
-    ranks[1].held.abandon()
+    for stage, stream in zip(ranks[1:], streams[1:]):
+        assert stage.offer(FIRST + 1, stream, kind, reduction) is not None
+        stage.held.abandon()
     for result in summed(ranks, streams, FIRST + 2):
         assert np.array_equal(result.to_dense(), sum(stream.to_dense() for stream in streams))
+
+
+@pytest.mark.parametrize(("count", "cores", "parts"), [(2, 4, 2), (5, 2, 2), (5, 1, 1), (5, 3, 3)])
+def test_who_comes_first_adds_up_what_nobody_has_begun_to(count, cores, parts):
+    """Two parts at most lie in their places at once, so that who has added up both has the result."""
+    ranks, streams = stages(count, cores), random_streams(np.random.default_rng(7), count, 3000, fills=(0.1,))
+    splits, wanted = offered(ranks, streams, FIRST), sum(stream.to_dense() for stream in streams)
+    first = splits[-1].result()
+    assert (first is not None) == (parts <= 2)
+    results = [split.result() for split in splits[:-1]]
+    for result in [*results, first or splits[-1].result()]:
+        assert np.array_equal((result or splits[0].result()).to_dense(), wanted)
+
+
+def test_parts_are_claimed_once():
+    ranks = stages(3)
+    claimed = [stage.claim(FIRST, 2) for stage in ranks for _ in range(2)]
+    assert claimed == [0, 1, -1, -1, -1, -1]
+    assert [ranks[2].claim(FIRST + 1, 3) for _ in range(4)] == [0, 1, 2, -1]
+    assert ranks[0].claim(FIRST, 2) == -1  # a turn that is over
 
 
 def test_one_split_at_a_time():

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -328,39 +329,44 @@ def packed_rows(draw):
 
 
 @fast
-@given(packed_rows())
-def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed):
+@given(packed_rows(), st.integers(1, 9), st.sampled_from([None, 16, 500]), st.booleans())
+def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed, parts, piece, at_end):
+    """Whatever the pieces that are summed at a time, down to one with an entry of each row."""
     held, values, start, counts, size = packed
     ranks = len(counts)
-    before, shares, last = np.zeros(ranks + 1, np.uint64), [], (max(ranks - 1, 1).bit_length() - 1) % 2
-    for part in range(ranks):
+    before, shares = np.zeros(ranks + 1, np.uint64), []
+    for part in range(parts):
         found = []
         for module in (kernels, reference):
-            begins, ends = np.zeros(ranks + 1, np.uint64), np.append(counts.astype(np.uint64), np.uint64(size))
+            bounds = np.zeros((4, ranks + 1), np.uint64)
+            bounds[1] = [*counts, size]
             total, different = int(counts.sum()), module.estimate_union(held, start, values.itemsize, counts, 7)
             if start == 0:
-                total = module.cut_rows(held, values.itemsize, counts, size, part, begins, ends)
-            cuts = begins.copy(), ends.copy()
+                total = module.cut_rows(held, values.itemsize, counts, size, part, parts, bounds)
+            begins, ends, earlier = bounds[0].copy(), bounds[1].copy(), bounds[2, ranks].copy()
+            out = np.zeros((1, total + 3), held.dtype), np.zeros((1, total + 3), values.dtype)
             if module is kernels:
-                merged = kernels.sum_cut_rows(held, values, start, counts, begins, ends, total, whole=start > 0)
+                with mock.patch.object(kernels, "_PIECE", piece or kernels._PIECE):
+                    inner = kernels.inner_sums(ranks, total, held.dtype, values.dtype)
+                    n = kernels.sum_cut_rows(held, values, start, counts, bounds, inner, *out, whole=start > 0, at_end=at_end)
             else:
-                out = np.zeros((2, total), held.dtype), np.zeros((2, total), values.dtype)
-                n = reference.sum_cut_rows(held, values, start, counts, begins, ends, start > 0, total, *out)
-                merged = out[0][last, :n], out[1][last, :n]
-            found.append((total, different, *cuts, *merged))
+                n = reference.sum_cut_rows(held, values, start, counts, bounds, start > 0, at_end, total, 0, *out, *out)
+            place = slice(total + 3 - n, None) if at_end else slice(n)
+            found.append((total, different, begins, ends, earlier, out[0][0, place], out[1][0, place]))
         for ours, theirs in zip(*found):
             np.testing.assert_array_equal(bits(np.asarray(ours)), bits(np.asarray(theirs)))
-        total, different, begins, ends, indices, _ = found[0]
+        total, different, begins, ends, earlier, indices, _ = found[0]
         assert (indices[1:] > indices[:-1]).all()
         if start:
             return
         assert (counts.sum() > 0) <= different <= counts.sum()
         np.testing.assert_array_equal(begins, before)
+        assert earlier == before[:ranks].sum()
         before = ends
         shares.append(total)
     np.testing.assert_array_equal(before, [*counts, size])
     if size == np.iinfo(held.dtype).max and counts.min() > 1000:  # where chance evens out
-        assert max(shares) < 1.3 * sum(shares) / ranks
+        assert max(shares) < 1.3 * sum(shares) / parts
 
 
 @pytest.mark.parametrize("module", [kernels, reference])
@@ -375,37 +381,51 @@ def test_the_estimate_of_a_union_is_about_right(module):
         assert abs(module.estimate_union(rows, 0, 4, np.full(8, 1000), 100) - wanted) < 0.1 * wanted
 
 
-def test_a_sum_of_cut_rows_is_given_up_where_two_summands_have_too_many_entries():
+def test_a_sum_of_cut_rows_is_given_up_where_it_has_too_many_entries():
     rows = np.zeros((3, 8), np.uint32)
     rows[:, 4:] = [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
-    counts = np.full(3, 4)
-    for limit, wanted in ((8, 8), (7, None)):
-        cuts = np.zeros(3, np.uint64), counts.astype(np.uint64)
-        found = kernels.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, 12, limit=limit)
-        assert (found and len(found[0])) == wanted
-        cuts, out = (np.zeros(3, np.uint64), counts.astype(np.uint64)), np.zeros((2, 12), np.uint32)
-        n = reference.sum_cut_rows(rows, rows.view(np.float32), 0, counts, *cuts, False, limit, out, out.view(np.float32))
-        assert n == (wanted or -1)
+    counts, out = np.full(3, 4), np.zeros((1, 12), np.uint32)
+    inner = kernels.inner_sums(3, 12, np.uint32, np.float32)
+    for limit, wanted in ((8, 8), (7, -1)):
+        bounds = np.array([[0, 0, 0], [4, 4, 4], [0, 0, 0], [0, 0, 0]], np.uint64)
+        given, outputs = (rows, rows.view(np.float32), 0, counts, bounds), (out, out.view(np.float32))
+        assert reference.sum_cut_rows(*given, False, False, limit, 0, *inner, *outputs) == wanted
+        assert kernels.sum_cut_rows(*given, inner, *outputs, limit=limit) == wanted
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 1000, 4097])
+@pytest.mark.parametrize("at", [0, 1, 15, 64])
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_what_is_written_past_the_caches_is_there(module, length, at):
+    source = np.random.default_rng(0).integers(0, 256, length, np.uint8)
+    for skipped in (0, 7):
+        target = np.zeros(5000, np.uint8)[skipped:]
+        module.write_past(target, at, source)
+        assert np.array_equal(target[at : at + length], source)
+        assert not target[:at].any() and not target[at + length :].any()
+    with pytest.raises(StreamError) if module is kernels else nullcontext():
+        assert module.write_past(target[: at + length][:-1], at, np.zeros(length + 1, np.uint8)) < 0
 
 
 @pytest.mark.parametrize("module", [kernels, reference])
 def test_cut_rows_do_not_lead_out_of_their_arrays(module):
     rows, outputs = np.zeros((2, 16), np.uint32), (np.zeros((1, 9), np.uint32), np.zeros((1, 9), np.float32))
-    bounds = np.zeros((2, 3), np.uint64)
-    wide, ends = np.array([8, 8]), np.array([5, 5], np.uint64)
+    begins, ends, wide = np.zeros(2, np.uint64), np.array([5, 5], np.uint64), np.array([8, 8])
 
     def summed(counts, begins, ends, start=0):
-        last = (9,) if module is kernels else (False, 99, *outputs)
-        return module.sum_cut_rows(rows, rows.view(np.float32), start, counts, begins.copy(), ends.copy(), *last)
+        bounds, last = np.array([begins, ends, begins, begins]), () if module is kernels else (False, False, 99, 99)
+        inner = [outputs] if module is kernels else outputs
+        return module.sum_cut_rows(rows, rows.view(np.float32), start, counts, bounds, *last, *inner, *outputs)
 
     for call in (
-        lambda: module.cut_rows(rows, 4, np.array([0, 9]), 100, 0, *bounds),
+        lambda: module.cut_rows(rows, 4, np.array([0, 9]), 100, 0, 2, np.zeros((4, 3), np.uint64)),
+        lambda: module.cut_rows(rows, 4, np.array([0, 5]), 100, 0, 2, np.zeros((4, 2), np.uint64)),
         lambda: module.estimate_union(rows, 0, 4, np.array([0, 9]), 3),
-        lambda: summed(np.array([0, 9]), bounds[0], np.array([0, 9], np.uint64)),
-        lambda: summed(wide, bounds[0], ends),  # ten entries for nine places
+        lambda: summed(np.array([0, 9]), begins, np.array([0, 9], np.uint64)),
+        lambda: summed(wide, begins, ends),  # ten entries for nine places
         lambda: summed(wide, ends + np.uint64(1), ends),
-        lambda: summed(np.array([4, 4]), bounds[0], ends),
-        lambda: summed(np.array([5, 0]), bounds[0], np.array([5, 0], np.uint64), 32),
+        lambda: summed(np.array([4, 4]), begins, ends),
+        lambda: summed(np.array([5, 0]), begins, np.array([5, 0], np.uint64), 32),
     ):
         try:
             found = call()
@@ -530,7 +550,7 @@ begin = time.perf_counter()
 kernels.warm_up()
 from sparseallreduce.streams.kernels import compiled
 used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_part", "join_parts", "sum_rows", "cut_rows",
-    "estimate_union", "sum_cut_rows")
+    "estimate_union", "sum_cut_rows", "write_past")
 dispatchers = [getattr(compiled, name) for name in used]
 print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
 """
@@ -553,14 +573,14 @@ def outcome(process):
 def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_ones_none(tmp_path):
     together = [probe(tmp_path) for _ in range(4)]
     compiled = [outcome(process) for process in together]
-    assert sum(compiled) == 12
+    assert sum(compiled) == 13
     assert outcome(probe(tmp_path)) == 0
 
 
 def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
-    assert outcome(probe(tmp_path / "file" / "cache")) == 12
+    assert outcome(probe(tmp_path / "file" / "cache")) == 13
 
 
 def test_a_damaged_cache_is_done_without(tmp_path):

@@ -25,6 +25,7 @@ __all__ = [
     "estimate_union",
     "first_violation",
     "gather_present",
+    "inner_sums",
     "join_parts",
     "merge",
     "scatter",
@@ -35,6 +36,7 @@ __all__ = [
     "sum_part",
     "sum_rows",
     "warm_up",
+    "write_past",
 ]
 
 Indices = NDArray[np.unsignedinteger[Any]]
@@ -46,7 +48,7 @@ _INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
 _BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
 _LARGEST = 2**64 - 1
-_SHORT = 1 << 13  # entries of which the memory is not worth keeping
+_PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
@@ -280,10 +282,8 @@ def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64
         raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or a vector of {len(dense)} not the indices")
 
 
-def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: Positions, ends: Positions
-) -> int:
-    """Find one of as many parts of the index space as there are streams, which all have about as many entries of all together.
+def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, bounds: Positions) -> int:
+    """Find one of some parts of the index space which all have about as many entries of all streams together.
 
     Parameters
     ----------
@@ -296,9 +296,12 @@ def cut_rows(
     size : int
         Of the index space.
     part : int
-        Below the number of ranks.
-    begins, ends : ndarray of uint64, shape (ranks + 1,)
-        Where in each row the entries of the part begin and end, and last where the part does in the index space: filled in.
+        Below ``parts``.
+    parts : int
+        How many there are.
+    bounds : ndarray of uint64, shape (4, ranks + 1)
+        Filled in: where in each row the entries of the part begin and, in the second row, where they end; last in these rows, where
+        the part begins and ends in the index space, and in the third, how many entries lie before it.
 
     Returns
     -------
@@ -312,9 +315,9 @@ def cut_rows(
     """
     key = ("cut_rows", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, begins, ends)
+    found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, parts, bounds)
     if found < 0:
-        raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
+        raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries, or {bounds.shape} bounds not all there are")
     return found
 
 
@@ -348,50 +351,77 @@ def sum_cut_rows(
     values: Values,
     start: int,
     counts: NDArray[np.int64],
-    begins: Positions,
-    ends: Positions,
-    total: int,
+    bounds: Positions,
+    inner: tuple[Indices, Values],
+    iout: Indices,
+    vout: Values,
     *,
     whole: bool = False,
+    at_end: bool = False,
     limit: int = _LARGEST,
-) -> tuple[Indices, Values] | None:
+) -> int:
     """Sum a part of streams that lie one in a row of bytes, as :func:`cut_rows` has found it, as a balanced tree.
 
     Parameters
     ----------
     rows, values, start, counts
         As for :func:`sum_rows`, without dense vectors.
-    begins, ends : ndarray of uint64, shape (ranks,) or longer
-        Where in each row the entries begin and end; they hold nothing of use afterwards.
-    total : int
-        How many entries these are.
+    bounds : ndarray of uint64, shape (4, ranks) or wider
+        Where in each row the entries begin and, in the second row, where they end; they hold nothing of use afterwards.
+    inner : (indices, values)
+        Memory that :func:`inner_sums` has made.
+    iout, vout : ndarray, shape (1, room)
+        The outputs, with room for all entries of the part. What they hold beside the sum is undefined afterwards.
     whole : bool
-        Whether these are all entries, whatever ``begins`` and ``ends`` say.
+        Whether the part is all there is, whatever ``bounds`` says.
+    at_end : bool
+        Whether the sum is to lie at the end of the outputs, not at their beginning.
     limit : int, optional
-        The most entries that two summands may have together.
+        The most entries that the sum may have.
 
     Returns
     -------
-    (indices, values) or None
-        Of the sum; None if that would take two summands with more.
+    int
+        How many entries the sum has; -1 if more than ``limit``.
 
     Raises
     ------
     StreamError
-        If the rows do not hold the entries, or there are more than ``total``.
+        If the rows do not hold the entries, or the outputs are too short.
     """
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    levels = (len(counts) - 1).bit_length() or 1  # of the tree: one level's sums are the next one's summands
-    room, empty = (2 if levels > 1 else 1, total), np.empty if total < _SHORT else memory.empty
-    iout, vout = empty(room, rows.dtype), empty(room, values.dtype)
-    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, begins, ends, whole, limit, iout, vout)
-    if found < 0:
-        if found == -1:
-            return None
-        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or not {total} in all")
-    last = (levels - 1) % 2
-    return iout[last, :found], vout[last, :found]
+    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, bounds, whole, at_end, limit, _PIECE, *inner, iout, vout)
+    if found < -1:
+        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or more than {iout.shape[1]}")
+    return found
+
+
+def inner_sums(ranks: int, total: int, index_dtype: DTypeLike, value_dtype: DTypeLike) -> tuple[Indices, Values]:
+    """Memory for the sums of two levels of the tree that :func:`sum_cut_rows` makes of so many entries of so many ranks at most."""
+    shape = (2, min(total, _PIECE) if ranks > 2 else 0)
+    return memory.empty(shape, index_dtype), memory.empty(shape, value_dtype)
+
+
+def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) -> None:
+    """Copy bytes past the caches, to memory that other processes read.
+
+    Parameters
+    ----------
+    target, source : ndarray of uint8, shapes (m,) and (n,)
+        Without gaps.
+    to : int
+        Where in ``target`` the copy is to begin.
+
+    Raises
+    ------
+    StreamError
+        If ``target`` is too short.
+    """
+    key = ("write_past", None, _UINT32, _UINT32, 1)
+    entry = _entries.get(key) or _compiled(*key)
+    if (entry or reference.write_past)(target, to, source) < 0:
+        raise StreamError(f"{len(source)} bytes from {to} on do not fit into {len(target)}")
 
 
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> None:
@@ -477,11 +507,12 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
         join_parts(dense[None], 0, 1, dense)
         rows = np.zeros((2, 2), np.uint64)
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
-        begins, ends = np.zeros((2, 3), np.uint64)
+        bounds = np.zeros((4, 3), np.uint64)
         sum_rows(*packed, 0, none, 0, 1, dense)
-        cut_rows(packed[0], dense.itemsize, none, 1, 0, begins, ends)
+        cut_rows(packed[0], dense.itemsize, none, 1, 0, 2, bounds)
         estimate_union(packed[0], 0, dense.itemsize, none, 1)
-        sum_cut_rows(*packed, 0, none, begins, ends, 0)
+        write_past(rows[0].view(np.uint8), 0, rows[1].view(np.uint8))
+        sum_cut_rows(*packed, 0, none, bounds, inner_sums(2, 0, index_dtype, value_dtype), *(array[:1] for array in packed))
 
 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:

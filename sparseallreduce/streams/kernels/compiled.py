@@ -19,7 +19,7 @@ from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
+from sparseallreduce.streams.kernels.intrinsics import address_of, count_bits, finish_streaming, lowest_bit, stream_16_bytes
 
 __all__ = ["COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel"]
 
@@ -33,6 +33,7 @@ FEW = 100  # entries of two streams up to which one chain takes less time than t
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
 DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
+LINE = 64  # bytes that a core fetches at once
 BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
 
 Indices = NDArray[np.unsignedinteger[Any]]
@@ -519,31 +520,35 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
 
 
 @kernel
-def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, begins: Any, ends: Any) -> Any:
+def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
-    ranks, total, n = U(counts.shape[0]), U(0), U(0)
+    ranks, total, before, n = U(counts.shape[0]), U(0), U(0), U(0)
+    if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks:
+        return np.int64(MALFORMED)
     for r in range(ranks):
         total += U(counts[r])
         if _behind(rows, itemsize * U(counts[r])) + U(counts[r]) > U(rows.shape[1]):
             return np.int64(MALFORMED)
     lo, hi = U(0), size
     for bound in range(part, part + U(2)):
-        if bound > U(0) and bound < ranks:
+        if bound > U(0) and bound < parts:
             mean = 0.0
             for r in range(ranks):
                 count = U(counts[r])
                 if count > U(0):
-                    mean += float(rows[r, _behind(rows, itemsize * count) + count * bound // ranks]) * float(count)
+                    mean += float(rows[r, _behind(rows, itemsize * count) + count * bound // parts]) * float(count)
             cut = U(mean / float(total)) if total > U(0) else size
             lo, hi = (cut, hi) if bound == part else (lo, cut)
     for r in range(ranks):
         count = U(counts[r])
         start = _behind(rows, itemsize * count)
         indices = rows[r, start : start + count]
-        begins[r] = _lower_bound(indices, U(0), count, lo) if part > U(0) else U(0)
-        ends[r] = _lower_bound(indices, U(begins[r]), count, hi) if part + U(1) < ranks else count
-        n += U(ends[r]) - U(begins[r])
-    begins[ranks], ends[ranks] = lo, hi
+        begin = _lower_bound(indices, U(0), count, lo) if part > U(0) else U(0)
+        end = _lower_bound(indices, begin, count, hi) if part + U(1) < parts else count
+        bounds[0, r], bounds[1, r] = begin, end
+        before += begin
+        n += end - begin
+    bounds[0, ranks], bounds[1, ranks], bounds[2, ranks] = lo, hi, before
     return np.int64(n)
 
 
@@ -580,56 +585,147 @@ def sum_cut_rows(
     values: Values,
     start: Any,
     counts: Any,
-    begins: Any,
-    ends: Any,
+    bounds: Any,
     whole: Any,
+    at_end: Any,
     limit: Any,
+    most: Any,
+    inner_indices: Indices,
+    inner_values: Values,
     iout: Indices,
     vout: Values,
 ) -> Any:
-    """Merge two neighbours at a time, in two outputs by turns; ``begins`` and ``ends`` tell where what is merged lies there."""
-    nodes, room, into, n = U(counts.shape[0]), U(min(iout.shape[1], vout.shape[1])), U(1), U(0)
-    for r in range(nodes):
+    """Merge two neighbours at a time, a piece of the index space after the other, of ``most`` entries at most.
+
+    Sums of a level of the tree are made in two inner arrays by turns, those of the last one in the output. ``bounds`` has where in each
+    row lies what is still to be merged, and in its last two rows the same of a piece. A sum at the end of its array is made from the last
+    piece on, each of which is moved there while it is in the cache.
+    """
+    ranks, room, left, n = U(counts.shape[0]), U(min(iout.shape[1], vout.shape[1])), U(0), U(0)
+    if U(bounds.shape[0]) < U(4) or U(bounds.shape[1]) < ranks:
+        return np.int64(MALFORMED)
+    for r in range(ranks):
         if whole:
-            begins[r], ends[r] = U(0), U(counts[r])
-        begin, end, count = U(begins[r]), U(ends[r]), U(counts[r])
+            bounds[0, r], bounds[1, r] = U(0), U(counts[r])
+        begin, end, count = U(bounds[0, r]), U(bounds[1, r]), U(counts[r])
         if begin > end or end > count or _behind(rows, start + count * U(values.itemsize)) + end > U(rows.shape[1]):
             return np.int64(MALFORMED)
-    indices, added, packed = rows, values, True  # what is merged: the rows first, then what has come into an output
+        left += end - begin
+    if left > room:
+        return np.int64(MALFORMED)
+    while left > U(0):
+        piece = _take_piece(rows, U(values.itemsize), start, counts, bounds, left, most, at_end)
+        place = room - n - piece if at_end else n
+        found = _sum_piece(op, rows, values, start, counts, bounds, inner_indices, inner_values, iout, vout, place)
+        if found < 0:
+            return np.int64(found)
+        if at_end and U(found) < piece:
+            _move(iout, room - n - U(found), iout, place, U(found))
+            _move(vout, room - n - U(found), vout, place, U(found))
+        left -= piece
+        n += U(found)
+        if n > limit:
+            return np.int64(-1)
+    return np.int64(n)
+
+
+@inlined
+def _take_piece(rows: Indices, itemsize: Any, start: Any, counts: Any, bounds: Any, left: Any, most: Any, at_end: Any) -> Any:
+    """Take the first piece, or the last, from what is left in the rows; return its entries, which are all or about half of ``most``."""
+    ranks, total = U(counts.shape[0]), left
+    for r in range(ranks):
+        bounds[2, r], bounds[3, r] = bounds[0, r], bounds[1, r]
+    while total > most:
+        longest, length = U(0), U(0)
+        for r in range(ranks):
+            if U(bounds[3, r]) - U(bounds[2, r]) > length:
+                longest, length = r, U(bounds[3, r]) - U(bounds[2, r])
+        share = max(length * most // (total + total), U(1))
+        cut = U(bounds[3, longest]) - share if at_end else U(bounds[2, longest]) + share
+        index = rows[longest, _behind(rows, start + U(counts[longest]) * itemsize) + cut]
+        total = U(0)
+        for r in range(ranks):
+            behind = _behind(rows, start + U(counts[r]) * itemsize)
+            found = _lower_bound(rows[r, behind : behind + U(counts[r])], U(bounds[2, r]), U(bounds[3, r]), index)
+            bounds[2 if at_end else 3, r] = found
+            total += U(bounds[3, r]) - U(bounds[2, r])
+        if length == U(1):
+            break
+    for r in range(ranks):
+        if at_end:
+            bounds[1, r] = bounds[2, r]
+        else:
+            bounds[0, r] = bounds[3, r]
+    return total
+
+
+@inlined
+def _sum_piece(
+    op: int,
+    rows: Indices,
+    values: Values,
+    start: Any,
+    counts: Any,
+    bounds: Any,
+    inner_indices: Indices,
+    inner_values: Values,
+    iout: Indices,
+    vout: Values,
+    place: Any,
+) -> Any:
+    """Sum a piece of all rows, and return the entries of its sum."""
+    nodes, into, found, room = U(counts.shape[0]), U(1), np.int64(0), U(min(inner_indices.shape[1], inner_values.shape[1]))
+    indices, added, packed = rows, values, True  # what is merged: the rows first, then what has come into an inner array
     while packed or nodes > U(1):
-        source, into, n = into, U(1) - into, U(0)
+        source, into, n, last = into, U(1) - into, U(0), nodes <= U(2)
         for a in range(U(0), nodes, U(2)):
             b = min(a + U(1), nodes - U(1))
             row_a, row_b = (a, b) if packed else (source, source)
             first = start // U(values.itemsize) if packed else U(0)
             behind_a = _behind(rows, start + U(counts[a]) * U(values.itemsize)) if packed else U(0)
             behind_b = _behind(rows, start + U(counts[b]) * U(values.itemsize)) if packed else U(0)
-            end_b = U(begins[b]) if a == b else U(ends[b])  # the last of an odd number has no neighbour
-            if a != b and (U(ends[a]) - U(begins[a])) + (end_b - U(begins[b])) > limit:
-                return np.int64(-1)
-            end_a = U(ends[a])
-            ia, va = indices[row_a, behind_a + U(begins[a]) : behind_a + end_a], added[row_a, first + U(begins[a]) : first + end_a]
-            ib, vb = indices[row_b, behind_b + U(begins[b]) : behind_b + end_b], added[row_b, first + U(begins[b]) : first + end_b]
+            begin_a, end_a, begin_b = U(bounds[2, a]), U(bounds[3, a]), U(bounds[2, b])
+            end_b = begin_b if a == b else U(bounds[3, b])  # the last of an odd number has no neighbour
+            ia, va = indices[row_a, behind_a + begin_a : behind_a + end_a], added[row_a, first + begin_a : first + end_a]
+            ib, vb = indices[row_b, behind_b + begin_b : behind_b + end_b], added[row_b, first + begin_b : first + end_b]
             na, nb = U(ia.shape[0]), U(ib.shape[0])
-            if na + nb > room - n:
+            if not last and na + nb > room - n:
                 return np.int64(MALFORMED)
+            io, vo = (iout[0, place:], vout[0, place:]) if last else (inner_indices[into, n:], inner_values[into, n:])
             if na + nb < U(FEW):
-                found = np.int64(_finish(op, ia, va, U(0), na, ib, vb, U(0), nb, iout[into, n:], vout[into, n:], U(0)))
+                found = np.int64(_finish(op, ia, va, U(0), na, ib, vb, U(0), nb, io, vo, U(0)))
             else:
-                found = np.int64(_merge(op, ia, va, ib, vb, iout[into, n:], vout[into, n:]))
+                found = np.int64(_merge(op, ia, va, ib, vb, io, vo))
             if found < 0:
                 return np.int64(MALFORMED)
-            begins[a >> U(1)], ends[a >> U(1)] = n, n + U(found)
+            bounds[2, a >> U(1)], bounds[3, a >> U(1)] = n, n + U(found)
             n += U(found)
         nodes = (nodes + U(1)) >> U(1)
-        indices, added, packed = iout, vout, False
-    return np.int64(n)
+        indices, added, packed = inner_indices, inner_values, False
+    return found
 
 
 @inlined
 def _behind(rows: Indices, nbytes: Any) -> Any:
     """Where the indices of a row begin, behind so many bytes."""
     return (nbytes + U(rows.itemsize - 1)) // U(rows.itemsize)
+
+
+@kernel
+def write_past(target: Values, to: Any, source: Values) -> Any:
+    """Copy bytes past the caches, a line at a time: a core that writes to a part of one must wait for the rest."""
+    count = U(source.shape[0])
+    if to + count > U(target.shape[0]):
+        return MALFORMED
+    i = min(count, (U(LINE) - (address_of(target, to) & U(LINE - 1))) % U(LINE))
+    _move(target, to, source, U(0), i)
+    while i + U(LINE) <= count:
+        for j in range(U(0), U(LINE), U(16)):
+            stream_16_bytes(target, to + i + j, source, i + j)
+        i += U(LINE)
+    _move(target, to + i, source, i, count - i)
+    finish_streaming()
+    return 0
 
 
 @kernel
@@ -681,6 +777,7 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
     i, iout = _array(index_dtype, 1, True), _array(index_dtype, 1, False)
     v, vout = _array(value_dtype, ndim, True), _array(value_dtype, ndim, False)
     positions, counts = _array(np.uint64, 1, False), _array(np.int64, 1, False)
+    bounds = _array(np.uint64, 2, False)
     tables = _array(index_dtype, 2, False), _array(value_dtype, 2, False)
     mask = numba.from_dtype(np.dtype(value_dtype))
     kernels = {
@@ -692,9 +789,13 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
         "sum_part": ((sum_part, None), (tables[1], types.uint64, types.uint64, types.uint64, vout)),
         "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
-        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, types.uint64, types.uint64, positions, positions)),
+        "write_past": ((write_past, None), (_array(np.uint8, 1, False), types.uint64, _array(np.uint8, 1, True))),
+        "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, bounds)),
         "estimate_union": ((estimate_union, None), (tables[0], types.uint64, types.uint64, counts, types.uint64)),
-        "sum_cut_rows": ((sum_cut_rows, None), (*tables, types.uint64, counts, positions, positions, types.boolean, types.uint64, *tables)),
+        "sum_cut_rows": (
+            (sum_cut_rows, None),
+            (*tables, types.uint64, counts, bounds, *(types.boolean,) * 2, *(types.uint64,) * 2, *tables, *tables),
+        ),
         "sum_rows": ((sum_rows, None), (*tables, types.uint64, counts, types.uint64, types.uint64, positions, vout)),
     }
     variants, signature = kernels[name]

@@ -8,7 +8,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-__all__ = ["call", "count_bits", "load_acquire", "lowest_bit", "prefetch", "prefetch_to_write", "store_release"]
+__all__ = [
+    "address_of",
+    "call",
+    "compare_exchange",
+    "count_bits",
+    "finish_streaming",
+    "load_acquire",
+    "lowest_bit",
+    "prefetch",
+    "prefetch_to_write",
+    "store_release",
+    "stream_16_bytes",
+]
 
 _INT32 = ir.IntType(32)
 _READ, _WRITE = _INT32(0), _INT32(1)  # what a line is fetched for
@@ -43,6 +55,45 @@ def _prefetching(purpose: ir.Constant) -> Any:
 
 
 @_intrinsic
+def address_of(typing: Any, array: Any, index: Any) -> Any:
+    """The address of an element."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(builder.gep(data, [arguments[1]]), ir.IntType(64))
+
+    return types.uint64(array, types.uint64), generate
+
+
+@_intrinsic
+def stream_16_bytes(typing: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
+    """Copy 16 bytes past the caches, between flat positions of two arrays; in the target to a multiple of 16 bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, to, source, start = arguments
+        target = context.make_array(signature.args[0])(context, builder, target).data
+        source = context.make_array(signature.args[2])(context, builder, source).data
+        words = ir.VectorType(ir.IntType(64), 2).as_pointer()
+        copied = builder.load(builder.bitcast(builder.gep(source, [start]), words), align=1)
+        written = builder.store(copied, builder.bitcast(builder.gep(target, [to]), words), align=16)
+        written.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(target, types.uint64, source, types.uint64), generate
+
+
+@_intrinsic
+def finish_streaming(typing: Any) -> Any:
+    """Let what was written past the caches be seen by others before what is written from now on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@_intrinsic
 def load_acquire(typing: Any, array: Any, index: Any) -> Any:
     """An element of a uint64 array that another process may be writing; nothing that follows is read before it."""
 
@@ -63,6 +114,18 @@ def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def compare_exchange(typing: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
+    """Write an element of a uint64 array that other processes may be writing, if it is as expected; return whether it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        found = builder.cmpxchg(builder.gep(data, [arguments[1]]), arguments[2], arguments[3], "acq_rel", "acquire")
+        return builder.extract_value(found, 1)
+
+    return types.boolean(array, types.uint64, types.uint64, types.uint64), generate
 
 
 @_intrinsic

@@ -103,23 +103,21 @@ def sum_rows(
     return 0
 
 
-def cut_rows(
-    rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, begins: Positions, ends: Positions
-) -> int:
+def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int, part: int, parts: int, bounds: Positions) -> int:
     """Find where a part lies in each row."""
-    streams = _indices(rows, itemsize * counts, counts)
-    if streams is None:
+    streams, ranks = _indices(rows, itemsize * counts, counts), len(counts)
+    if streams is None or bounds.shape[1] <= ranks:
         return -2
-    ranks, total, cuts = len(counts), counts.sum(), [0, size]
+    total, cuts = counts.sum(), [0, size]
     for side, bound in enumerate((part, part + 1)):
-        if 0 < bound < ranks:
-            weighted = [float(indices[len(indices) * bound // ranks]) * len(indices) for indices in streams if len(indices)]
+        if 0 < bound < parts:
+            weighted = [float(indices[len(indices) * bound // parts]) * len(indices) for indices in streams if len(indices)]
             cuts[side] = int(sum(weighted) / float(total)) if total else size
     for r, indices in enumerate(streams):
         inner = np.searchsorted(indices, np.array(cuts, np.uint64))
-        begins[r], ends[r] = (inner[0] if part else 0), (inner[1] if part + 1 < ranks else len(indices))
-    begins[ranks], ends[ranks] = cuts
-    return int((ends - begins)[:ranks].sum())
+        bounds[:2, r] = (inner[0] if part else 0), (inner[1] if part + 1 < parts else len(indices))
+    bounds[:3, ranks] = *cuts, bounds[0, :ranks].sum()
+    return int((bounds[1] - bounds[0])[:ranks].sum())
 
 
 def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.int64], samples: int) -> int:
@@ -141,33 +139,35 @@ def sum_cut_rows(
     values: Values,
     start: int,
     counts: NDArray[np.int64],
-    begins: Positions,
-    ends: Positions,
+    bounds: Positions,
     whole: bool,
+    at_end: bool,
     limit: int,
+    _most: int,
+    _inner_indices: Indices,
+    _inner_values: Values,
     iout: Indices,
     vout: Values,
 ) -> int:
     """Sum the parts as a balanced tree."""
-    begins, ends = (np.zeros_like(counts, np.uint64), counts.astype(np.uint64)) if whole else (begins[: len(counts)], ends[: len(counts)])
+    begins, ends = (np.zeros(len(counts), np.uint64), counts.astype(np.uint64)) if whole else bounds[:2, : len(counts)]
     streams = _indices(rows, start + values.itemsize * counts, counts)
     if streams is None or (ends > counts.astype(np.uint64)).any() or (begins > ends).any() or int((ends - begins).sum()) > iout.shape[1]:
         return -2
     cuts = zip(streams, values[:, start // values.itemsize :], begins.tolist(), ends.tolist(), strict=True)
     parts = [(indices[begin:end], added[begin:end]) for indices, added, begin, end in cuts]
-    for level in range(max(1, (len(parts) - 1).bit_length())):
-        into, merged = level % 2, []
-        for a in range(0, len(parts), 2):
-            ia, va = parts[a]
-            ib, vb = parts[a + 1] if a + 1 < len(parts) else (ia[:0], va[:0])
-            if a + 1 < len(parts) and len(ia) + len(ib) > limit:
-                return -1
+    while len(parts) > 1:
+        merged = []
+        for (ia, va), (ib, vb) in zip(parts[::2], parts[1::2], strict=False):
             pair = np.empty(len(ia) + len(ib), ia.dtype), np.empty(len(ia) + len(ib), va.dtype)
             n = merge(ia, va, ib, vb, SUM, *pair)
             merged.append((pair[0][:n], pair[1][:n]))
-        parts = merged
+        parts = merged + parts[2 * len(merged) :]
     n = len(parts[0][0])
-    iout[into, :n], vout[into, :n] = parts[0]
+    if n > limit:
+        return -1
+    place = slice(iout.shape[1] - n, None) if at_end else slice(n)
+    iout[0, place], vout[0, place] = parts[0]
     return n
 
 
@@ -177,6 +177,14 @@ def _indices(rows: Indices, nbytes: NDArray[np.int64], counts: NDArray[np.int64]
     if (behind + counts > rows.shape[1]).any():
         return None
     return [row[start : start + count] for row, start, count in zip(rows, behind.tolist(), counts.tolist(), strict=True)]
+
+
+def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) -> int:
+    """Copy bytes."""
+    if to + len(source) > len(target):
+        return -2
+    target[to : to + len(source)] = source
+    return 0
 
 
 def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> int:
