@@ -41,6 +41,8 @@ _MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
 class SharedStep(ABC):
     """A step of an operation that ranks take in memory that they share, without the network."""
 
+    __slots__ = ()
+
     @abstractmethod
     def result(self, polls: int = 1) -> SparseStream | None:
         """What it comes to, if the others have come as far as that takes, or do while we look so many times."""

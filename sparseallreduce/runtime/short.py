@@ -135,6 +135,10 @@ class _ByMessages:
             self.lengths.append(length)
         return flags
 
+    def counted(self) -> NDArray[np.int64]:
+        """The entries, to be kept."""
+        return np.array(self.entries, np.int64)
+
     def reduced(self, kind: _Kind) -> SparseStream:
         """The reduction of what all have packed."""
         return self.rows.reduced(self.entries, self.lengths, kind.streams, kind.reduction)
@@ -165,6 +169,9 @@ class _OnBoard:
     @property
     def entries(self) -> list[int]:
         return self._slot.entries.tolist()
+
+    def counted(self) -> NDArray[np.int64]:
+        return self._slot.entries.copy()
 
     @property
     def lengths(self) -> list[int]:
@@ -260,7 +267,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                     _count_result(entries, result, nbytes, nbytes, 2 * rounds)
                 return result
             if agreed & long.STAGED:
-                step.begin(hearing.entries, agreed)
+                step.begin(hearing.counted(), agreed)
             if agreed & (long.WRITTEN | long.STAGED):
                 joined: SparseStream | None = step.result(kind.polls)
                 if joined is not None:

@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.allreduce import FREE, STAGED, Told
-from sparseallreduce.runtime.shared import LINE, SharedStep, Words, patience, word_kernels
+from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.shared import LINE, SharedStep, patience, word_kernels
+from sparseallreduce.runtime.stage_kernels import ADDED, ENTRIES, FIRST, LEFT, WORDS, WRITTEN, claim_kernel, sum_parts_kernel
 from sparseallreduce.streams import kernels, memory, packed
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
-from sparseallreduce.streams.kernels.intrinsics import compare_exchange, load_acquire
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import slice_range
 from sparseallreduce.streams.reduction import Reduction
@@ -42,12 +40,6 @@ __all__ = ["KEPT", "Split", "Stage"]
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
 _BYTES = 1 << 28  # of the streams of all ranks; memory that is not used is only numbers
 _PAGE = 4096
-# Words of a part: the turn in which it was added up, how many entries that are and where it begins, and the turn in which it was written
-# to the result. Of a rank, in the same row: the turn from which on it no longer reads what the others have written.
-_ADDED, _ENTRIES, _FIRST, _WRITTEN, _LEFT = range(5)
-_WORDS = LINE // 8
-# Of the word behind them: how many parts have been claimed, in the turn whose number is above these bits.
-_CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 _NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
 _LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
@@ -70,7 +62,7 @@ class Stage:
 
     def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, crowded: bool, cores: int) -> None:
         self.rank, self.ranks, self.cores = rank, ranks, cores
-        self.polls, self._offer = patience(crowded)
+        self.polls, self.offered = patience(crowded)
         self.room = _room(ranks)  # bytes that a stream may take
         head, rows = _head(ranks), ranks * self.room
         self.words = memory[: (ranks + 1) * LINE].view(np.uint64)
@@ -81,9 +73,12 @@ class Stage:
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
         self._inner: dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._kept = [_NOT] * KEPT
+        self._readable = [memoryview(block).toreadonly() for block in self.blocks[:KEPT]]
+        self._released = [_release(self._kept, place) for place in range(KEPT)]
+        self._leases: list[Any] = [None] * KEPT
         self._last = 0  # turn which we have entered, until we have its result
         self.held: Split | None = None  # ours, until it ends
-        (self._have_come, self._set), self._claim = word_kernels(), _claim_kernel()
+        (self._have_come, self._set), self._claim = word_kernels(), claim_kernel()
         _stages.add(self)
 
     @staticmethod
@@ -100,9 +95,9 @@ class Stage:
             return None
         if reduction.switch_density is not None and math.prod(kind.shape) * kind.dtype.itemsize > self.blocks.shape[1]:
             return None
-        if not self.have_come(_LEFT, self.ranks, self._last):
+        if not self.have_come(LEFT, self.ranks, self._last):
             return None
-        self.say(self.rank, _LEFT, turn - 1)  # also if an operation failed before it came here
+        self.say(self.rank, LEFT, turn - 1)  # also if an operation failed before it came here
         packed.pack_into(stream, self._place)
         self.held = Split(self, turn, kind, reduction)
         return self.held
@@ -127,20 +122,20 @@ class Stage:
 
     def claim(self, turn: int, parts: int) -> int:
         """A part for us to add up, which no other rank does; -1 if there is none left."""
-        part: int = self._claim(self.words, self.ranks * _WORDS, turn, parts)
+        part: int = self._claim(self.words, self.ranks * WORDS, turn, parts)
         return part
 
     def say(self, of: int, what: int, word: int) -> None:
         """Write a word of a part that is ours, or of our rank."""
-        self._set(self.words, of * _WORDS + what, word)
+        self._set(self.words, of * WORDS + what, word)
 
     def tell(self, part: int, entries: int, first: int) -> None:
         """Write how many entries a part came to and where it begins, to be seen with our next word."""
-        self.words[part * _WORDS + _ENTRIES], self.words[part * _WORDS + _FIRST] = entries, first
+        self.words[part * WORDS + ENTRIES], self.words[part * WORDS + FIRST] = entries, first
 
     def have_come(self, what: int, count: int, turn: int, polls: int = 1) -> bool:
         """Whether that word of the first so many parts or ranks has come to a turn, or does while we look so many times."""
-        come: bool = self._have_come(self.words, what, _WORDS, count, turn, polls, self._offer)
+        come: bool = self._have_come(self.words, what, WORDS, count, turn, polls, self.offered)
         return come
 
     def inner(self, kind: packed.Kind) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -153,14 +148,16 @@ class Stage:
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
         self._kept[place] = _HERE
-        return np.asarray(_Lease(self.blocks[place], self._kept, place))
+        array = np.frombuffer(self._readable[place], np.uint8)  # which all views refer to
+        self._leases[place] = weakref.ref(array, self._released[place])
+        return array
 
     def pin(self) -> None:
         """Keep for good what is kept now."""
         self._kept[:] = [_FOREVER if kept else _NOT for kept in self._kept]
 
 
-_stages: WeakSet[Stage] = WeakSet()
+_stages: weakref.WeakSet[Stage] = weakref.WeakSet()
 
 
 def _pin() -> None:
@@ -173,19 +170,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_pin)
 
 
-class _Lease:
-    """What arrays in a block refer to: when the last of them is gone, so is this, and the block is free."""
+def _release(kept: list[int], place: int, here: int = _HERE, free: int = _NOT) -> Callable[[Any], None]:
+    """What is called when a result is gone, also while the interpreter ends."""
 
-    __slots__ = ("__array_interface__", "_block", "_kept", "_place")
+    def release(_lease: Any) -> None:
+        if kept[place] == here:
+            kept[place] = free
 
-    def __init__(self, block: NDArray[np.uint8], kept: list[int], place: int) -> None:
-        self._block, self._kept, self._place = block, kept, place
-        interface = block.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], True)}
-
-    def __del__(self, here: int = _HERE, free: int = _NOT) -> None:  # arguments, since globals may be gone when the interpreter ends
-        if self._kept[self._place] == here:
-            self._kept[self._place] = free
+    return release
 
 
 class Split(SharedStep):
@@ -201,15 +193,32 @@ class Split(SharedStep):
         A sum.
     """
 
+    __slots__ = (
+        "_begun",
+        "_block",
+        "_counts",
+        "_dense",
+        "_direct",
+        "_entries",
+        "_first",
+        "_kind",
+        "_next",
+        "_ours",
+        "_parts",
+        "_reduction",
+        "_stage",
+        "_sum",
+        "_total",
+        "_turn",
+        "flags",
+    )
+
     def __init__(self, stage: Stage, turn: int, kind: packed.Kind, reduction: Reduction) -> None:
         self._stage, self._turn, self._kind, self._reduction = stage, turn, kind, reduction
         self.flags = STAGED | stage.free_blocks() << FREE
-        self._entries: Sequence[int] = ()  # of each rank
-        self._sum = 0  # of them
         self._begun = self._dense = self._direct = False
         self._parts = min(stage.ranks, stage.cores)  # into which the index space is cut
         self._total = self._first = 0  # entries of a sparse result, and how many do not count before them
-        self._compiles = kind.plain and kind.dtype != np.float16
         self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
         self._next: Callable[[int], bool] | None = self._add
 
@@ -217,9 +226,11 @@ class Split(SharedStep):
         """What this rank tells the others."""
         return Told(self.flags, self.begin, self.abandon)
 
-    def begin(self, entries: Sequence[int], common: int) -> Split:
+    def begin(self, entries: Sequence[int] | NDArray[np.int64], common: int) -> Split:
         """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set."""
-        self._entries, self._sum = entries, sum(entries)
+        self._counts = np.asarray(entries, np.int64)
+        self._entries = self._counts.tolist()
+        self._sum = sum(self._entries)
         free = common >> FREE
         self._block = (free & -free).bit_length() - 1 if free else KEPT
         self._stage.enter(self._turn)
@@ -254,7 +265,7 @@ class Split(SharedStep):
 
     def _leave(self) -> None:
         """We no longer read what the others have written."""
-        self._stage.say(self._stage.rank, _LEFT, self._turn)
+        self._stage.say(self._stage.rank, LEFT, self._turn)
 
     def _add(self, polls: int) -> bool:
         """Add up our part, and what other ranks have not yet begun to."""
@@ -263,15 +274,35 @@ class Split(SharedStep):
         if self._dense:
             self._parts = stage.ranks
             self._add_dense()
-            stage.say(stage.rank, _WRITTEN, self._turn)
+            stage.say(stage.rank, WRITTEN, self._turn)
             self._next = self._await
+        elif self._kind.compiled and self._parts <= 2 and self._sum <= self._kind.limit:
+            self._direct = True
+            self._next = self._await
+            return self._sum_parts(polls)
         else:
-            self._direct = self._compiles and self._parts <= 2 and self._sum <= self._kind.limit
             while (part := stage.claim(self._turn, self._parts)) >= 0:
                 self._sum_part(part)
-            self._next = self._await if self._direct else self._write
+            self._next = self._write
         self._leave()
         return True
+
+    def _sum_parts(self, polls: int) -> bool:
+        """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
+        stage, kind, block = self._stage, self._kind, self._stage.blocks[self._block]
+        rows, _, counts = self._packed()
+        given = rows, stage.view(kind.dtype), counts, kind.size, stage.bounds, *stage.inner(kind), *self._sparse(block, 0, self._sum)
+        come = sum_parts_kernel(kind.indices, kind.dtype)(stage.words, stage.rank, self._turn, self._parts, polls, stage.offered, *given)
+        if come < 0:
+            raise StreamError(f"rows of {stage.room} bytes cannot hold {self._entries} entries")
+        if come:
+            self._find()
+        return bool(come)
+
+    def _find(self) -> None:
+        """Find the result of two parts at most."""
+        counts, firsts = self._words(ENTRIES), self._words(FIRST)
+        self._total, self._first, self._next = sum(counts), firsts[0], None
 
     def _becomes_dense(self) -> bool:
         """Whether the result is to be dense, as far as some entries tell what the ranks have in common; the same on all ranks.
@@ -283,26 +314,19 @@ class Split(SharedStep):
             return False
         if kind.size in self._entries or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
             return True
-        rows, itemsize, counts = self._packed
+        rows, itemsize, counts = self._packed()
         return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
 
     def _sum_part(self, part: int) -> None:
-        """Add up one of the parts, where it is to lie if that is known."""
+        """Add up one of the parts."""
         stage, kind, bounds = self._stage, self._kind, self._stage.bounds
-        rows, itemsize, counts = self._packed
+        rows, itemsize, counts = self._packed()
         total = kernels.cut_rows(rows, itemsize, counts, kind.size, part, self._parts, bounds)
-        first, before = bounds[::2, stage.ranks].tolist()
-        if self._direct:
-            # Nothing lies between two parts if the first has its end at their border, wherever that is.
-            place, at_end = self._sparse(stage.blocks[self._block], before, before + total), part + 1 < self._parts
-            n = self._sum_rows(bounds, place, at_end)
-            stage.tell(part, n, before + total - n if at_end else before)
-            stage.say(part, _WRITTEN, self._turn)
-            return
-        if self._compiles:
-            indices, values = memory.empty(total, kind.indices), memory.empty(total, kind.dtype)
-            n = self._sum_rows(bounds, (indices, values))
-            indices, values = indices[:n], values[:n]
+        first = int(bounds[0, stage.ranks])
+        if self._kind.compiled:
+            indices, values = memory.empty((1, total), kind.indices), memory.empty((1, total), kind.dtype)
+            n = kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, bounds, stage.inner(kind), indices, values)
+            indices, values = indices[0, :n], values[0, :n]
         else:
             streams = []
             for rank, (begin, end) in enumerate(bounds[:2, : stage.ranks].T.tolist()):
@@ -311,13 +335,7 @@ class Split(SharedStep):
             indices, values = Reduction(SUM, 1.0).many(streams)._entries()
         self._ours.append((part, first, indices, values))
         stage.tell(part, len(indices), first)
-        stage.say(part, _ADDED, self._turn)
-
-    def _sum_rows(self, bounds: NDArray[np.uint64], place: tuple[NDArray[Any], NDArray[Any]], at_end: bool = False) -> int:
-        """Add up a part of all rows, and return the entries of its sum."""
-        stage, kind, (rows, _, counts), (indices, values) = self._stage, self._kind, self._packed, place
-        inner = stage.inner(kind)
-        return kernels.sum_cut_rows(rows, stage.view(kind.dtype), 0, counts, bounds, inner, indices[None], values[None], at_end=at_end)
+        stage.say(part, ADDED, self._turn)
 
     def _add_dense(self) -> None:
         """Add up a part of the dense result where it is to lie."""
@@ -325,8 +343,8 @@ class Split(SharedStep):
         dense = self._dense_block(stage.blocks[self._block])
         share = -(-kind.size // (stage.ranks * _TOGETHER)) * _TOGETHER
         lo, hi = (min(kind.size, place * share) for place in (stage.rank, stage.rank + 1))
-        if self._compiles:
-            rows, _, counts = self._packed
+        if self._kind.compiled:
+            rows, _, counts = self._packed()
             kernels.sum_rows(rows, stage.view(kind.dtype), 0, np.where(counts == kind.size, -1, counts), lo, hi, dense)
             return
         dense[lo:hi] = 0
@@ -340,9 +358,9 @@ class Split(SharedStep):
     def _write(self, polls: int) -> bool:
         """Write our parts to their places, once it is known what comes before them."""
         stage = self._stage
-        if not stage.have_come(_ADDED, self._parts, self._turn, polls):
+        if not stage.have_come(ADDED, self._parts, self._turn, polls):
             return False
-        counts, firsts = self._words(_ENTRIES), self._words(_FIRST)
+        counts, firsts = self._words(ENTRIES), self._words(FIRST)
         self._total = sum(counts)
         block, self._dense = stage.blocks[self._block], self._total > self._kind.limit
         for part, first, indices, values in self._ours:
@@ -355,25 +373,25 @@ class Split(SharedStep):
                 before = sum(counts[:part])
                 place = self._sparse(block, before, before + len(indices))
                 place[0][:], place[1][:] = indices, values
-            stage.say(part, _WRITTEN, self._turn)
+            stage.say(part, WRITTEN, self._turn)
         self._ours.clear()
         self._next = self._await
         return True
 
     def _words(self, what: int) -> list[int]:
         """A word of each part."""
-        words: list[int] = self._stage.words[what : self._parts * _WORDS : _WORDS].tolist()
+        words: list[int] = self._stage.words[what : self._parts * WORDS : WORDS].tolist()
         return words
 
     def _await(self, polls: int) -> bool:
         stage = self._stage
-        if not stage.have_come(_WRITTEN, self._parts, self._turn, polls):
+        if not stage.have_come(WRITTEN, self._parts, self._turn, polls):
             return False
         # Who has the result may write another stream. If all know that it is sparse, who comes last reads none any more.
-        if not (self._direct or stage.have_come(_LEFT, stage.ranks, self._turn, polls)):
+        if not (self._direct or stage.have_come(LEFT, stage.ranks, self._turn, polls)):
             return False
         if self._direct:
-            self._total, self._first = sum(self._words(_ENTRIES)), self._words(_FIRST)[0]
+            self._find()
         self._next = None
         return True
 
@@ -406,11 +424,10 @@ class Split(SharedStep):
             values = values.reshape(-1, *kind.shape[1:])
         return block[start + begin * index : start + end * index].view(kind.indices), values
 
-    @cached_property
     def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
         """The rows as indices, the bytes of an entry's values, and the entries of each."""
         kind = self._kind
-        return self._stage.view(kind.indices), math.prod(kind.shape[1:]) * kind.dtype.itemsize, np.array(self._entries, np.int64)
+        return self._stage.view(kind.indices), math.prod(kind.shape[1:]) * kind.dtype.itemsize, self._counts
 
     def _stream(self, rank: int) -> SparseStream:
         """What a rank has written, where it lies."""
@@ -422,24 +439,6 @@ class Split(SharedStep):
         values = _array(row, 0, (count, *kind.shape[1:]), kind.dtype)
         indices = _array(row, packed.aligned(values.nbytes, kind.indices.itemsize), (count,), kind.indices)
         return SparseStream._sparse_form(indices, values, kind.size)
-
-
-@lru_cache(maxsize=1)
-def _claim_kernel() -> Callable[..., Any]:
-    words, word = types.Array(types.uint64, 1, "C"), types.uint64
-    return compiled_entry(_claim, (words, *(word,) * 3))
-
-
-@kernel
-def _claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
-    """A number below ``count`` that no other rank has claimed in this turn, or -1 if there is none left."""
-    while True:
-        found = load_acquire(words, at)
-        claimed = found & _CLAIMED if found >> _CLAIMED_BITS == turn else np.uint64(0)
-        if claimed >= count or found >> _CLAIMED_BITS > turn:
-            return np.int64(-1)
-        if compare_exchange(words, at, found, turn << _CLAIMED_BITS | claimed + np.uint64(1)):
-            return np.int64(claimed)
 
 
 def _array(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -34,14 +34,16 @@ class Kind(NamedTuple):
     dtype: np.dtype[Any]
     indices: np.dtype[Any]  # their dtype
     limit: int  # entries above which a reduction goes dense
-    plain: bool  # whether values without rows are summed, for which there is a kernel
+    plain: bool  # whether values without rows are summed, in one pass over all
+    compiled: bool  # whether that is done in compiled code
 
     @classmethod
     def of(cls, stream: SparseStream, reduction: Reduction) -> Kind:
         """The kind of ``stream``, and of all that are reduced with it."""
         stored, size = stream._stored, stream.size
         plain = stored.ndim == 1 and reduction.op.is_sum
-        return cls(size, (size, *stored.shape[1:]), stored.dtype, index_dtype(size), reduction.limit(stream), plain)
+        compiled = plain and stored.dtype != np.float16
+        return cls(size, (size, *stored.shape[1:]), stored.dtype, index_dtype(size), reduction.limit(stream), plain, compiled)
 
 
 class Rows:

@@ -346,7 +346,7 @@ def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed, par
             begins, ends, earlier = bounds[0].copy(), bounds[1].copy(), bounds[2, ranks].copy()
             out = np.zeros((1, total + 3), held.dtype), np.zeros((1, total + 3), values.dtype)
             if module is kernels:
-                with mock.patch.object(kernels, "_PIECE", piece or kernels._PIECE):
+                with mock.patch.object(kernels, "PIECE", piece or kernels.PIECE):
                     inner = kernels.inner_sums(ranks, total, held.dtype, values.dtype)
                     n = kernels.sum_cut_rows(held, values, start, counts, bounds, inner, *out, whole=start > 0, at_end=at_end)
             else:

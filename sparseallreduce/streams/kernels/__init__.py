@@ -21,6 +21,7 @@ from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
+    "PIECE",
     "cut_rows",
     "estimate_union",
     "first_violation",
@@ -48,7 +49,7 @@ _INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
 _BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
 _LARGEST = 2**64 - 1
-_PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
+PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
@@ -391,7 +392,7 @@ def sum_cut_rows(
     """
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, bounds, whole, at_end, limit, _PIECE, *inner, iout, vout)
+    found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, bounds, whole, at_end, limit, PIECE, *inner, iout, vout)
     if found < -1:
         raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or more than {iout.shape[1]}")
     return found
@@ -399,7 +400,7 @@ def sum_cut_rows(
 
 def inner_sums(ranks: int, total: int, index_dtype: DTypeLike, value_dtype: DTypeLike) -> tuple[Indices, Values]:
     """Memory for the sums of two levels of the tree that :func:`sum_cut_rows` makes of so many entries of so many ranks at most."""
-    shape = (2, min(total, _PIECE) if ranks > 2 else 0)
+    shape = (2, min(total, PIECE) if ranks > 2 else 0)
     return memory.empty(shape, index_dtype), memory.empty(shape, value_dtype)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import address_of, count_bits, finish_streaming, lowest_bit, stream_16_bytes
 
-__all__ = ["COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel"]
+__all__ = ["ADD", "COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel", "array_type", "cut", "sum_cut"]
 
 ADD, MULTIPLY, MINIMUM, MAXIMUM, REPLACE = range(5)  # REPLACE keeps the second value: a copy, or a place for the caller to fill
 OPERATORS = {np.add: ADD, np.multiply: MULTIPLY, np.minimum: MINIMUM, np.maximum: MAXIMUM, "replace": REPLACE}
@@ -521,6 +521,12 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
 
 @kernel
 def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
+    """See ``cut``, of which this is a kernel of its own."""
+    return cut(rows, itemsize, counts, size, part, parts, bounds)
+
+
+@inlined
+def cut(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
     ranks, total, before, n = U(counts.shape[0]), U(0), U(0), U(0)
     if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks:
@@ -580,6 +586,27 @@ def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, sample
 
 @kernel
 def sum_cut_rows(
+    op: int,
+    rows: Indices,
+    values: Values,
+    start: Any,
+    counts: Any,
+    bounds: Any,
+    whole: Any,
+    at_end: Any,
+    limit: Any,
+    most: Any,
+    inner_indices: Indices,
+    inner_values: Values,
+    iout: Indices,
+    vout: Values,
+) -> Any:
+    """See ``sum_cut``, of which this is a kernel of its own."""
+    return sum_cut(op, rows, values, start, counts, bounds, whole, at_end, limit, most, inner_indices, inner_values, iout, vout)
+
+
+@inlined
+def sum_cut(
     op: int,
     rows: Indices,
     values: Values,
@@ -774,11 +801,11 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
     -------
     callable
     """
-    i, iout = _array(index_dtype, 1, True), _array(index_dtype, 1, False)
-    v, vout = _array(value_dtype, ndim, True), _array(value_dtype, ndim, False)
-    positions, counts = _array(np.uint64, 1, False), _array(np.int64, 1, False)
-    bounds = _array(np.uint64, 2, False)
-    tables = _array(index_dtype, 2, False), _array(value_dtype, 2, False)
+    i, iout = array_type(index_dtype, 1, True), array_type(index_dtype, 1, False)
+    v, vout = array_type(value_dtype, ndim, True), array_type(value_dtype, ndim, False)
+    positions, counts = array_type(np.uint64, 1, False), array_type(np.int64, 1, False)
+    bounds = array_type(np.uint64, 2, False)
+    tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
     mask = numba.from_dtype(np.dtype(value_dtype))
     kernels = {
         "merge": ((merge, merge_rows), (i, v, i, v, iout, vout)),
@@ -789,7 +816,7 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
         "sum_part": ((sum_part, None), (tables[1], types.uint64, types.uint64, types.uint64, vout)),
         "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
-        "write_past": ((write_past, None), (_array(np.uint8, 1, False), types.uint64, _array(np.uint8, 1, True))),
+        "write_past": ((write_past, None), (array_type(np.uint8, 1, False), types.uint64, array_type(np.uint8, 1, True))),
         "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, bounds)),
         "estimate_union": ((estimate_union, None), (tables[0], types.uint64, types.uint64, counts, types.uint64)),
         "sum_cut_rows": (
@@ -806,6 +833,7 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
     return functools.partial(compiled_entry(dispatcher, (literal, *signature)), op)
 
 
-def _array(dtype: Any, ndim: int, readonly: bool) -> Any:
+def array_type(dtype: Any, ndim: int, readonly: bool) -> Any:
+    """The type of arrays of a dtype without gaps."""
     # Declared unaligned, since a slice of a message starts at any byte; on today's processors that costs aligned ones nothing.
     return types.Array(numba.from_dtype(np.dtype(dtype)), ndim, "C", readonly=readonly, aligned=False)

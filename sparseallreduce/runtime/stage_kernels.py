@@ -1,0 +1,113 @@
+"""What ranks do on a :mod:`~sparseallreduce.runtime.stage` in compiled code: claim a part, add it up, wait for the others.
+
+Between two operations a program uses the caches for something else, and every function of the interpreter that an operation then
+enters costs up to ten microseconds more. So what ranks of one host do most often is one call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.runtime.shared import LINE, Words, come
+from sparseallreduce.streams.kernels import PIECE
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.compiled import ADD, array_type, cut, sum_cut
+from sparseallreduce.streams.kernels.intrinsics import compare_exchange, load_acquire, store_release
+
+__all__ = ["ADDED", "ENTRIES", "FIRST", "LEFT", "WORDS", "WRITTEN", "claim_kernel", "sum_parts_kernel"]
+
+# Words of a part: the turn in which it was added up, how many entries that are and where it begins, and the turn in which it was written
+# to the result. Of a rank, in the same row: the turn from which on it no longer reads what the others have written.
+ADDED, ENTRIES, FIRST, WRITTEN, LEFT = range(5)
+WORDS = LINE // 8  # of a row
+# Of the word behind all rows: how many parts have been claimed, in the turn whose number is above these bits.
+_CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
+_ALL = np.uint64(2**64 - 1)
+U: Any = np.uint64
+
+
+@functools.lru_cache(maxsize=1)
+def claim_kernel() -> Callable[..., Any]:
+    """Compiled ``claim(words, at, turn, count)``: a part below ``count`` that nobody has claimed in this turn, -1 if there is none left."""
+    return compiled_entry(_claim, (types.Array(types.uint64, 1, "C"), *(types.uint64,) * 3))
+
+
+@functools.lru_cache(maxsize=32)
+def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable[..., Any]:
+    """Compiled ``sum_parts``, for streams of these dtypes, which adds up parts at their places until none is left.
+
+    Its arguments are ``words, rank, turn, parts, polls, offer, rows, values, counts, size, bounds, inner_indices, inner_values, indices,
+    values``: ``rows`` to ``inner_values`` as for :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, the last two with room for all
+    entries of all rows. Returns whether all parts are there, or will be while we look so many times; -1 if something does not fit.
+    """
+    words, word, counts = types.Array(types.uint64, 1, "C"), types.uint64, array_type(np.int64, 1, False)
+    tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
+    lists = array_type(index_dtype, 1, False), array_type(value_dtype, 1, False)
+    signature = (words, *(word,) * 5, *tables, counts, word, array_type(np.uint64, 2, False), *tables, *lists)
+    literal = types.literal(ADD)  # type: ignore[no-untyped-call]
+    return functools.partial(compiled_entry(_sum_parts, (literal, *signature)), ADD)
+
+
+@kernel
+def _claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
+    return claim(words, at, turn, count)
+
+
+@inlined
+def claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
+    """As ``_claim``, for other kernels."""
+    while True:
+        found = load_acquire(words, at)
+        claimed = found & _CLAIMED if found >> _CLAIMED_BITS == turn else U(0)
+        if claimed >= count or found >> _CLAIMED_BITS > turn:
+            return np.int64(-1)
+        if compare_exchange(words, at, found, turn << _CLAIMED_BITS | claimed + U(1)):
+            return np.int64(claimed)
+
+
+@kernel
+def _sum_parts(
+    op: int,
+    words: Words,
+    rank: Any,
+    turn: Any,
+    parts: Any,
+    polls: Any,
+    offer: Any,
+    rows: NDArray[Any],
+    values: NDArray[Any],
+    counts: NDArray[np.int64],
+    size: Any,
+    bounds: NDArray[np.uint64],
+    inner_indices: NDArray[Any],
+    inner_values: NDArray[Any],
+    iout: NDArray[Any],
+    vout: NDArray[Any],
+) -> Any:
+    """Nothing lies between two parts if the first has its end at their border, wherever that is."""
+    ranks, width = U(counts.shape[0]), U(WORDS)
+    while True:
+        claimed = claim(words, ranks * width, turn, parts)
+        if claimed < 0:
+            break
+        part = U(claimed)
+        total = cut(rows, U(values.itemsize), counts, size, part, parts, bounds)
+        before = U(bounds[2, ranks])
+        if total < 0 or before + U(total) > U(min(iout.shape[0], vout.shape[0])):
+            return np.int64(-1)
+        end, at_end = before + U(total), part + U(1) < parts
+        places = iout[before:end].reshape((1, total)), vout[before:end].reshape((1, total))
+        n = sum_cut(op, rows, values, U(0), counts, bounds, False, at_end, _ALL, U(PIECE), inner_indices, inner_values, *places)
+        if n < 0:
+            return np.int64(-1)
+        words[part * width + U(ENTRIES)] = n
+        words[part * width + U(FIRST)] = end - U(n) if at_end else before
+        store_release(words, part * width + U(WRITTEN), turn)
+    store_release(words, rank * width + U(LEFT), turn)
+    return np.int64(come(words, U(WRITTEN), width, parts, turn, polls, offer))
