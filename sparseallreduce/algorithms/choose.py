@@ -31,6 +31,8 @@ _CANDIDATES = (
     "allgather",
 )
 
+_LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
+
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
 
 
@@ -156,9 +158,10 @@ def measure(rank: int, ranks: int, sharing: float = 1.0, faster_blocking: bool =
         gamma_dense=sharing * times["gamma_dense"] / none.size,
         beta_dense=beta_dense,
         alpha_dense=times["alpha_dense"],
-        # Of the polled sum's time at P = 2, Open MPI takes 0.2 to 0.4 from 1 MiB on, less for a byte than for one of a message, and
-        # MPICH all. Where ranks share cores, no library is faster by much: 0.64 to 1.5 on 2 cores.
-        beta_blocking=min(beta_dense, beta) if faster_blocking and sharing <= 1 else beta_dense,
+        # Of the polled sum's time at P = 2, Open MPI takes 0.2 to 0.4 from 1 MiB on, less for a byte than for one of a message, unless
+        # that was in the cache (0.03 ns, where a sum of 4 MiB takes 0.2 and of 64 MiB 0.7), and MPICH all. Where ranks share cores, no
+        # library is faster by much: 0.64 to 1.5 on 2 cores.
+        beta_blocking=max(min(beta_dense, beta), _LEAST_BLOCKING * beta_dense) if faster_blocking and sharing <= 1 else beta_dense,
         # The error of the model: at N = 2**24, P = 2 and 50 % density, the split was expected to take 0.75 of the dense allreduce's
         # time, and took 1.4 times as long.
         trust=0.7,
