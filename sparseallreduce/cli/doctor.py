@@ -17,8 +17,9 @@ from typing import Any
 import click
 
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
-from sparseallreduce.cli.report import OUTPUT_FILE, check_output, cores, environment, on_rank_0, processor, release, write_report
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.errors import MPIUnavailableError
+from sparseallreduce.runtime.cores import MASK_BYTES, allowed_cores, count_cores
 from sparseallreduce.runtime.mpi import world
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
@@ -37,6 +38,7 @@ class Process:
     host: str
     cpu: str
     cores: int  # that it may run on
+    affinity: str  # which these are: the bits of a hexadecimal number
     python: str
     versions: dict[str, str | None]  # of packages
     threads: int | None  # that numba may start; None without numba
@@ -110,6 +112,7 @@ def _communicator(found: Findings) -> Any:
 
 def _process() -> Process:
     threads = cache = None
+    allowed = allowed_cores()
     if release("numba") is not None:
         import numba
 
@@ -117,7 +120,8 @@ def _process() -> Process:
     return Process(
         host=platform.node(),
         cpu=processor(),
-        cores=cores(),
+        cores=count_cores([allowed]),
+        affinity=f"{int.from_bytes(allowed, 'little'):x}",
         python=platform.python_version(),
         versions={"sparseallreduce": __version__, **{package: release(package) for package in _PACKAGES}},
         threads=threads,
@@ -204,16 +208,22 @@ def _ranks(found: Findings, processes: list[Process]) -> None:
     spread = ", ".join(f"{count} on {host}" for host, count in list(hosts.items())[:8]) + (", ..." if len(hosts) > 8 else "")
     found.say("ranks", f"{len(processes)}: {spread}")
     threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) a process"
-    found.say("cores", f"{here.cores} that a process may use of {os.cpu_count()} ({here.cpu}); {threads}")
+    found.say("cores", f"{_cores(processes, here.host)} that ranks may use of {os.cpu_count()} ({here.cpu}); {threads}")
     for host, ranks in hosts.items():
-        available = next(process.cores for process in processes if process.host == host)
+        available = _cores(processes, host)
         if ranks > available:
             found.problems.append(
                 f"{ranks} ranks share {available} core(s) on {host}: they take turns, and times say little. Start at most {available} there"
             )
     if len(processes) > 1 and (here.threads or 1) > 1:
         found.say("", "OMP_NUM_THREADS=1 keeps the ranks' threads from competing for cores")
-    found.facts |= {"oversubscribed": any(count > here.cores for count in hosts.values()), "numba_threads": here.threads}
+    crowded = any(count > _cores(processes, host) for host, count in hosts.items())
+    found.facts |= {"oversubscribed": crowded, "numba_threads": here.threads}
+
+
+def _cores(processes: list[Process], host: str) -> int:
+    """Cores that the ranks of a host may run on, which may be bound to one each."""
+    return count_cores(int(process.affinity, 16).to_bytes(MASK_BYTES, "little") for process in processes if process.host == host)
 
 
 def _kernels(found: Findings, processes: list[Process]) -> None:

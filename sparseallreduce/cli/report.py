@@ -16,10 +16,11 @@ from typing import Any
 import click
 import numpy as np
 
+from sparseallreduce.runtime.cores import usable_cores
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
 
-__all__ = ["OUTPUT_FILE", "check_output", "cores", "environment", "on_rank_0", "processor", "release", "write_report"]
+__all__ = ["OUTPUT_FILE", "check_output", "environment", "on_rank_0", "processor", "release", "write_report"]
 
 SCHEMA = 1
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
@@ -42,7 +43,7 @@ def environment(comm: Any) -> dict[str, Any]:
         "mpi": library,
         "platform": platform.platform(),
         "cpu": processor(),
-        "cpus": cores(),
+        "cpus": usable_cores(),
         "ranks": comm.size,
         "hosts": dict(Counter(hosts)),  # ranks on each
     }
@@ -133,13 +134,6 @@ def processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _umask() -> int:

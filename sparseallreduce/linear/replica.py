@@ -11,7 +11,6 @@ computed its own, and so has read the weights.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Generator
 from typing import Any
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.linear.collective import gather
+from sparseallreduce.runtime.cores import allowed_cores, count_cores
 from sparseallreduce.runtime.shared import LINE, patience, shared_memory, word_kernels
 
 __all__ = ["Replica", "shared_replica"]
@@ -103,13 +103,13 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     """
     if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW:
         return None
-    told = gather(comm, (socket.gethostname(), threads))
-    here = [rank for rank, (host, _) in enumerate(told) if host == told[comm.rank][0]]
+    told = gather(comm, (socket.gethostname(), threads, allowed_cores()))
+    here = [rank for rank, (host, _, _) in enumerate(told) if host == told[comm.rank][0]]
     rank, everyones = here.index(comm.rank), [told[other][1] for other in here]
     memory = _shared(shared_memory(rank, Replica.nbytes(arrays, len(here))), here, comm)
     if memory is None or len(here) == 1:
         return None
-    replica = Replica(memory, arrays, rank, everyones, len(here) > (os.cpu_count() or 1), comm)
+    replica = Replica(memory, arrays, rank, everyones, len(here) > count_cores(told[other][2] for other in here), comm)
     replica.come()
     replica.wait()
     return replica

@@ -39,13 +39,15 @@ class Calibration:
         Name and version of the MPI library.
     hosts : sequence of bytes
         What stands for the host of each rank.
+    cores : int
+        That the ranks of the first rank's host may run on.
     folder : Path, optional
         Where measurements are kept, the cache folder by default. If it cannot be written, nothing is.
     """
 
-    def __init__(self, library: str, hosts: Sequence[bytes], folder: Path | None = None) -> None:
+    def __init__(self, library: str, hosts: Sequence[bytes], cores: int, folder: Path | None = None) -> None:
         try:
-            self._path = (folder or default_cache() / "calibration") / f"{_digest(library, hosts)}.json"
+            self._path = (folder or default_cache() / "calibration") / f"{_digest(library, hosts, cores)}.json"
         except RuntimeError:  # there is no home directory
             self._path = Path(os.devnull)
 
@@ -61,11 +63,11 @@ class Calibration:
             _write(self._path, [*others, measured][-_KEPT:])
 
 
-def _digest(library: str, hosts: Sequence[bytes]) -> str:
+def _digest(library: str, hosts: Sequence[bytes], cores: int) -> str:
     """A name for a layout: which ranks are on a host together, not on which host, since a job's hosts change."""
     places: dict[bytes, int] = {}
     layout = [places.setdefault(host, len(places)) for host in hosts]
-    what = json.dumps([__version__, library, _processor(), os.cpu_count(), layout])
+    what = json.dumps([__version__, library, _processor(), cores, layout])
     return hashlib.blake2b(what.encode(), digest_size=12).hexdigest()
 
 

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
@@ -54,6 +53,7 @@ from sparseallreduce.algorithms.steps import (
 from sparseallreduce.errors import SparseAllreduceError, WireError
 from sparseallreduce.runtime.board import PREFIX, Board, Slot
 from sparseallreduce.runtime.calibration import Calibration
+from sparseallreduce.runtime.cores import allowed_cores, count_cores
 from sparseallreduce.runtime.shared import SharedStep, shared_memory
 from sparseallreduce.runtime.stage import Stage
 from sparseallreduce.runtime.trace import Trace
@@ -149,7 +149,8 @@ class Channel:
         self.ready = False  # for operations of users
         self.machine: Machine | None = None
         self.sound = True  # whether no collective on the second duplicate was left unfinished by a rank that gave up
-        self.crowded = False  # whether ranks outnumber cores on this host
+        self.cores = 1  # that ranks of this host may run on
+        self.crowded = False  # whether ranks outnumber them
         self.turn = 0  # of the last operation that has begun
         self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
         self.stage: Stage | None = None  # where they add up sparse streams
@@ -179,10 +180,11 @@ class Channel:
         self.collectives, duplicated = self.messages.Idup()
         while not duplicated.Test():
             yield False
-        hosts = yield from self._outcome(_hosts())
-        sharing = max(1.0, hosts.count(hosts[self.rank]) / (os.cpu_count() or 1))
-        self.crowded = sharing > 1
-        self.machine = yield from self._outcome(_calibrated(self.rank, self.ranks, hosts, sharing))
+        hosts, allowed = yield from self._outcome(_hosts())
+        here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
+        self.cores = count_cores(allowed[rank] for rank in here)
+        self.crowded = len(here) > self.cores
+        self.machine = yield from self._outcome(_calibrated(self, hosts))
         if len(set(hosts)) == 1:
             self.stage = yield from self._outcome(_stage(self))
             self.staging = None if self.stage is None else Staging(self.stage.room, self._staged)
@@ -775,18 +777,20 @@ def wait_until(done: Callable[[], bool]) -> None:
         rounds += 1
 
 
-def _hosts() -> Generator[Step, Any, list[bytes]]:
-    """What stands for the host of each rank."""
-    hosts: list[bytes] = yield Share(hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest())
-    return hosts
+def _hosts() -> Generator[Step, Any, tuple[list[bytes], list[bytes]]]:
+    """What stands for the host of each rank, and the cores of it that it may use."""
+    host = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).digest()
+    records: list[bytes] = yield Share(host + allowed_cores())
+    return [record[: len(host)] for record in records], [record[len(host) :] for record in records]
 
 
-def _calibrated(rank: int, ranks: int, hosts: list[bytes], sharing: float) -> Generator[Step, Any, Machine]:
+def _calibrated(channel: Channel, hosts: list[bytes]) -> Generator[Step, Any, Machine]:
     """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
+    rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, hosts.count(hosts[channel.rank]) / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
     faster_blocking = not library.startswith("MPICH")
     measured = yield from measure(rank, ranks, sharing, faster_blocking)
-    calibration = Calibration(library, hosts) if rank == 0 else None
+    calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
     machine = yield from _told(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
@@ -809,8 +813,7 @@ def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
 def _stage(channel: Channel) -> Generator[Step, Any, Stage | None]:
     """Memory in which the ranks of a host add up sparse streams, if they can share it."""
     memory = yield from shared_memory(channel.rank, Stage.nbytes(channel.ranks))
-    cores = min(struct.unpack("<I", told)[0] for told in (yield Share(struct.pack("<I", os.cpu_count() or 1))))
-    return None if memory is None else Stage(memory, channel.rank, channel.ranks, channel.crowded, cores)
+    return None if memory is None else Stage(memory, channel.rank, channel.ranks, channel.crowded, channel.cores)
 
 
 def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

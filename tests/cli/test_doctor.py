@@ -19,7 +19,8 @@ def test_alone(tmp_path):
     report = json.loads((tmp_path / "out.json").read_text())
     assert (report["schema"], report["command"]) == (1, "doctor")
     assert {"mpi", "kernels", "gpu", "network", "processes", "problems"} <= report["results"].keys()
-    assert report["results"]["processes"][0]["cores"] >= 1
+    process = report["results"]["processes"][0]
+    assert process["cores"] == int(process["affinity"], 16).bit_count() >= 1
     for subject in ("software", "MPI", "ranks", "cores", "kernels", "GPU", "network"):
         assert f"\n{subject} " in f"\n{result.output}"
 

@@ -1,5 +1,6 @@
 """Any intracommunicator will do, nothing of it is left behind, and whatever is none is refused by name."""
 
+import os
 from unittest import mock
 
 import numpy as np
@@ -49,6 +50,22 @@ def case_duplicates_are_communicators_of_their_own(comm):
     check_usable(of_duplicate)
     of_duplicate.Free()
     check_usable(comm)
+
+
+def case_ranks_know_the_cores_they_may_use(comm):
+    """Not those of the host: bound to one together they share it, and to one each they do not, as far as there are so many."""
+    allowed = sorted(os.sched_getaffinity(0))
+    for core, cores in ((allowed[0], 1), (allowed[comm.rank % len(allowed)], min(comm.size, len(allowed)))):
+        os.sched_setaffinity(0, {core})
+        try:
+            duplicate = comm.Dup()
+            check_usable(duplicate)
+            if comm.size > 1:
+                channel = engine._channels[-1]
+                assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
+            duplicate.Free()
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 def case_communicator_with_a_topology(comm):

@@ -12,9 +12,9 @@ FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7)
 HOSTS = [b"one", b"one", b"other"]
 
 
-def settle(folder, machine, hosts=HOSTS, library="MPI 1"):
+def settle(folder, machine, hosts=HOSTS, library="MPI 1", cores=2):
     """What a run with this measurement goes by."""
-    calibration = Calibration(library, hosts, folder)
+    calibration = Calibration(library, hosts, cores, folder)
     known = calibration.like(machine)
     if known is None:
         calibration.keep(machine)
@@ -63,6 +63,7 @@ def test_a_layout_is_known_by_who_shares_a_host_not_by_the_hosts(tmp_path):
     assert settle(tmp_path, near, [b"a", b"a", b"b"]) == FIRST
     assert settle(tmp_path, near, [b"a", b"b", b"b"]) == near
     assert settle(tmp_path, near, library="MPI 2") == near
+    assert settle(tmp_path, near, cores=1) == near
 
 
 def test_what_is_kept_does_not_grow_without_end(tmp_path):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.cores import allowed_cores, count_cores
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
 
@@ -61,7 +62,7 @@ class Mailbox:
         self.sound = True  # whether no rank has given up
         self._comm = messages
         self._verdicts = verdicts
-        self._crowded = _ranks_here(messages) > (os.cpu_count() or 1)
+        self._crowded = _is_crowded(messages)
         self._arriving: deque[_Arrival] = deque()
         self._leaving: list[tuple[MPI.Request, Bytes]] = []
         self._groups: dict[int, MPI.Comm] = {}
@@ -246,9 +247,9 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
     return found
 
 
-def _ranks_here(comm: MPI.Intracomm) -> int:
-    """Ranks of a communicator on this host."""
+def _is_crowded(comm: MPI.Intracomm) -> bool:
+    """Whether the ranks of a communicator on this host outnumber the cores that they may run on."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    ranks = int(host.size)
+    crowded = bool(host.size > count_cores(host.allgather(allowed_cores())))
     host.Free()
-    return ranks
+    return crowded
