@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent
@@ -20,14 +20,15 @@ from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTy
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams.operator import Operator
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 
     from sparseallreduce.runtime.engine import Channel, Operation
 
-__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "stage_room", "world"]
+__all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "stage_room", "warm_up", "world"]
 
 
 def allreduce(
@@ -386,6 +387,14 @@ def stage_room(comm: MPI.Intracomm) -> int:
     """Most bytes of a stream that the ranks of ``comm`` add up in memory that they share, 0 if they share none; collective."""
     staging = _ready_channel(comm).staging
     return 0 if staging is None else staging.room
+
+
+def warm_up(comm: MPI.Intracomm | SerialCommunicator, size: int, dtype: np.dtype[Any]) -> None:
+    """Compile, or load from disk, what the ranks of ``comm`` need to add up such streams in memory that they share; collective."""
+    if _size(comm) > 1 and stage_room(cast("MPI.Intracomm", comm)):
+        from sparseallreduce.runtime.stage_kernels import sum_parts_kernel
+
+        sum_parts_kernel(index_dtype(size), dtype)
 
 
 def _ready_channel(comm: MPI.Intracomm) -> Channel:

@@ -3,12 +3,17 @@
 It has three steps, as :mod:`~sparseallreduce.runtime.part_sum` has for dense vectors:
 
 1. Each rank writes its stream where all can read it, before the ranks agree on the operation.
-2. Once all have, each adds up the entries of a part of the index space: the split. Parts have about as many entries each.
-3. Once all have said how many their part came to, each writes it to its place in the result, and once all have, that is the result
-   of every rank, where it lies: the allgather, without a copy.
+2. Once all have, the entries of each part of the index space are added up: the split. There are as many parts as cores, but no more than
+   ranks, with about as many entries each. Who comes first adds up what nobody has begun to: a rank that waits for a core need not be
+   waited for.
+3. Once all parts are added up, who has one writes it to its place in the result, and once all have, that is the result of every rank,
+   where it lies: the allgather, without a copy.
+
+Two parts need no third step: if the first has its end at their border, the second its beginning, nothing lies between them, wherever the
+border is.
 
 Where more entries come together than a sparse result may hold, all ranks look whether some of them meet others. If too few do, each rank
-adds up its part in the dense result itself, and there is nothing to wait for between the second step and the third.
+adds up its part in the dense result itself, and there is no third step either.
 
 A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
 copies the result to memory of its own. Results that a process has when it forks stay for good, as its child may have them.

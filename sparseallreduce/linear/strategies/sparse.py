@@ -11,7 +11,7 @@ from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.runtime.mpi import allreduce
+from sparseallreduce.runtime.mpi import allreduce, warm_up
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["SparseStrategy"]
@@ -42,7 +42,9 @@ class SparseStrategy(Strategy):
 
     def warm_up(self) -> None:
         super().warm_up()
-        allreduce(SparseStream([], np.empty(0, self.dataset.values.dtype), self.size), self.comm, algorithm=self.algorithm)
+        dtype = self.dataset.values.dtype
+        allreduce(SparseStream([], np.empty(0, dtype), self.size), self.comm, algorithm=self.algorithm)
+        warm_up(self.comm, self.size, dtype)
 
     def scores(self, rows: Array) -> Array:
         return self._batch.scores(rows, self.weights)
