@@ -90,7 +90,8 @@ def staged_time(problem: Problem, machine: Machine) -> float:
     """Seconds of a split in memory that the ranks share: a rank copies its stream, adds up its part, copies that, and waits twice.
 
     An entry is copied in half the time that a merge takes for one it reads, and each wait takes as long as a dense sum of next to
-    nothing. With 30 microseconds besides, that fits what short streams took with 2, 4 and 8 ranks on 2 cores.
+    nothing. With 30 microseconds besides, that fits what short streams took with 2, 4 and 8 ranks on 2 cores when parts were copied; two
+    parts no longer are.
     """
     ranks = problem.ranks
     entries, extent = problem.entries / ranks, problem.size / ranks
