@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import call, load_acquire, store_release
+from sparseallreduce.streams.kernels.intrinsics import LINE, call, load_acquire, store_release
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["LINE", "SharedStep", "Words", "come", "patience", "shared_memory", "word_kernels"]
 
 Words = NDArray[np.uint64]
 
-LINE = 64  # bytes that a core fetches at once: what one rank writes starts at multiples of it
 # Looks before what should be over at once is taken for a long wait: a tenth of a millisecond of a core of our own, or as many turns of
 # the others that share it. From then on MPI is called in between, so that messages of the user's arrive, too.
 _POLLS, _POLLS_OFFERED = 1 << 13, 512

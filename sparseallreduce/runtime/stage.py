@@ -76,7 +76,7 @@ class Stage:
         self._place = memoryview(self.rows[rank])
         self.bounds = np.empty((4, ranks + 1), np.uint64)  # for us alone, as all below
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
-        self._inner: dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._kept = [_NOT] * KEPT
         self._readable = [memoryview(block).toreadonly() for block in self.blocks[:KEPT]]
         self._released = [_release(self._kept, place) for place in range(KEPT)]
@@ -145,9 +145,10 @@ class Stage:
 
     def inner(self, kind: packed.Kind) -> tuple[NDArray[Any], NDArray[Any]]:
         """Memory of our own for the sums within a tree."""
-        found = self._inner.get(kind.dtype)
+        dtypes = kind.indices, kind.dtype
+        found = self._inner.get(dtypes)
         if found is None:
-            found = self._inner[kind.dtype] = kernels.inner_sums(self.ranks, self.blocks.shape[1], kind.indices, kind.dtype)
+            found = self._inner[dtypes] = kernels.inner_sums(self.ranks, self.blocks.shape[1], *dtypes)
         return found
 
     def keep(self, place: int) -> NDArray[np.uint8]:

@@ -104,6 +104,21 @@ def test_the_sum_is_that_of_all_streams(case, density, cores):
             assert len(first.indices) == len(expected)
 
 
+@pytest.mark.parametrize("cores", [2, 4])
+def test_streams_of_all_kinds_take_turns(cores):
+    """With indices of 4 bytes and of 8, and values of both."""
+    ranks, rng = stages(3, cores), np.random.default_rng(8)
+    kinds = [(2**33, "float32"), (3000, "float32"), (3000, "int64"), (2**33, "int64"), (3000, "float16")]
+    for turn, (size, dtype) in enumerate(kinds, FIRST):
+        streams = random_streams(rng, 3, size, dtype, fills=(0.1,))
+        expected = {}
+        for stream in streams:
+            for index, value in zip(stream.indices.tolist(), stream.values.tolist()):
+                expected[index] = expected.get(index, 0) + value
+        for result in summed(ranks, streams, turn):
+            assert dict(zip(result.indices.tolist(), result.values.tolist())) == expected
+
+
 def test_an_entry_that_is_zero_is_kept():
     streams = [sar.SparseStream([1, 5], np.float32([2, 0]), 100), sar.SparseStream([1], np.float32([-2]), 100)]
     for result in summed(stages(2), streams, FIRST):

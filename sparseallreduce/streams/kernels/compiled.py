@@ -19,7 +19,7 @@ from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import address_of, count_bits, finish_streaming, lowest_bit, stream_16_bytes
+from sparseallreduce.streams.kernels.intrinsics import LINE, address_of, count_bits, finish_streaming, lowest_bit, stream_16_bytes
 
 __all__ = ["ADD", "COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel", "array_type", "cut", "sum_cut"]
 
@@ -33,7 +33,6 @@ FEW = 100  # entries of two streams up to which one chain takes less time than t
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
 DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
-LINE = 64  # bytes that a core fetches at once
 BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
 
 Indices = NDArray[np.unsignedinteger[Any]]

@@ -9,6 +9,7 @@ from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
 __all__ = [
+    "LINE",
     "address_of",
     "call",
     "compare_exchange",
@@ -21,6 +22,8 @@ __all__ = [
     "store_release",
     "stream_16_bytes",
 ]
+
+LINE = 64  # bytes that a core fetches at once: what one process writes and others read starts at multiples of it
 
 _INT32 = ir.IntType(32)
 _READ, _WRITE = _INT32(0), _INT32(1)  # what a line is fetched for
