@@ -30,8 +30,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import sparseallreduce as sar
-from sparseallreduce.cli.report import cores, environment
+from sparseallreduce.cli.report import environment
 from sparseallreduce.linear import Dataset, batches, generate, load
+from sparseallreduce.runtime.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -139,7 +140,7 @@ def epoch_times(
         times = ", ".join(f"{phase} {each:.3f}" for phase, each in seconds.items())
         gain = sum(rows[0]["seconds"].values()) / sum(seconds.values())
         print(f"P = {ranks}, {label(rows[-1])}: {times} s; {gain:.1f} times as fast as dense", flush=True)
-    return {"launcher": " ".join(start), "ranks": ranks, "cores": cores(), "densities": passes[-1]["total_density"], "bars": rows}
+    return {"launcher": " ".join(start), "ranks": ranks, "cores": usable_cores(), "densities": passes[-1]["total_density"], "bars": rows}
 
 
 def label(bar: dict[str, Any]) -> str:
