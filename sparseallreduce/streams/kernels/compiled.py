@@ -518,14 +518,7 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
     return 0
 
 
-@kernel
-def cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
-    """See ``cut``, of which this is a kernel of its own."""
-    return cut(rows, itemsize, counts, size, part, parts, bounds)
-
-
-@inlined
-def cut(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
+def _cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
     ranks, total, before, n = U(counts.shape[0]), U(0), U(0), U(0)
     if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks:
@@ -557,6 +550,9 @@ def cut(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: 
     return np.int64(n)
 
 
+cut_rows, cut = kernel(_cut_rows), inlined(_cut_rows)
+
+
 @kernel
 def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, samples: Any) -> Any:
     """Of an index that m rows have, each of these adds one m-th to the union: look how many have those of some entries."""
@@ -583,29 +579,7 @@ def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, sample
     return np.int64(shares / float(samples) * float(total) + 0.5)
 
 
-@kernel
-def sum_cut_rows(
-    op: int,
-    rows: Indices,
-    values: Values,
-    start: Any,
-    counts: Any,
-    bounds: Any,
-    whole: Any,
-    at_end: Any,
-    limit: Any,
-    most: Any,
-    inner_indices: Indices,
-    inner_values: Values,
-    iout: Indices,
-    vout: Values,
-) -> Any:
-    """See ``sum_cut``, of which this is a kernel of its own."""
-    return sum_cut(op, rows, values, start, counts, bounds, whole, at_end, limit, most, inner_indices, inner_values, iout, vout)
-
-
-@inlined
-def sum_cut(
+def _sum_cut_rows(
     op: int,
     rows: Indices,
     values: Values,
@@ -653,6 +627,9 @@ def sum_cut(
         if n > limit:
             return np.int64(-1)
     return np.int64(n)
+
+
+sum_cut_rows, sum_cut = kernel(_sum_cut_rows), inlined(_sum_cut_rows)
 
 
 @inlined
