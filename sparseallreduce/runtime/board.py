@@ -25,7 +25,7 @@ from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
 from sparseallreduce.streams.kernels.intrinsics import store_release
 from sparseallreduce.streams.packed import Rows
 
-__all__ = ["PREFIX", "SLOTS", "Area", "Board", "Slot"]
+__all__ = ["CLAIMED", "LEFT", "PREFIX", "SLOTS", "SUMMED", "Area", "Board", "Slot"]
 
 PREFIX = struct.Struct("<?xxxI")  # of what a rank shares: whether its channel is sound, bytes of the payload
 
@@ -37,7 +37,9 @@ _PAYLOAD = 8 * _TEXT + PREFIX.size + RECORD.size
 # Most bytes of a vector that the ranks add up on the board, with a core each and where they share cores, and of all such vectors.
 # Beyond, MPI's sum takes no longer: Open MPI's at P = 2 and 1 MiB 0.8 of the time, at P = 4 on 2 cores and 4 MiB 1.5 times as long.
 _AREA, _AREA_CROWDED, _AREAS = 1 << 18, 1 << 22, 1 << 25
-_SUMMED, _LEFT = 0, 1  # words of a row of an area: the last turn whose part of the sum lies there, and that from which all was taken
+# Words of a row of an area: the last turn whose part of the sum lies there, that from which the rank has taken all and, of the first row
+# alone, what the ranks claim parts by.
+SUMMED, LEFT, CLAIMED = range(3)
 
 
 class Board:
@@ -50,23 +52,23 @@ class Board:
     rank, ranks : int
     room : int
         Most bytes of a payload.
-    crowded : bool
-        Whether ranks share cores.
+    cores : int
+        Of the host, as all ranks know.
     first : int
         The first turn; turns are numbered one after the other.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, room: int, crowded: bool, first: int) -> None:
-        self.polls, offer = patience(crowded)
+    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, room: int, cores: int, first: int) -> None:
+        self.polls, offer = patience(ranks > cores)
         end = SLOTS * ranks * _stride(room)
         blocks = memory[:end].reshape(SLOTS, ranks, -1)
         self.slots = [Slot(rows, rank, room, offer, first) for rows in blocks]
-        self.areas = [Area(rows, rank, offer) for rows in memory[end:].reshape(2, ranks, -1)]
+        self.areas = [Area(rows, rank, min(ranks, cores), offer) for rows in memory[end:].reshape(2, ranks, -1)]
 
     @staticmethod
-    def nbytes(ranks: int, room: int, crowded: bool) -> int:
+    def nbytes(ranks: int, room: int, cores: int) -> int:
         """Bytes of memory that the board takes."""
-        area = min(_AREA_CROWDED if crowded else _AREA, _AREAS // (2 * ranks)) // LINE * LINE
+        area = min(_AREA_CROWDED if ranks > cores else _AREA, _AREAS // (2 * ranks)) // LINE * LINE
         return SLOTS * ranks * _stride(room) + 2 * ranks * (LINE + area)
 
     def slot(self, turn: int) -> Slot:
@@ -138,45 +140,42 @@ class Slot:
 class Area:
     """Rows of bytes, one for each rank, on which the ranks add up dense vectors, in some of the turns.
 
-    A rank writes only to its own row. It writes a vector once all ranks have left the area after the sum before.
+    A rank writes a vector to its own row once all ranks have left the area after the sum before. Then parts of the sum come into the
+    first rows, each from who has claimed it.
 
     Parameters
     ----------
     rows : ndarray of uint8, shape (ranks, start + room)
     rank : int
+    parts : int
+        In which a sum is made.
     offer : int
         The address of a function to call while we wait, or 0.
     """
 
     start = LINE  # bytes of a row before the vector
 
-    def __init__(self, rows: NDArray[np.uint8], rank: int, offer: int) -> None:
-        self.rows, self.rank, self.ranks = rows, rank, len(rows)
+    def __init__(self, rows: NDArray[np.uint8], rank: int, parts: int, offer: int) -> None:
+        self.rows, self.rank, self.ranks, self.parts = rows, rank, len(rows), parts
         self.room = rows.shape[1] - self.start
         self._words = rows.reshape(-1).view(np.uint64)
         self._step = rows.shape[1] // 8
-        self._offer = offer
-        self._last = 0  # turn in which we have added up a part
+        self.terms = self._words, self._step, rank, parts, offer  # what compiled code is told of us
+        self._last = 0  # turn of the last sum that we took part in
         self._have_come, self._set = word_kernels()
 
     def is_free(self) -> bool:
         """Whether all ranks have left it."""
-        free: bool = self._have_come(self._words, _LEFT, self._step, self.ranks, self._last, 1, 0)
+        free: bool = self._have_come(self._words, LEFT, self._step, self.ranks, self._last, 1, 0)
         return free
 
     def enter(self, turn: int) -> None:
-        """Our part of the sum of this turn lies in our row."""
+        """We take part in the sum of this turn."""
         self._last = turn
-        self._set(self._words, self.rank * self._step + _SUMMED, turn)
-
-    def is_complete(self, turn: int, polls: int = 1) -> bool:
-        """Whether all parts lie in their rows, or do while we look so many times."""
-        complete: bool = self._have_come(self._words, _SUMMED, self._step, self.ranks, turn, polls, self._offer)
-        return complete
 
     def leave(self, turn: int) -> None:
         """We have the whole sum."""
-        self._set(self._words, self.rank * self._step + _LEFT, turn)
+        self._set(self._words, self.rank * self._step + LEFT, turn)
 
 
 def _stride(room: int) -> int:

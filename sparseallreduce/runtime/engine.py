@@ -806,8 +806,8 @@ def _calibrated(channel: Channel, hosts: list[bytes]) -> Generator[Step, Any, Ma
 def _board(channel: Channel) -> Generator[Step, Any, Board | None]:
     """A board for what the ranks of a host tell each other, if they can share memory."""
     most = room(channel.ranks)
-    memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most, channel.crowded))
-    return None if memory is None else Board(memory, channel.rank, channel.ranks, most, channel.crowded, channel.turn + 1)
+    memory = yield from shared_memory(channel.rank, Board.nbytes(channel.ranks, most, channel.cores))
+    return None if memory is None else Board(memory, channel.rank, channel.ranks, most, channel.cores, channel.turn + 1)
 
 
 def _stage(channel: Channel) -> Generator[Step, Any, Stage | None]:

@@ -3,8 +3,9 @@
 It has three steps:
 
 1. Each rank writes its vector where all can read it.
-2. Once all have, each adds up a part of all vectors: the reduce-scatter.
-3. Once all have, each copies the parts: the allgather.
+2. Once all have, parts of all vectors are added up: the reduce-scatter. There are as many parts as cores, but no more than ranks. Who
+   comes first adds up what nobody has begun to: a rank that waits for a core need not be waited for.
+3. Once all parts are added up, each rank copies them: the allgather.
 
 The first wait is that for the agreement. A whole operation on dense vectors takes 0.6 to 1.2 of the time of MPI's own sum alone from
 16 KiB to 256 KiB where each of two ranks has a core, and 0.3 to 1.0 from 16 KiB to 4 MiB where two share one.
@@ -12,20 +13,28 @@ The first wait is that for the agreement. A whole operation on dense vectors tak
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.board import Area
-from sparseallreduce.runtime.shared import SharedStep
+from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.board import CLAIMED, LEFT, SUMMED, Area
+from sparseallreduce.runtime.shared import SharedStep, Words, claim, come
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compiled import BLOCK, MALFORMED, array_type
+from sparseallreduce.streams.kernels.intrinsics import store_release
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Joining", "PartSum"]
 
 _TOGETHER = 16  # values, a cache line of the shortest, of which no two ranks write some
+U: Any = np.uint64
 
 
 class PartSum:
@@ -46,9 +55,8 @@ class PartSum:
         self._rows = area.rows.view(dtype)
         ours = self._rows[area.rank, area.start // dtype.itemsize :][:count]
         self._ours = ours.reshape(shape)
-        self._part = -(-count // (area.ranks * _TOGETHER)) * _TOGETHER
-        self._lo, self._hi = (min(count, place * self._part) for place in (area.rank, area.rank + 1))
-        self._our_part = ours[self._lo : self._hi]
+        part = -(-count // (area.parts * _TOGETHER)) * _TOGETHER  # values in each but the last
+        self._join = functools.partial(_join_kernel(dtype), *area.terms, self._rows, area.start, part)
 
     def write(self, stream: SparseStream) -> None:
         """Write our vector, into an area that is free."""
@@ -64,39 +72,79 @@ class PartSum:
         nbytes = 2 * self._ours.nbytes * others // self.area.ranks
         return nbytes, nbytes, 2 * others.bit_length()
 
-    def add(self, turn: int) -> NDArray[Any]:
-        """Add up our part, of vectors that all have written; return memory for the sum that holds it."""
-        total = np.empty(self.shape, self.dtype)
-        flat = total.reshape(-1)
-        kernels.sum_part(self._rows, self.area.start, self._lo, self._hi, flat)
-        np.copyto(self._our_part, flat[self._lo : self._hi])
+    def join(self, turn: int, total: NDArray[Any], polls: int) -> bool:
+        """Add up parts that nobody has begun to, and fill in the sum if all are there, or will be while we look so many times."""
         self.area.enter(turn)
-        return total
-
-    def join(self, turn: int, total: NDArray[Any]) -> SparseStream:
-        """The sum, once all parts are there."""
-        kernels.join_parts(self._rows, self.area.start, self._part, total.reshape(-1))
-        self.area.leave(turn)
-        total.flags.writeable = False
-        return SparseStream._dense_form(total, len(total))
+        joined = self._join(turn, polls, total.reshape(-1))
+        if joined < 0:
+            raise StreamError(f"rows of {self._rows[:1].nbytes} bytes do not hold a vector of {total.size} values")
+        return bool(joined)
 
 
 class Joining(SharedStep):
-    """The step in which a rank adds up its part and waits for those of the others."""
+    """The step in which a rank adds up parts and waits for those of the others."""
 
     def __init__(self, part_sum: PartSum, turn: int) -> None:
         self._part_sum, self._turn = part_sum, turn
-        self._total: NDArray[Any] | None = None
+        self._total: NDArray[Any] = np.empty(part_sum.shape, part_sum.dtype)  # before the ranks agree, when all learn that there is no room
 
     def result(self, polls: int = 1) -> SparseStream | None:
-        if self._total is None:
-            self._total = self._part_sum.add(self._turn)
-        if not self._part_sum.area.is_complete(self._turn, polls):
+        if not self._part_sum.join(self._turn, self._total, polls):
             return None
-        return self._part_sum.join(self._turn, self._total)
+        self._total.flags.writeable = False
+        return SparseStream._dense_form(self._total, len(self._total))
 
     def moved(self) -> tuple[int, int, int]:
         return self._part_sum.moved()
 
     def abandon(self) -> None:
         self._part_sum.area.leave(self._turn)
+
+
+@functools.lru_cache(maxsize=8)
+def _join_kernel(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    words, word, values = types.Array(types.uint64, 1, "C"), types.uint64, array_type(dtype, 2, False)
+    return compiled_entry(_join, (words, *(word,) * 4, values, *(word,) * 4, array_type(dtype, 1, False)))
+
+
+@kernel
+def _join(
+    words: Words,
+    step: Any,
+    rank: Any,
+    parts: Any,
+    offer: Any,
+    values: NDArray[Any],
+    start: Any,
+    size: Any,
+    turn: Any,
+    polls: Any,
+    out: NDArray[Any],
+) -> Any:
+    """Add up some columns of a part at a time, row after row, and leave the part in the row of its number."""
+    first, length = start // U(values.itemsize), U(out.shape[0])
+    if first + length > U(values.shape[1]) or parts * size < length:
+        return np.int64(MALFORMED)
+    while True:
+        claimed = claim(words, U(CLAIMED), turn, parts)
+        if claimed < 0:
+            break
+        part = U(claimed)
+        lo, hi = min(length, part * size), min(length, (part + U(1)) * size)
+        for begin in range(lo, hi, U(BLOCK)):
+            end = min(hi, begin + U(BLOCK))
+            for j in range(begin, end):
+                out[j] = values[U(0), first + j]
+            for r in range(U(1), U(values.shape[0])):
+                for j in range(begin, end):
+                    out[j] += values[r, first + j]
+            for j in range(begin, end):
+                values[part, first + j] = out[j]
+        store_release(words, part * step + U(SUMMED), turn)
+    if not come(words, U(SUMMED), step, parts, turn, polls, offer):
+        return np.int64(False)
+    for part in range(parts):
+        for j in range(min(length, part * size), min(length, (part + U(1)) * size)):
+            out[j] = values[part, first + j]
+    store_release(words, rank * step + U(LEFT), turn)
+    return np.int64(True)

@@ -12,6 +12,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from functools import lru_cache
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,21 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import LINE, call, load_acquire, store_release
+from sparseallreduce.streams.kernels.intrinsics import LINE, call, compare_exchange, load_acquire, store_release
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["LINE", "SharedStep", "Words", "come", "patience", "shared_memory", "word_kernels"]
+__all__ = ["LINE", "SharedStep", "Words", "claim", "claim_kernel", "come", "patience", "shared_memory", "word_kernels"]
 
 Words = NDArray[np.uint64]
 
-# Looks before what should be over at once is taken for a long wait: a tenth of a millisecond of a core of our own, or as many turns of
-# the others that share it. From then on MPI is called in between, so that messages of the user's arrive, too.
-_POLLS, _POLLS_OFFERED = 1 << 13, 512
+# How long to look before what should be over at once is taken for a long wait: seconds of a core of our own, or so many turns of the
+# others that share it. From then on MPI is called in between, so that messages of the user's arrive, too. After 5 microseconds, which is
+# what 8,192 looks take on a fast core, a rank that has sent another the long way has to wait for it the next time, and goes it itself:
+# at P = 2 a sum of 10 entries took 27 microseconds a time in a loop instead of 8.
+_PATIENCE, _POLLS_OFFERED = 1e-4, 512
+_TRIED = 1 << 12  # looks that tell how long one takes
+# Of a word by which ranks claim parts: how many have been claimed, in the turn whose number is above these bits.
+_CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
@@ -99,7 +105,18 @@ def patience(crowded: bool) -> tuple[int, int]:
     crowded : bool
         Whether ranks share cores: then they are offered to others between two looks.
     """
-    return (_POLLS_OFFERED, _sched_yield()) if crowded else (_POLLS, 0)
+    return (_POLLS_OFFERED, _sched_yield()) if crowded else (_polls(), 0)
+
+
+@lru_cache(maxsize=1)
+def _polls() -> int:
+    """How often a core looks while it has patience."""
+    (have_come, _), words, fastest = word_kernels(), np.zeros(1, np.uint64), _PATIENCE
+    for _ in range(5):
+        start = perf_counter()
+        have_come(words, 0, 1, 1, 1, _TRIED, 0)
+        fastest = min(fastest, perf_counter() - start)
+    return int(_PATIENCE / fastest * _TRIED)
 
 
 @lru_cache(maxsize=1)
@@ -133,6 +150,29 @@ def come(words: Words, at: Any, step: Any, count: Any, value: Any, polls: Any, o
         if offer:
             call(offer)
     return False
+
+
+@lru_cache(maxsize=1)
+def claim_kernel() -> Callable[..., Any]:
+    """Compiled ``claim(words, at, turn, count)``: a part below ``count`` that nobody has claimed in this turn, -1 if there is none left."""
+    return compiled_entry(_claim, (types.Array(types.uint64, 1, "C"), *(types.uint64,) * 3))
+
+
+@kernel
+def _claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
+    return claim(words, at, turn, count)
+
+
+@inlined
+def claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
+    """As :func:`claim_kernel` has it, for other kernels."""
+    while True:
+        found = load_acquire(words, at)
+        claimed = found & _CLAIMED if found >> _CLAIMED_BITS == turn else np.uint64(0)
+        if claimed >= count or found >> _CLAIMED_BITS > turn:
+            return np.int64(-1)
+        if compare_exchange(words, at, found, turn << _CLAIMED_BITS | claimed + np.uint64(1)):
+            return np.int64(claimed)
 
 
 @lru_cache(maxsize=1)

@@ -33,9 +33,8 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["allreduce"]
 
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
-# Bytes up to which a stream always travels with the agreement where that is on a board, if there is room; and a dense one where ranks share
-# cores, as a second wait for all takes longer there than the sum: 16 KiB at P = 8 on 2 cores take 20 to 30 microseconds less than by parts.
-_ALWAYS_ON_BOARD, _ALWAYS_CROWDED = 1 << 13, 1 << 14
+# Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
+_ALWAYS_ON_BOARD = 1 << 13
 # Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores: 0.3
 # to 0.68. Elsewhere it is 0.6 to 1.2. By 0.5, "staged" was taken at P = 8 for 30 % of 1 MiB, where it takes 1.2 times as long.
 _PARTS_SHARE = 0.35
@@ -74,7 +73,7 @@ class _Kind:
         """How an operation begins: as :func:`~sparseallreduce.algorithms.allreduce.begins`; remembered by its entries."""
         channel = self.channel
         can_pack = self.reduction.op.is_sum or not stream.is_dense
-        most = min(_ALWAYS_CROWDED if channel.crowded and stream.is_dense else _ALWAYS_ON_BOARD, long.room(channel.ranks))
+        most = min(_ALWAYS_ON_BOARD, long.room(channel.ranks))
         nbytes, stage = packed.packed_bytes(stream), channel.stage
         if channel.board is not None and can_pack and nbytes <= most:
             flags = long.PACKED

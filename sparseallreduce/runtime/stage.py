@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.allreduce import FREE, STAGED, Told
 from sparseallreduce.errors import StreamError
-from sparseallreduce.runtime.shared import LINE, SharedStep, patience, word_kernels
-from sparseallreduce.runtime.stage_kernels import ADDED, ENTRIES, FIRST, LEFT, WORDS, WRITTEN, claim_kernel, sum_parts_kernel
+from sparseallreduce.runtime.shared import LINE, SharedStep, claim_kernel, patience, word_kernels
+from sparseallreduce.runtime.stage_kernels import ADDED, ENTRIES, FIRST, LEFT, WORDS, WRITTEN, sum_parts_kernel
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import slice_range

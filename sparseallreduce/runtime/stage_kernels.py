@@ -15,28 +15,20 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.runtime.shared import LINE, Words, come
+from sparseallreduce.runtime.shared import LINE, Words, claim, come
 from sparseallreduce.streams.kernels import PIECE
-from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
 from sparseallreduce.streams.kernels.compiled import ADD, array_type, cut, sum_cut
-from sparseallreduce.streams.kernels.intrinsics import compare_exchange, load_acquire, store_release
+from sparseallreduce.streams.kernels.intrinsics import store_release
 
-__all__ = ["ADDED", "ENTRIES", "FIRST", "LEFT", "WORDS", "WRITTEN", "claim_kernel", "sum_parts_kernel"]
+__all__ = ["ADDED", "ENTRIES", "FIRST", "LEFT", "WORDS", "WRITTEN", "sum_parts_kernel"]
 
 # Words of a part: the turn in which it was added up, how many entries that are and where it begins, and the turn in which it was written
 # to the result. Of a rank, in the same row: the turn from which on it no longer reads what the others have written.
 ADDED, ENTRIES, FIRST, WRITTEN, LEFT = range(5)
 WORDS = LINE // 8  # of a row
-# Of the word behind all rows: how many parts have been claimed, in the turn whose number is above these bits.
-_CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 _ALL = np.uint64(2**64 - 1)
 U: Any = np.uint64
-
-
-@functools.lru_cache(maxsize=1)
-def claim_kernel() -> Callable[..., Any]:
-    """Compiled ``claim(words, at, turn, count)``: a part below ``count`` that nobody has claimed in this turn, -1 if there is none left."""
-    return compiled_entry(_claim, (types.Array(types.uint64, 1, "C"), *(types.uint64,) * 3))
 
 
 @functools.lru_cache(maxsize=32)
@@ -53,23 +45,6 @@ def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable
     signature = (words, *(word,) * 5, *tables, counts, word, array_type(np.uint64, 2, False), *tables, *lists)
     literal = types.literal(ADD)  # type: ignore[no-untyped-call]
     return functools.partial(compiled_entry(_sum_parts, (literal, *signature)), ADD)
-
-
-@kernel
-def _claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
-    return claim(words, at, turn, count)
-
-
-@inlined
-def claim(words: Words, at: Any, turn: Any, count: Any) -> Any:
-    """As ``_claim``, for other kernels."""
-    while True:
-        found = load_acquire(words, at)
-        claimed = found & _CLAIMED if found >> _CLAIMED_BITS == turn else U(0)
-        if claimed >= count or found >> _CLAIMED_BITS > turn:
-            return np.int64(-1)
-        if compare_exchange(words, at, found, turn << _CLAIMED_BITS | claimed + U(1)):
-            return np.int64(claimed)
 
 
 @kernel

@@ -104,7 +104,7 @@ def case_a_late_rank_is_waited_for(comm, size, board):
 
 
 @limit(30)
-@each(method=["add", "join"])
+@each(method=["write", "join"])
 def case_a_rank_that_is_late_with_its_part_is_waited_for(comm, method):
     if comm.size == 1:
         skip("nobody to wait for")
@@ -118,7 +118,7 @@ def case_a_rank_that_is_late_with_its_part_is_waited_for(comm, method):
 
 
 @limit(30)
-@each(method=["write", "add", "join"])
+@each(method=["write", "join"])
 def case_failure_in_a_sum_on_the_board_leaves_nobody_waiting(comm, method):
     _, culprit = needs_two(comm, 5000)
     with duplicate(comm) as ours:

@@ -1,8 +1,10 @@
 """The board and the sums on it, seen by all ranks of one process: nobody reads what is not there, or is overwritten before it was read."""
 
+import functools
 import os
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,16 +13,16 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.steps import Share
-from sparseallreduce.runtime.board import PREFIX, SLOTS, Board
+from sparseallreduce.runtime.board import CLAIMED, PREFIX, SLOTS, Board
 from sparseallreduce.runtime.part_sum import Joining, PartSum
-from sparseallreduce.runtime.shared import shared_memory
+from sparseallreduce.runtime.shared import claim_kernel, shared_memory
 
 FIRST = 7
 
 
-def boards(ranks, room=256, crowded=False):
-    memory = np.zeros(Board.nbytes(ranks, room, crowded), np.uint8)
-    return [Board(memory, rank, ranks, room, crowded, FIRST) for rank in range(ranks)]
+def boards(ranks, room=256, cores=16):
+    memory = np.zeros(Board.nbytes(ranks, room, cores), np.uint8)
+    return [Board(memory, rank, ranks, room, cores, FIRST) for rank in range(ranks)]
 
 
 def texts(board, turn, length):
@@ -112,14 +114,17 @@ def dense_streams(draw):
     shape = (size,) if width is None else (size, width)
     share = draw(st.sampled_from([0.1, 0.7, 1.0]))
     draws = [(100 * generator.standard_normal(shape)).astype(dtype) for _ in range(ranks)]
+    if dtype.kind == "f":
+        for array in draws:
+            array[generator.random(shape) < 0.1] = generator.choice([np.nan, np.inf])
     arrays = [np.where(generator.random(shape) < share, array, dtype.type(0)) for array in draws]
     return [sar.SparseStream.from_dense(array) for array in arrays], arrays
 
 
-@given(dense_streams())
-def test_a_sum_by_parts_is_added_up_in_the_order_of_the_ranks(given_streams):
+@given(dense_streams(), st.integers(0, 8), st.integers(1, 9))
+def test_a_sum_by_parts_is_added_up_in_the_order_of_the_ranks(given_streams, late, cores):
     streams, arrays = given_streams
-    sums = [PartSum(board.areas[0], arrays[0].shape, arrays[0].dtype) for board in boards(len(streams))]
+    sums = [PartSum(board.areas[0], arrays[0].shape, arrays[0].dtype) for board in boards(len(streams), cores=cores)]
     expected = arrays[0].copy()
     for array in arrays[1:]:
         expected += array
@@ -127,10 +132,21 @@ def test_a_sum_by_parts_is_added_up_in_the_order_of_the_ranks(given_streams):
         assert all(part_sum.area.is_free() for part_sum in sums)
         for part_sum, stream in zip(sums, streams):
             part_sum.write(stream)
-        joinings = [Joining(part_sum, turn) for part_sum in sums]
-        assert [joining.result() for joining in joinings[:-1]] == [None] * (len(sums) - 1)
-        results = [joining.result() for joining in reversed(joinings)]
+        results = [Joining(part_sum, turn).result() for part_sum in sums[late:] + sums[:late]]
         assert {result.to_dense().tobytes() for result in results} == {expected.tobytes()}
+
+
+@given(dense_streams(), st.integers(1, 9))
+def test_ranks_at_once_claim_each_part_of_a_sum_once(given_streams, cores):
+    """In threads, each on a core whenever compiled code lets it go."""
+    streams, arrays = given_streams
+    expected = functools.reduce(np.add, arrays)
+    sums = [PartSum(board.areas[0], arrays[0].shape, arrays[0].dtype) for board in boards(len(streams), cores=cores)]
+    for part_sum, stream in zip(sums, streams):
+        part_sum.write(stream)
+    with ThreadPoolExecutor(len(sums)) as pool:
+        results = list(pool.map(lambda part_sum: Joining(part_sum, FIRST).result(1 << 30), sums))
+    assert {result.to_dense().tobytes() for result in results} == {expected.tobytes()}
 
 
 def test_an_area_is_free_when_all_have_joined_the_sum():
@@ -139,11 +155,21 @@ def test_an_area_is_free_when_all_have_joined_the_sum():
     for part_sum in (ours, theirs):
         part_sum.write(stream)
     first, second = Joining(ours, FIRST), Joining(theirs, FIRST)
-    assert first.result() is None
+    assert first.result().nnz == 100  # who comes first adds all up
+    assert not ours.area.is_free()
     assert second.result().nnz == 100
-    assert not theirs.area.is_free()
-    assert first.result().nnz == 100
+    assert ours.area.is_free()
     assert theirs.area.is_free()
+
+
+def test_a_part_that_another_has_claimed_is_waited_for():
+    ours, theirs = (PartSum(board.areas[0], (100,), np.dtype(np.float32)) for board in boards(2))
+    stream = sar.SparseStream.from_dense(np.ones(100, np.float32))
+    for part_sum in (ours, theirs):
+        part_sum.write(stream)
+    words, at = ours.area.terms[0], CLAIMED
+    assert claim_kernel()(words, at, FIRST, 2) == 0
+    assert Joining(theirs, FIRST).result(5) is None
 
 
 def test_ranks_in_threads_hear_each_other():
@@ -160,7 +186,7 @@ def test_ranks_in_threads_hear_each_other():
             heard.append([bytes(text[: 1 + (turn + other) % 50]) for other, text in enumerate(board.slot(turn).texts)])
             board.slot(turn).take(turn)
 
-    threads = [threading.Thread(target=run, args=(board, rank)) for rank, board in enumerate(boards(ranks, crowded=True))]
+    threads = [threading.Thread(target=run, args=(board, rank)) for rank, board in enumerate(boards(ranks, cores=1))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -434,44 +434,6 @@ def test_cut_rows_do_not_lead_out_of_their_arrays(module):
         assert found < 0
 
 
-@fast
-@given(st.data(), st.sampled_from(VALUE_DTYPES), st.integers(1, 9), st.sampled_from([0, 1, 5, 64, 9000]))
-def test_parts_give_the_bits_of_their_twin(data, value_dtype, ranks, size):
-    lo, hi = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    vectors = [random_values(rng, size, np.dtype(value_dtype)) for _ in range(ranks)]
-    values = np.stack([np.concatenate([np.zeros(4, value_dtype), vector]) for vector in vectors])
-    sums, joins = [], []
-    for module in (kernels, reference):
-        for found, call in (
-            (sums, lambda out, module=module: module.sum_part(values, 4 * values.itemsize, lo, hi, out)),
-            (joins, lambda out, module=module: module.join_parts(values, 4 * values.itemsize, -(-size // ranks), out)),
-        ):
-            found.append(np.ones(size, value_dtype))
-            call(found[-1])
-    for ours, theirs in (sums, joins):
-        np.testing.assert_array_equal(bits(ours), bits(theirs))
-    assert (sums[0][:lo] == 1).all()
-    assert (sums[0][hi:] == 1).all()
-    if ranks == 1:
-        np.testing.assert_array_equal(bits(joins[0]), bits(vectors[0]))
-
-
-@pytest.mark.parametrize("module", [kernels, reference])
-def test_parts_do_not_lead_out_of_their_arrays(module):
-    values, out = np.zeros((2, 10), np.float32), np.zeros(9, np.float32)
-    for call in (
-        lambda: module.sum_part(values, 8, 0, 9, out),
-        lambda: module.sum_part(values, 0, 0, 10, out),
-        lambda: module.join_parts(values, 8, 5, out),
-    ):
-        try:
-            found = call()
-        except StreamError:
-            continue
-        assert found < 0
-
-
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
 @given(seed=st.integers(0, 2**32 - 1), count_a=st.integers(0, 50), count_b=st.integers(0, 50))
 def test_shared_finds_the_indices_of_both(index_dtype, seed, count_a, count_b):
@@ -549,8 +511,8 @@ assert "numba" not in sys.modules, "importing the kernels must not import numba"
 begin = time.perf_counter()
 kernels.warm_up()
 from sparseallreduce.streams.kernels import compiled
-used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_part", "join_parts", "sum_rows", "cut_rows",
-    "estimate_union", "sum_cut_rows", "write_past")
+used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_rows", "cut_rows", "estimate_union",
+    "sum_cut_rows", "write_past")
 dispatchers = [getattr(compiled, name) for name in used]
 print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
 """
@@ -573,14 +535,14 @@ def outcome(process):
 def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_ones_none(tmp_path):
     together = [probe(tmp_path) for _ in range(4)]
     compiled = [outcome(process) for process in together]
-    assert sum(compiled) == 13
+    assert sum(compiled) == 11
     assert outcome(probe(tmp_path)) == 0
 
 
 def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
-    assert outcome(probe(tmp_path / "file" / "cache")) == 13
+    assert outcome(probe(tmp_path / "file" / "cache")) == 11
 
 
 def test_a_damaged_cache_is_done_without(tmp_path):

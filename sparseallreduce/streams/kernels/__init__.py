@@ -27,14 +27,12 @@ __all__ = [
     "first_violation",
     "gather_present",
     "inner_sums",
-    "join_parts",
     "merge",
     "scatter",
     "scatter_set",
     "shared",
     "sum_cut_rows",
     "sum_duplicates",
-    "sum_part",
     "sum_rows",
     "warm_up",
     "write_past",
@@ -425,49 +423,6 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
         raise StreamError(f"{len(source)} bytes from {to} on do not fit into {len(target)}")
 
 
-def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> None:
-    """Sum a part of dense vectors that lie one in a row: ``out[lo:hi]``, added up in the order of the rows.
-
-    Parameters
-    ----------
-    values : ndarray, shape (ranks, length)
-        A vector in each row, from byte ``start`` on, a multiple of the size of a value.
-    start, lo, hi : int
-    out : ndarray, shape (size,)
-        Left as it is outside of the part.
-
-    Raises
-    ------
-    StreamError
-        If the rows or the output end before the part.
-    """
-    entry = _entries.get(("sum_part", SUM.ufunc, _UINT32, values.dtype, 1)) or _compiled("sum_part", SUM.ufunc, _UINT32, values.dtype, 1)
-    if (entry or reference.sum_part)(values, start, lo, hi, out) < 0:
-        raise StreamError(f"rows of {values[:1].nbytes} bytes and a vector of {len(out)} do not hold the part from {lo} to {hi}")
-
-
-def join_parts(values: Values, start: int, part: int, out: Values) -> None:
-    """Join the parts of a dense vector, of which row r holds the one that begins at ``r * part``.
-
-    Parameters
-    ----------
-    values, start, out
-        As for :func:`sum_part`.
-    part : int
-        Values in each part but the last.
-
-    Raises
-    ------
-    StreamError
-        If the rows are shorter than the vector.
-    """
-    entry = _entries.get(("join_parts", "replace", _UINT32, values.dtype, 1)) or _compiled(
-        "join_parts", "replace", _UINT32, values.dtype, 1
-    )
-    if (entry or reference.join_parts)(values, start, part, out) < 0:
-        raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold a vector of {len(out)} values")
-
-
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Find the indices that two sorted sets share.
 
@@ -504,8 +459,6 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
     first_violation(indices, 1)
     sum_duplicates(indices, dense, op)
     if op.is_sum and ndim == 1:
-        sum_part(dense[None], 0, 0, 1, dense)
-        join_parts(dense[None], 0, 1, dense)
         rows = np.zeros((2, 2), np.uint64)
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)
         bounds = np.zeros((4, 3), np.uint64)

@@ -731,34 +731,6 @@ def write_past(target: Values, to: Any, source: Values) -> Any:
     return 0
 
 
-@kernel
-def sum_part(op: int, values: Values, start: Any, lo: Any, hi: Any, out: Values) -> Any:
-    """Add up some columns at a time, row after row."""
-    first = start // U(values.itemsize)
-    if hi > U(out.shape[0]) or first + hi > U(values.shape[1]):
-        return MALFORMED
-    for begin in range(lo, hi, U(BLOCK)):
-        end = min(hi, begin + U(BLOCK))
-        for j in range(begin, end):
-            out[j] = values[U(0), first + j]
-        for r in range(U(1), U(values.shape[0])):
-            for j in range(begin, end):
-                out[j] = _combine(op, out[j], values[r, first + j])
-    return 0
-
-
-@kernel
-def join_parts(op: int, values: Values, start: Any, part: Any, out: Values) -> Any:
-    """Copy from each row the part that is its own."""
-    first, size = start // U(values.itemsize), U(out.shape[0])
-    if first + size > U(values.shape[1]):
-        return MALFORMED
-    for r in range(U(values.shape[0])):
-        for j in range(min(size, r * part), min(size, (r + U(1)) * part)):
-            out[j] = _combine(op, out[j], values[r, first + j])
-    return 0
-
-
 def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, ndim: int = 1, op: int | None = None) -> Any:
     """Compile one specialisation of a kernel, or load it from numba's cache on disk.
 
@@ -790,8 +762,6 @@ def compile_kernel(name: str, index_dtype: Any, value_dtype: Any = np.uint32, nd
         "gather_present": ((gather_present, gather_present_rows), (v, mask, types.uint64, iout, vout)),
         "first_violation": ((first_violation, None), (i, types.uint64)),
         "sum_duplicates": ((sum_duplicates, sum_duplicates_rows), (i, v, iout, vout)),
-        "sum_part": ((sum_part, None), (tables[1], types.uint64, types.uint64, types.uint64, vout)),
-        "join_parts": ((join_parts, None), (tables[1], types.uint64, types.uint64, vout)),
         "write_past": ((write_past, None), (array_type(np.uint8, 1, False), types.uint64, array_type(np.uint8, 1, True))),
         "cut_rows": ((cut_rows, None), (tables[0], types.uint64, counts, *(types.uint64,) * 3, bounds)),
         "estimate_union": ((estimate_union, None), (tables[0], types.uint64, types.uint64, counts, types.uint64)),

@@ -187,27 +187,6 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
     return 0
 
 
-def sum_part(values: Values, start: int, lo: int, hi: int, out: Values) -> int:
-    """Add up the columns of a part, row after row."""
-    first = start // values.itemsize
-    if hi > len(out) or first + hi > values.shape[1]:
-        return -2
-    out[lo:hi] = values[0, first + lo : first + hi]
-    for row in values[1:]:
-        out[lo:hi] = combine(SUM, out[lo:hi], row[first + lo : first + hi])
-    return 0
-
-
-def join_parts(values: Values, start: int, part: int, out: Values) -> int:
-    """Copy from each row the part that is its own."""
-    first = start // values.itemsize
-    if first + len(out) > values.shape[1]:
-        return -2
-    for r, row in enumerate(values):
-        out[r * part : (r + 1) * part] = row[first : first + len(out)][r * part : (r + 1) * part]
-    return 0
-
-
 def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Where the indices lie that both sets hold."""
     _, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
