@@ -35,9 +35,10 @@ __all__ = ["allreduce"]
 _WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
 # Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
 _ALWAYS_ON_BOARD = 1 << 13
-# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores: 0.3
-# to 0.68. Elsewhere it is 0.6 to 1.2. By 0.5, "staged" was taken at P = 8 for 30 % of 1 MiB, where it takes 1.2 times as long.
-_PARTS_SHARE = 0.35
+# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores, for
+# vectors of so many bytes at most, and for others. By the former, 20 % of 1 MiB took 539 microseconds by parts at P = 4, and 20 % of 4 MiB
+# 2,919, where splits take 390 and 1,040; by the latter, 30 % of 256 KiB would take 214 by a split, and take 187 by parts.
+_SHORT_PARTS, _PARTS_SHARES = 1 << 18, (0.35, 0.7)
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
 
@@ -61,9 +62,15 @@ class _Kind:
         self.streams = packed.Kind.of(call.stream, self.reduction)
         self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
         self.itemsize = dtype.itemsize
+        self.nbytes = math.prod(self.streams.shape) * dtype.itemsize
         self.polls = 1 if channel.board is None else channel.board.polls
-        self.sums = _part_sums(channel.board, self.streams) if self.native else []
+        self.sums = self._part_sums(channel.board) if self.native else []
         self.beginnings: dict[int, int] = {}  # how operations on so many entries begin
+
+    def _part_sums(self, board: Board | None) -> list[PartSum]:
+        """Sums on each area of the board, if vectors of this kind fit there."""
+        areas = [] if board is None else [area for area in board.areas if self.nbytes <= area.room]
+        return [PartSum(area, self.streams.shape, self.streams.dtype) for area in areas]
 
     def call(self, stream: SparseStream) -> long.Call:
         """The call that is made for one of them."""
@@ -81,7 +88,7 @@ class _Kind:
             machine = channel.machine
             if machine is not None and self.sums and channel.crowded:
                 beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
-                machine = machine._replace(beta_blocking=_PARTS_SHARE * beta)
+                machine = machine._replace(beta_blocking=_PARTS_SHARES[self.nbytes > _SHORT_PARTS] * beta)
             flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine, 0 if stage is None else stage.room)
         if flags == long.READY:
             flags = long.WRITTEN if self.sums else flags if self.native else 0
@@ -313,12 +320,6 @@ def _awaited(step: Any) -> Schedule:
     return result
 
 
-def _part_sums(board: Board | None, kind: packed.Kind) -> list[PartSum]:
-    """Sums on each area of the board, if vectors of this kind fit there."""
-    nbytes = math.prod(kind.shape) * kind.dtype.itemsize
-    return [PartSum(area, kind.shape, kind.dtype) for area in board.areas if nbytes <= area.room] if board is not None else []
-
-
 def _new_kind(stream: SparseStream, op: str, channel: engine.Channel) -> _Kind | None:
     call, intent = long.make_call(stream, op, AUTO, {})
     if call is None:
@@ -347,8 +348,7 @@ def _arrays(dense: NDArray[Any] | None, kind: _Kind) -> tuple[NDArray[Any], NDAr
     dense stream is copied for that only where zeros come from the system.
     """
     shape, dtype = kind.streams.shape, kind.streams.dtype
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes <= memory.FRESH:
+    if kind.nbytes <= memory.FRESH:
         array = np.zeros(shape, dtype) if dense is None else np.empty(shape, dtype)
         return array, array
     array = memory.empty(shape, dtype)

@@ -43,7 +43,7 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["KEPT", "Split", "Stage"]
 
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
-_BYTES = 1 << 28  # of the streams of all ranks; memory that is not used is only numbers
+_BYTES = 1 << 29  # of the streams of all ranks; memory that is not used is only numbers
 _PAGE = 4096
 _NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
