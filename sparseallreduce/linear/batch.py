@@ -20,11 +20,12 @@ __all__ = ["CompactBatch"]
 
 Array = NDArray[Any]
 
+_LONG = 1024  # entries of a row on average, whose values are not worth a copy
 _FULL = 2  # non-zeros to a feature, at which random rows touch 0.86 of the features
 
 
 class CompactBatch:
-    """Rows of a data set as a small data set of their own, with only the features that occur in them, in order.
+    """Rows of a data set with only the features that occur in them, in order, as if there were no others.
 
     Its scores need as many weights as it has features, and the sums of its gradient are the values of the sparse stream in order,
     where the indices of its features are the indices.
@@ -57,11 +58,11 @@ class CompactBatch:
         self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(team.threads)]
         self._words, self._blocks = self._bitmaps[0]
         self._before = np.zeros(len(self._words), dataset.indices.dtype)
-        self._entries = _Entries(dataset.indices.dtype, dataset.values.dtype)
-        self._streams = cycle([_Entries(index_dtype(size), dataset.values.dtype) for _ in range(buffers)])
+        self._indices, self._values = _Room(dataset.indices.dtype), _Room(dataset.values.dtype)
+        self._streams = cycle([(_Room(index_dtype(size)), _Room(dataset.values.dtype)) for _ in range(buffers)])
         self._stream = next(self._streams)
-        self._offsets = np.zeros(1, np.int64)
-        self._read_offsets = read_only(self._offsets)
+        # Of each row, where it begins in the data set, and where among those of the batch, which then end.
+        self._places, self._offsets = _Room(np.int64), _Room(np.int64)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
         self._taken: Array | None = None
         self._all_count = True
@@ -69,29 +70,36 @@ class CompactBatch:
 
     def take(self, rows: Array) -> None:
         """Make these rows the batch."""
-        nnz, offsets, entries, found = self._measured(rows), self._offsets, self._entries, self._stream
-        entries.reserve(nnz)
-        found.reserve(min(nnz, self.dataset.features) + 3)  # with room for the intercept, and what the kernel asks for
+        nnz, count, (found, sums) = self._measured(rows), len(rows), self._stream
+        copied = 0 if nnz >= _LONG * count else nnz
+        self._indices.reserve(nnz)
+        self._values.reserve(copied)
+        for room in (found, sums):
+            room.reserve(min(nnz, self.dataset.features) + 3)  # with room for the intercept, and what the kernel asks for
+        given = self.dataset.indices, self.dataset.values, self._places.array[:count], self._offsets.array[: count + 1]
+        entries = self._indices.array[:nnz], self._values.array[:copied]
         if self._team.threads == 1:
-            given = self.dataset.indptr, self.dataset.indices, self.dataset.values, rows, offsets
-            marks = self._words, self._blocks, self._before
-            count = int(kernels.compact(*given, *marks, entries.indices, entries.values, found.indices))
+            touched = int(kernels.compact(*given, self._words, self._blocks, self._before, *entries, found.array))
         else:
-            count = self._compact_together(rows, nnz)
-        self.features = found.indices[:count]
-        self.samples = Rows(self._read_offsets, entries.read_indices[:nnz], entries.read_values[:nnz])
+            touched = self._compact_together(*given, *entries, found.array)
+        self.features = found.array[:touched]
+        offsets, indices = self._offsets.read[: count + 1], self._indices.read[:nnz]
+        if copied:
+            self.samples = Rows(offsets, indices, self._values.read[:copied], offsets[:count])
+        else:
+            self.samples = Rows(offsets, indices, self.dataset.values, self._places.read[:count])
         self._taken = rows
 
-    def _compact_together(self, rows: Array, nnz: int) -> int:
+    def _compact_together(
+        self, dataset_indices: Array, dataset_values: Array, places: Array, offsets: Array, indices: Array, values: Array, found: Array
+    ) -> int:
         """As :func:`kernels.compact`, by several threads."""
-        dataset, team, offsets, found = self.dataset, self._team, self._offsets, self._stream.indices
-        indices, values = self._entries.indices[:nnz], self._entries.values[:nnz]
-        cuts = team.cuts(len(rows))
+        team, cuts = self._team, self._team.cuts(len(places))
 
         def copy(part: int) -> None:
             low, high = cuts[part], cuts[part + 1]
-            mine, ends = rows[low:high], offsets[low : high + 1]
-            kernels.take_rows(dataset.indptr, dataset.indices, dataset.values, mine, ends, *self._bitmaps[part], indices, values)
+            mine = places[low:high], offsets[low : high + 1]
+            kernels.take_rows(dataset_indices, dataset_values, *mine, *self._bitmaps[part], indices, values)
 
         team.each(copy)
         for words, blocks in self._bitmaps[1:]:
@@ -124,8 +132,8 @@ class CompactBatch:
                 return full
         if self._taken is not counted:
             self.take(counted)
-        stream, samples, touched = self._stream, self.samples, len(self.features)
-        sums = stream.values[:touched]
+        (indices, values), samples, touched = self._stream, self.samples, len(self.features)
+        sums = values.array[:touched]
 
         def add(low: int, high: int) -> None:
             sums[low:high].fill(0)
@@ -134,10 +142,10 @@ class CompactBatch:
         starts = [0] if self._team.threads == 1 else np.searchsorted(self.features, self._starts).tolist()
         self._team.share([*starts, touched], add)
         if self.size > self.dataset.features and len(rows):
-            stream.indices[touched] = self.dataset.features
-            stream.values[touched] = coefficients.sum(dtype=np.float64)
+            indices.array[touched] = self.dataset.features
+            values.array[touched] = coefficients.sum(dtype=np.float64)
             touched += 1
-        gradient = SparseStream._sparse_form(stream.indices[:touched], stream.values[:touched], self.size)
+        gradient = SparseStream._sparse_form(indices.array[:touched], values.array[:touched], self.size)
         if touched > self._limit:
             gradient._switch()
         self._stream = next(self._streams)
@@ -149,12 +157,11 @@ class CompactBatch:
         return self._measured(rows) >= _FULL * self.dataset.features
 
     def _measured(self, rows: Array) -> int:
-        """How many entries the rows have; ``_offsets`` says where each begins when they stand one behind the other."""
+        """How many entries the rows have; ``_places`` and ``_offsets`` say where each begins."""
         if self._extent is None or self._extent[0] is not rows:
-            if len(self._offsets) != len(rows) + 1:
-                self._offsets = np.empty(len(rows) + 1, np.int64)
-                self._read_offsets = read_only(self._offsets)
-            self._extent = rows, int(kernels.extents(self.dataset.indptr, rows, self._offsets))
+            for room in (self._places, self._offsets):
+                room.reserve(len(rows) + 1)
+            self._extent = rows, int(kernels.extents(self.dataset.indptr, rows, self._places.array, self._offsets.array))
         return self._extent[1]
 
     @cached_property
@@ -162,17 +169,17 @@ class CompactBatch:
         return DenseGradient(self.dataset, self.size, self._team)
 
 
-class _Entries:
-    """Indices and values, in arrays that are used again and grow; and read-only views of both, since making one takes its time."""
+class _Room:
+    """An array that is used again and grows; and a read-only view of it, since making one takes its time."""
 
-    def __init__(self, indices: DTypeLike, values: DTypeLike) -> None:
-        self._allocate(0, indices, values)
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._allocate(0, dtype)
 
-    def _allocate(self, room: int, indices: DTypeLike, values: DTypeLike) -> None:
-        self.indices, self.values = np.empty(room, indices), np.empty(room, values)
-        self.read_indices, self.read_values = read_only(self.indices), read_only(self.values)
+    def _allocate(self, entries: int, dtype: DTypeLike) -> None:
+        self.array = np.empty(entries, dtype)
+        self.read = read_only(self.array)
 
     def reserve(self, entries: int) -> None:
         """Room for so many, with some to spare for the next batch."""
-        if entries > len(self.indices):
-            self._allocate(entries + entries // 4, self.indices.dtype, self.values.dtype)
+        if entries > len(self.array):
+            self._allocate(entries + entries // 4, self.array.dtype)

@@ -17,11 +17,12 @@ Array = NDArray[Any]
 
 
 class Rows(NamedTuple):
-    """Compressed sparse rows alone: what the loops over non-zeros take of a :class:`Dataset`, and read-only like there."""
+    """Compressed sparse rows whose values may lie elsewhere, in any order: a batch. Read-only as in a :class:`Dataset`."""
 
     indptr: Array
     indices: Array
     values: Array
+    starts: Array  # where among the values those of each row begin
 
 
 @dataclass(frozen=True)

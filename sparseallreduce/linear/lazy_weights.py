@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import lazy_kernels
-from sparseallreduce.linear.dataset import Dataset, Rows
+from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
 
@@ -93,7 +93,7 @@ class LazyWeights(Weights):
         found[: len(inside)] = direction * self.scale
         return found
 
-    def scores(self, dataset: Dataset | Rows, rows: Array) -> Array:
+    def scores(self, dataset: Dataset, rows: Array) -> Array:
         """As of other weights; with a pass over all of them first, unless they are current."""
         self.complete()
         return self._scored(self.direction if self.current else self._present()[0], dataset, rows)

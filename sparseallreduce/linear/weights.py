@@ -176,18 +176,19 @@ class Weights:
         """Whether ``direction`` is what all steps have led to, at every feature."""
         return True
 
-    def scores(self, dataset: Dataset | Rows, rows: Array) -> Array:
+    def scores(self, dataset: Dataset, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
         self.complete()
         return self._scored(self.direction, dataset, rows)
 
-    def compact_scores(self, samples: Rows, features: Array) -> Array:
-        """The scores of all samples, whose features are only these of all, increasing; see :class:`CompactBatch`."""
+    def compact_scores(self, samples: Rows, features: Array | None = None) -> Array:
+        """The scores of all samples, whose features are only these of all, increasing, if any are given; see :class:`CompactBatch`."""
         self.complete()
-        direction, scores = self._gathered(features), np.empty(len(samples.indptr) - 1)
+        direction, scores = self.direction if features is None else self._gathered(features), np.empty(len(samples.starts))
 
         def fill(low: int, high: int) -> None:
-            kernels.compact_scores(samples.indptr[low : high + 1], samples.indices, samples.values, direction, scores[low:high])
+            entries, starts = (samples.indptr[low : high + 1], samples.indices, samples.values), samples.starts[low:high]
+            kernels.compact_scores(*entries, starts, direction, scores[low:high])
 
         self._team.share(self._team.cuts(len(scores)), fill)
         return self._completed(scores)
@@ -201,7 +202,7 @@ class Weights:
         self._team.share(self._team.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
         return found
 
-    def _scored(self, direction: Array, dataset: Dataset | Rows, rows: Array) -> Array:
+    def _scored(self, direction: Array, dataset: Dataset, rows: Array) -> Array:
         """The scores of rows by a direction of as many features."""
         scores = np.empty(len(rows))
 

@@ -29,8 +29,9 @@ def test_features_are_those_of_the_rows_in_order_and_samples_the_rows(rows, thre
     expected = dataset.to_scipy()[rows]
     columns = np.unique(expected.indices)
     assert batch.features.tolist() == columns.tolist()
-    indptr, indices, values = batch.samples
-    taken = csr_array((values, indices.astype(np.int64), indptr), shape=(len(rows), len(columns)))
+    indptr, indices, values, starts = batch.samples
+    ours = [values[start : start + length] for start, length in zip(starts, np.diff(indptr))]
+    taken = csr_array((np.concatenate([[], *ours]), indices.astype(np.int64), indptr), shape=(len(rows), len(columns)))
     np.testing.assert_array_equal(taken.toarray(), expected[:, columns].toarray())
 
 

@@ -115,7 +115,7 @@ class ParameterServer(Strategy):
         self.clock.lap("communicate")
         known = Weights(len(indices), Descent(intercept=len(indices) > len(self._batch.features)), weights.dtype, self.team)
         known.assign(weights)
-        return known.scores(self._batch.samples, np.arange(len(rows)))
+        return known.compact_scores(self._batch.samples)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         gradient = self._batch.gradient(rows, coefficients)
