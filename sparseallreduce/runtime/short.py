@@ -141,9 +141,9 @@ class _ByMessages:
             self.lengths.append(length)
         return flags
 
-    def counted(self) -> NDArray[np.int64]:
-        """The entries, to be kept."""
-        return np.array(self.entries, np.int64)
+    def counted(self, flags: int) -> tuple[NDArray[np.int64], int, int]:
+        """The entries, to be kept, these flags, and the sum of the entries."""
+        return np.array(self.entries, np.int64), flags, sum(self.entries)
 
     def reduced(self, kind: _Kind) -> SparseStream:
         """The reduction of what all have packed."""
@@ -176,8 +176,9 @@ class _OnBoard:
     def entries(self) -> list[int]:
         return self._slot.entries.tolist()
 
-    def counted(self) -> NDArray[np.int64]:
-        return self._slot.entries.copy()
+    def counted(self, flags: int) -> tuple[NDArray[np.int64], int, int]:
+        slot = self._slot  # in which nobody is heard again before this operation is over: nothing else is in flight
+        return slot.entries, flags, int(slot.sums[0])
 
     @property
     def lengths(self) -> list[int]:
@@ -273,7 +274,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                     _count_result(entries, result, nbytes, nbytes, 2 * rounds)
                 return result
             if agreed & long.STAGED:
-                step.begin(hearing.counted(), agreed)
+                step.begin(*hearing.counted(agreed))
             if agreed & (long.WRITTEN | long.STAGED):
                 joined: SparseStream | None = step.result(kind.polls)
                 if joined is not None:

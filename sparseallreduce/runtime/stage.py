@@ -21,6 +21,7 @@ copies the result to memory of its own. Results that a process has when it forks
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import weakref
@@ -77,6 +78,7 @@ class Stage:
         self.bounds = np.empty((4, ranks + 1), np.uint64)  # for us alone, as all below
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
         self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._summed: tuple[packed.Kind | None, Any] = None, None  # the kind of streams that were summed last, and how
         self._kept = [_NOT] * KEPT
         self._readable = [memoryview(block).toreadonly() for block in self.blocks[:KEPT]]
         self._released = [_release(self._kept, place) for place in range(KEPT)]
@@ -151,6 +153,18 @@ class Stage:
             found = self._inner[dtypes] = kernels.inner_sums(self.ranks, self.blocks.shape[1], *dtypes)
         return found
 
+    def sum_parts(self, kind: packed.Kind) -> Callable[..., Any]:
+        """The compiled ``sum_parts`` for streams of this kind, but for what changes from one sum to the next."""
+        last, found = self._summed
+        if last is not kind:
+            dtypes = kind.indices, kind.dtype
+            rows, blocks = ([memory.view(dtype) for dtype in dtypes] for memory in (self.rows, self.blocks))
+            given = self.words, self.rank, self.offered, *rows, self.bounds, *self.inner(kind), *blocks
+            found = functools.partial(sum_parts_kernel(*dtypes), *given)
+            self._summed = kind, found
+        run: Callable[..., Any] = found
+        return run
+
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
         self._kept[place] = _HERE
@@ -205,7 +219,6 @@ class Split(SharedStep):
         "_counts",
         "_dense",
         "_direct",
-        "_entries",
         "_first",
         "_kind",
         "_next",
@@ -232,11 +245,13 @@ class Split(SharedStep):
         """What this rank tells the others."""
         return Told(self.flags, self.begin, self.abandon)
 
-    def begin(self, entries: Sequence[int] | NDArray[np.int64], common: int) -> Split:
-        """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set."""
-        self._counts = np.asarray(entries, np.int64)
-        self._entries = self._counts.tolist()
-        self._sum = sum(self._entries)
+    def begin(self, entries: Sequence[int] | NDArray[np.int64], common: int, total: int | None = None) -> Split:
+        """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set.
+
+        An array of int64 must stay as it is until the step ends. ``total`` is the sum of all entries, for who knows it.
+        """
+        self._counts = entries if isinstance(entries, np.ndarray) else np.array(entries, np.int64)
+        self._sum = int(self._counts.sum()) if total is None else total
         free = common >> FREE
         self._block = (free & -free).bit_length() - 1 if free else KEPT
         self._stage.enter(self._turn)
@@ -256,7 +271,7 @@ class Split(SharedStep):
     def moved(self) -> tuple[int, int, int]:
         stage, kind = self._stage, self._kind
         value = math.prod(kind.shape[1:]) * kind.dtype.itemsize
-        streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._entries]
+        streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._counts.tolist()]
         total = kind.size * value if self._dense else self._total * (value + kind.indices.itemsize)
         ours, others = streams[stage.rank], stage.ranks - 1
         sent = others * (ours + total) // stage.ranks
@@ -295,20 +310,18 @@ class Split(SharedStep):
 
     def _sum_parts(self, polls: int) -> bool:
         """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
-        stage, kind, block = self._stage, self._kind, self._stage.blocks[self._block]
-        rows, _, counts = self._packed()
-        given = rows, stage.view(kind.dtype), counts, kind.size, stage.bounds, *stage.inner(kind), *self._sparse(block, 0, self._sum)
-        come = sum_parts_kernel(kind.indices, kind.dtype)(stage.words, stage.rank, self._turn, self._parts, polls, stage.offered, *given)
+        stage, kind = self._stage, self._kind
+        come = stage.sum_parts(kind)(self._turn, self._parts, polls, self._counts, kind.size, self._block)
         if come < 0:
-            raise StreamError(f"rows of {stage.room} bytes cannot hold {self._entries} entries")
+            raise StreamError(f"rows of {stage.room} bytes cannot hold {self._counts.tolist()} entries")
         if come:
             self._find()
         return bool(come)
 
     def _find(self) -> None:
         """Find the result of two parts at most."""
-        counts, firsts = self._words(ENTRIES), self._words(FIRST)
-        self._total, self._first, self._next = sum(counts), firsts[0], None
+        words = self._stage.words[: self._parts * WORDS].tolist()
+        self._total, self._first, self._next = sum(words[ENTRIES::WORDS]), words[FIRST], None
 
     def _becomes_dense(self) -> bool:
         """Whether the result is to be dense, as far as some entries tell what the ranks have in common; the same on all ranks.
@@ -318,7 +331,7 @@ class Split(SharedStep):
         kind = self._kind
         if self._sum <= kind.limit:
             return False
-        if kind.size in self._entries or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
+        if kind.size in self._counts or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
             return True
         rows, itemsize, counts = self._packed()
         return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
@@ -424,7 +437,7 @@ class Split(SharedStep):
         """A range of the indices and values of a sparse result."""
         kind = self._kind
         value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
-        start = -(-self._sum * value // LINE) * LINE  # behind as many values as there may be
+        start = -(-self._sum * value // LINE) * LINE  # as the kernel has it
         values = block[begin * value : end * value].view(kind.dtype)
         if not kind.plain:
             values = values.reshape(-1, *kind.shape[1:])
@@ -437,7 +450,7 @@ class Split(SharedStep):
 
     def _stream(self, rank: int) -> SparseStream:
         """What a rank has written, where it lies."""
-        row, count, kind = self._stage.rows[rank], self._entries[rank], self._kind
+        row, count, kind = self._stage.rows[rank], int(self._counts[rank]), self._kind
         if count == kind.size:
             array = _array(row, 0, kind.shape, kind.dtype)
             array.flags.writeable = False

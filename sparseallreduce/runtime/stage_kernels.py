@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.runtime.shared import LINE, Words, claim, come
 from sparseallreduce.streams.kernels import PIECE
-from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.compiled import ADD, array_type, cut, sum_cut
 from sparseallreduce.streams.kernels.intrinsics import store_release
 
@@ -35,16 +35,23 @@ U: Any = np.uint64
 def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable[..., Any]:
     """Compiled ``sum_parts``, for streams of these dtypes, which adds up parts at their places until none is left.
 
-    Its arguments are ``words, rank, turn, parts, polls, offer, rows, values, counts, size, bounds, inner_indices, inner_values, indices,
-    values``: ``rows`` to ``inner_values`` as for :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, the last two with room for all
-    entries of all rows. Returns whether all parts are there, or will be while we look so many times; -1 if something does not fit.
+    Its arguments are ``words, rank, offer, rows, values, bounds, inner_indices, inner_values, indices, results, turn, parts, polls, counts,
+    size, block``: ``rows`` to ``inner_values`` and ``counts`` as for :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, ``indices`` and
+    ``results`` the blocks as numbers of either type. Returns whether all parts are there, or will be while we look so many times; -1 if
+    something does not fit.
     """
     words, word, counts = types.Array(types.uint64, 1, "C"), types.uint64, array_type(np.int64, 1, False)
     tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
-    lists = array_type(index_dtype, 1, False), array_type(value_dtype, 1, False)
-    signature = (words, *(word,) * 5, *tables, counts, word, array_type(np.uint64, 2, False), *tables, *lists)
+    given = (words, word, word, *tables, array_type(np.uint64, 2, False), *tables, *tables)
+    signature = (*given, *(word,) * 3, counts, word, word)
     literal = types.literal(ADD)  # type: ignore[no-untyped-call]
     return functools.partial(compiled_entry(_sum_parts, (literal, *signature)), ADD)
+
+
+@inlined
+def behind_values(entries: Any, itemsize: Any) -> Any:
+    """Where in a block the indices of a result begin, in bytes: behind as many values as there may be."""
+    return (entries * U(itemsize) + U(LINE - 1)) & ~U(LINE - 1)
 
 
 @kernel
@@ -52,22 +59,29 @@ def _sum_parts(
     op: int,
     words: Words,
     rank: Any,
-    turn: Any,
-    parts: Any,
-    polls: Any,
     offer: Any,
     rows: NDArray[Any],
     values: NDArray[Any],
-    counts: NDArray[np.int64],
-    size: Any,
     bounds: NDArray[np.uint64],
     inner_indices: NDArray[Any],
     inner_values: NDArray[Any],
-    iout: NDArray[Any],
-    vout: NDArray[Any],
+    indices: NDArray[Any],
+    results: NDArray[Any],
+    turn: Any,
+    parts: Any,
+    polls: Any,
+    counts: NDArray[np.int64],
+    size: Any,
+    block: Any,
 ) -> Any:
     """Nothing lies between two parts if the first has its end at their border, wherever that is."""
-    ranks, width = U(counts.shape[0]), U(WORDS)
+    ranks, width, most = U(counts.shape[0]), U(WORDS), U(0)
+    for r in range(ranks):
+        most += U(counts[r])
+    start = behind_values(most, values.itemsize) // U(rows.itemsize)
+    if block >= U(indices.shape[0]) or start + most > U(indices.shape[1]) or most > U(results.shape[1]):
+        return np.int64(-1)
+    iout, vout = indices[block, start : start + most], results[block, :most]
     while True:
         claimed = claim(words, ranks * width, turn, parts)
         if claimed < 0:
@@ -75,7 +89,7 @@ def _sum_parts(
         part = U(claimed)
         total = cut(rows, U(values.itemsize), counts, size, part, parts, bounds)
         before = U(bounds[2, ranks])
-        if total < 0 or before + U(total) > U(min(iout.shape[0], vout.shape[0])):
+        if total < 0 or before + U(total) > most:
             return np.int64(-1)
         end, at_end = before + U(total), part + U(1) < parts
         places = iout[before:end].reshape((1, total)), vout[before:end].reshape((1, total))
