@@ -35,6 +35,7 @@ from sparseallreduce.linear import Dataset, DatasetError, load
 
 FEATURES = 60
 SECONDS = 20.0  # for one input
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")  # how files begin that are decompressed
 NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 BLANKS = re.compile(rb"[ \t\r\v\f]+")
 HEADER = struct.Struct("<8sIIQQQQBBBBI10QI")
@@ -133,7 +134,10 @@ def make(rng: np.random.Generator) -> Input:
     if kind == "compressed":
         text = good_text(rng)
         compress = [gzip.compress, bz2.compress, lzma.compress][rng.integers(3)]
-        return Input(kind, mutated(compress(text), rng, ()), lambda: read_text(text))
+        damaged = mutated(compress(text), rng, ())
+        if not damaged.startswith(COMPRESSED):  # what is left of it is text like any other
+            return Input("text", damaged, lambda: read_text(damaged))
+        return Input(kind, damaged, lambda: read_text(text))
     words = [number.to_bytes(size, "little") for number in INTEGERS for size in (1, 4, 8) if number < 256**size]
     binary = mutated(good_binary(rng), rng, words, keeps_length=rng.random() < 0.8)
     if kind == "binary, resealed":

@@ -192,7 +192,7 @@ class _Rows:
         if self._header.value_width == 4:
             return self._items("values", start, end)
         values = np.empty(end - start, np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused where it is checked
             for at in range(start, end, _CONVERTED):
                 upto = min(at + _CONVERTED, end)
                 values[at - start : upto - start] = self._items("values", at, upto)

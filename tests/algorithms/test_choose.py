@@ -40,6 +40,19 @@ def test_what_travels_with_the_agreement_is_what_takes_less_time_than_a_sum(rank
     assert beginning(2**14, 2**24, fits=False) not in ("packed", "dense")
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_dense_sums_beyond_the_caches_are_left_earlier(ranks):
+    """Vectors of 16 MiB, whose bytes take twice as long as those of 4 MiB, which were measured; 8 MiB do not yet."""
+    host = Machine(alpha=3e-5, beta=4e-10, gamma=1.2e-9, gamma_dense=1.2e-10, beta_dense=1e-10, alpha_dense=5e-6, trust=0.7)
+
+    def beginning(size, staged):
+        stream = SparseStream(np.arange(size // 4), np.ones(size // 4, np.float32), size)
+        return choose_beginning(stream, ranks, Reduction(), host, False, staged)
+
+    assert beginning(2**22, staged=True) == "staged"
+    assert beginning(2**21, staged=True) == beginning(2**22, staged=False) == "dense"
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 def test_dense_streams_are_summed_densely(ranks):
     even = Machine(beta_dense=Machine().beta)  # MPI moves a byte as fast as we do, and adds on the way
