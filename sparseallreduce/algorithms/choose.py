@@ -31,8 +31,8 @@ _CANDIDATES = (
     "allgather",
 )
 
-# Bytes of a dense vector from which on dense sums take so many times as long for each of them than is measured, at 4 MiB: 2.0 to 2.2 at 16
-# and 64 MiB, P = 2, 4 and 8, by Open MPI and MPICH. Splits in shared memory take no longer for an entry.
+# Bytes of a dense vector above which each of them takes a dense sum so many times as long as is measured, at 4 MiB: 1.6 to 2.5 at 16 and
+# 64 MiB, P = 2, 4 and 8 on 2 cores, by Open MPI and MPICH. An entry takes a split in shared memory up to 1.6 times as long there.
 _CACHED, _BEYOND = 1 << 23, 2.0
 _LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
 
