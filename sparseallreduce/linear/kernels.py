@@ -19,7 +19,8 @@ then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6. Since then marks are made in pieces, 
 the order is computed, in 0.3. With that and a shared replica, each rank makes half of the update, at N = 3.2 million: 4.7 for all that
 :func:`compact` does, 1.4 for the weights, 0.7 for the scores, 0.7 for the sums, 1.1 for the update, 0.1 for finding rows, 0.1 waiting
 and 0.9 in the interpreter; and when others wanted the memory: 9.3, 2.9, 1.1, 1.1, 3.4, 0.2, 0.3 and 2.5. Of rows of 3,730 non-zeros,
-copying and marking take 1.6 instead of 2.3 since their values are not copied; with rows of 116, gradient and update took 1.15 times as long by that.
+copying and marking take 1.6 instead of 2.3 since their values are not copied; with rows of 116, gradient and update took 1.15 times as
+long by that.
 """
 
 from __future__ import annotations
