@@ -1,9 +1,12 @@
-"""A batch in terms of the features that occur in it: few of the N, so that what is computed with them stays in the cache."""
+"""A batch in terms of the features that occur in it: few of the N, so that what is computed with them stays in the cache.
+
+Where a batch of long rows touches a good share of the features, its rows are used where they lie instead, in bands of features.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -52,15 +55,16 @@ class CompactBatch:
         self.dataset = dataset
         self.size = size
         self._team = team
-        bounds = ranges_of_like_work(dataset, team.threads)
-        self._starts = np.array(bounds[:-1], dataset.indices.dtype)
+        self._bounds = ranges_of_like_work(dataset, team.threads)
+        self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
         # One a thread, of which the first gathers the marks of all.
         self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(team.threads)]
         self._words, self._blocks = self._bitmaps[0]
         self._before = np.zeros(len(self._words), dataset.indices.dtype)
         self._indices, self._values = _Room(dataset.indices.dtype), _Room(dataset.values.dtype)
-        self._streams = cycle([(_Room(index_dtype(size)), _Room(dataset.values.dtype)) for _ in range(buffers)])
+        self._streams = cycle(self._stream_rooms(buffers))
         self._stream = next(self._streams)
+        self._parts = self._stream_rooms(team.threads if team.threads > 1 else 0)
         # Of each row, where it begins in the data set, and where among those of the batch, which then end.
         self._places, self._offsets = _Room(np.int64), _Room(np.int64)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
@@ -112,8 +116,10 @@ class CompactBatch:
     def scores(self, rows: Array, weights: Weights) -> Array:
         """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
         self._extent = None  # which may be of the same array with other rows in it
+        if self._is_full(rows):
+            return weights.scores(self.dataset, rows)
         # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
-        if self._is_full(rows) or (not self._all_count and weights.current):
+        if weights.current and (self._width(rows) or not self._all_count):
             return weights.scores(self.dataset, rows)
         self.take(rows)
         return weights.compact_scores(self.samples, self.features)
@@ -130,17 +136,11 @@ class CompactBatch:
             if full.is_dense:
                 self._extent = None
                 return full
-        if self._taken is not counted:
-            self.take(counted)
-        (indices, values), samples, touched = self._stream, self.samples, len(self.features)
-        sums = values.array[:touched]
-
-        def add(low: int, high: int) -> None:
-            sums[low:high].fill(0)
-            kernels.compact_accumulate(*samples, factors, low, sums[low:high])
-
-        starts = [0] if self._team.threads == 1 else np.searchsorted(self.features, self._starts).tolist()
-        self._team.share([*starts, touched], add)
+        if self._taken is not counted and (width := self._width(counted)):
+            touched = self._collected(counted, factors, width)
+        else:
+            touched = self._accumulated(counted, factors)
+        (indices, values) = self._stream
         if self.size > self.dataset.features and len(rows):
             indices.array[touched] = self.dataset.features
             values.array[touched] = coefficients.sum(dtype=np.float64)
@@ -151,6 +151,55 @@ class CompactBatch:
         self._stream = next(self._streams)
         self._taken = self._extent = None
         return gradient
+
+    def _accumulated(self, rows: Array, factors: Array) -> int:
+        """Take these rows, if they have not been, and write features and sums to the stream; returns how many."""
+        if self._taken is not rows:
+            self.take(rows)
+        samples, touched = self.samples, len(self.features)
+        sums = self._stream[1].array[:touched]
+
+        def add(low: int, high: int) -> None:
+            sums[low:high].fill(0)
+            kernels.compact_accumulate(*samples, factors, low, sums[low:high])
+
+        starts = [0] if self._team.threads == 1 else np.searchsorted(self.features, self._starts).tolist()
+        self._team.share([*starts, touched], add)
+        return touched
+
+    def _collected(self, rows: Array, factors: Array, width: int) -> int:
+        """As :meth:`_accumulated`, in bands of so many features, from the rows where they lie."""
+        nnz, bounds, stream = self._measured(rows), self._bounds, self._stream
+        dataset, places, offsets = self.dataset, self._places.array[: len(rows)], self._offsets.array[: len(rows) + 1]
+
+        def collect(part: int) -> int:
+            low, high = bounds[part], bounds[part + 1]
+            indices, values = rooms[part]
+            for room in rooms[part]:
+                room.reserve(min(nnz, high - low) + kernels.ROOM)
+            given = dataset.indices, dataset.values, places, offsets, factors
+            return int(kernels.collect(*given, low, high, width, indices.array, values.array))
+
+        rooms = self._parts or [stream]
+        ends = [0, *accumulate(self._team.each(collect))]
+        if self._parts:
+            for room in stream:
+                room.reserve(ends[-1] + 1)  # with room for the intercept
+
+            def join(part: int) -> None:
+                for room, mine in zip(stream, rooms[part], strict=True):
+                    room.array[ends[part] : ends[part + 1]] = mine.array[: ends[part + 1] - ends[part]]
+
+            self._team.each(join)
+        return ends[-1]
+
+    def _width(self, rows: Array) -> int:
+        """How many features the bands have in which to go through the rows where they lie; 0 where it is better to take them."""
+        return kernels.width_in_place(self._measured(rows), len(rows), self.dataset.features, self.dataset.values.itemsize)
+
+    def _stream_rooms(self, count: int) -> list[tuple[_Room, _Room]]:
+        """Indices and values of so many streams."""
+        return [(_Room(index_dtype(self.size)), _Room(self.dataset.values.dtype)) for _ in range(count)]
 
     def _is_full(self, rows: Array) -> bool:
         """Whether to work with all features, since the rows are likely to touch most of them."""

@@ -44,7 +44,8 @@ class DenseGradient:
         def add(part: int) -> None:
             low, high = self._bounds[part], self._bounds[part + 1]
             self.array[low:high].fill(0)
-            kernels.accumulate(dataset.indptr, dataset.indices, dataset.values, rows, coefficients, low, self.array[low:high])
+            given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, dataset.features
+            kernels.accumulate(*given, low, self.array[low:high])
 
         self._team.each(add)
         self.array[dataset.features :] = coefficients.sum(dtype=np.float64)

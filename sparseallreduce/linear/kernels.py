@@ -5,7 +5,8 @@ renumbered: a bitmap records which of the N occur, one bit a feature, and one by
 them does. Reading the bitmap in order gives the features sorted, without a sort and without a pass over N entries, and the number of
 marks before each of its words, by which a feature's new number is found. Weights and sums in the new numbering are arrays of as many
 entries as there are features in the batch, which stay in the cache where arrays of N entries do not. Those of a large batch do not
-either: they are gone through in bands of features, each by all rows before the next. The values of long rows are used where they are.
+either: they are gone through in bands of features, each by all rows before the next. The values of long rows are used where they are;
+and where a batch of long rows touches a good share of all features, so are the rows themselves, see :mod:`.band_kernels`.
 
 Rows of a shuffled batch lie anywhere in memory, and so do the weights of a row, where no hardware foresees the next one: so while a
 row is worked on, a later one is fetched, and what indices refer to some entries ahead. What lies in the cache anyway is not fetched,
@@ -33,12 +34,29 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike, NDArray
 
+from sparseallreduce.linear.band_kernels import (
+    FAR,
+    NEAR,
+    ROOM,
+    add,
+    add_in_bands,
+    bands_in_place,
+    collect,
+    fetch,
+    lines_of,
+    product,
+    products,
+    scores_in_bands,
+    width_in_place,
+)
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch, prefetch_to_write
 
 __all__ = [
+    "ROOM",
     "accumulate",
     "bitmap",
+    "collect",
     "compact",
     "compact_accumulate",
     "compact_scores",
@@ -55,6 +73,7 @@ __all__ = [
     "take_rows",
     "unmark",
     "warm_up",
+    "width_in_place",
 ]
 
 Array = NDArray[Any]
@@ -62,24 +81,20 @@ Array = NDArray[Any]
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _TWO = np.uint64(2)
-_THREE = np.uint64(3)
-_FOUR = np.uint64(4)
 _LOW_SIX = np.uint64(63)
 _SIX = np.uint64(6)
 _SIXTEEN = np.uint64(16)
 _TWELVE = np.uint64(12)
 _THIRTY_TWO = np.uint64(32)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_LINE = 64  # bytes of a cache line
 _LINES = np.uint64(4)  # of a row that are fetched
 _MANY_LINES = np.uint64(16)  # where indices are looked at before their turn
 _ROWS_AHEAD = 8  # that it is fetched where a row begins
 _ROW_AHEAD = 3  # and its entries
 _ROWS_FAR = 32  # where nothing but its beginning is asked for
-_AHEAD = 64  # entries that a weight, or a sum, is fetched before its turn
-_FAR = np.uint64(_AHEAD)
+_FAR = np.uint64(FAR)
+_TOGETHER = 4096  # rows at most whose scores are computed in bands together
 _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
-_NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
 _BAND = 1 << 19  # bytes that do so beside rows that are gone through
 _PART = 32  # entries of a row that lie in a band at least, on average
 _PART_LINES = np.uint64(6)  # of the part of a row to fetch
@@ -102,9 +117,10 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, value))
     compiled_entry(deal, (types.int64, types.int64, types.int64, uint64, int64, int64))
     compiled_entry(scores, (*rows, value, float64))
-    compiled_entry(accumulate, (*rows, value, types.int64, value))
+    compiled_entry(accumulate, (*rows, value, types.int64, types.int64, value))
     compiled_entry(compact_scores, (*rows[:3], rows[0], value, float64))
     compiled_entry(compact_accumulate, (*rows[:3], rows[0], value, types.int64, value))
+    compiled_entry(collect, (*given, int64, int64, value, types.int64, types.int64, types.int64, index, value))
     compiled_entry(extents, (rows[0], int64, int64, int64))
     compiled_entry(take_rows, (*rows[1:3], int64, int64, uint64, uint8, index, value))
     compiled_entry(move_marks, (uint64, uint8, uint64, uint8))
@@ -121,7 +137,24 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
 @kernel
 def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
     """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights."""
-    far = weights.size * weights.itemsize > _NEAR
+    groups = -(-rows.size // _TOGETHER)
+    for group in range(groups):
+        first, last = rows.size * group // groups, rows.size * (group + 1) // groups
+        some, found = rows[first:last], out[first:last]
+        bands = bands_in_place(_entries(indptr, some), some.size, weights.size, weights.itemsize)
+        if bands == 1:
+            _scores_by_row(indptr, indices, values, some, weights, found)
+        else:
+            places, ends, shifts = np.empty(some.size, np.uint64), np.empty(some.size, np.uint64), np.zeros(some.size, np.uint64)
+            for i in range(some.size):
+                places[i], ends[i] = indptr[some[i]], indptr[some[i] + 1]
+            sums = np.zeros((some.size, 4), weights.dtype)
+            scores_in_bands(indices, values, shifts, places, ends, weights, bands, -(-weights.size // bands), sums, found)
+
+
+@inlined
+def _scores_by_row(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
+    far = weights.size * weights.itemsize > NEAR
     zero = weights.dtype.type(0)
     for i in range(rows.size):
         _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _MANY_LINES)
@@ -129,10 +162,10 @@ def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: A
         sums = zero, zero, zero, zero
         if far:
             _fetch_first(indptr, indices, rows, i + 1, weights)
-            begin, sums = _products(indices, values, _ZERO, begin, end, weights, _EVERY, sums, True)
+            begin, sums = products(indices, values, _ZERO, begin, end, weights, _EVERY, sums, True)
         else:
-            begin, sums = _products(indices, values, _ZERO, begin, end, weights, _EVERY, sums, False)
-        out[i] = _product(indices, values, _ZERO, begin, end, weights, sums)
+            begin, sums = products(indices, values, _ZERO, begin, end, weights, _EVERY, sums, False)
+        out[i] = product(indices, values, _ZERO, begin, end, weights, sums)
 
 
 @kernel
@@ -141,75 +174,44 @@ def compact_scores(indptr: Array, indices: Array, values: Array, starts: Array, 
 
     The values of row i begin at ``starts[i]``.
     """
-    rows = out.size
     bands, width = _bands(indptr, weights.size, weights.itemsize)
-    places, sums = _beginnings(indptr), np.zeros((rows, 4), weights.dtype)
-    for band in range(bands):
-        limit = _EVERY if band + 1 == bands else np.uint64(band + 1) * width
-        for i in range(rows):
-            if bands > 1:
-                _fetch_part(indptr, indices, values, starts, places, i + _PART_AHEAD)
-            before, shift = (sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), np.uint64(starts[i]) - np.uint64(indptr[i])
-            place, after = _products(indices, values, shift, places[i], np.uint64(indptr[i + 1]), weights, limit, before, False)
-            sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = after
-            places[i] = place
-    for i in range(rows):
-        last, shift = (sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), np.uint64(starts[i]) - np.uint64(indptr[i])
-        out[i] = _product(indices, values, shift, places[i], np.uint64(indptr[i + 1]), weights, last)
-
-
-@inlined
-def _products(
-    indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool
-) -> Any:
-    """Add the products of an entry and its weight to four sums in turn, up to where fewer than four are left below ``limit``.
-
-    The value of an entry lies so much further on than its index. Four sums, because each addition to a single one would wait for the
-    one before. Whether the weights lie ``far``, so that they have to be fetched some entries ahead, is known when this is compiled.
-    Returns the next entry and the sums.
-    """
-    first, second, third, fourth = sums
-    while entry + _FOUR <= end and np.uint64(indices[entry + _THREE]) < limit:
-        if far and entry + _FAR + _FOUR <= end:
-            prefetch(weights, np.uint64(indices[entry + _FAR]))
-            prefetch(weights, np.uint64(indices[entry + _FAR + _ONE]))
-            prefetch(weights, np.uint64(indices[entry + _FAR + _TWO]))
-            prefetch(weights, np.uint64(indices[entry + _FAR + _THREE]))
-        value = entry + shift
-        first += values[value] * weights[np.uint64(indices[entry])]
-        second += values[value + _ONE] * weights[np.uint64(indices[entry + _ONE])]
-        third += values[value + _TWO] * weights[np.uint64(indices[entry + _TWO])]
-        fourth += values[value + _THREE] * weights[np.uint64(indices[entry + _THREE])]
-        entry += _FOUR
-    return entry, (first, second, third, fourth)
-
-
-@inlined
-def _product(indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, sums: Any) -> float:
-    """What four sums come to with the at most three entries that are left."""
-    first, second, third, fourth = sums
-    while entry < end:
-        first += values[entry + shift] * weights[np.uint64(indices[entry])]
-        entry += _ONE
-    return np.float64(first + second) + np.float64(third + fourth)
+    places, ends, shifts = np.empty(out.size, np.uint64), np.empty(out.size, np.uint64), np.empty(out.size, np.uint64)
+    _write_extents(indptr, starts, places, ends, shifts)
+    scores_in_bands(indices, values, shifts, places, ends, weights, bands, width, np.zeros((out.size, 4), weights.dtype), out)
 
 
 @kernel
-def accumulate(indptr: Array, indices: Array, values: Array, rows: Array, coefficients: Array, low: int, total: Array) -> None:
-    """Add ``coefficients[i]`` times row ``rows[i]``, for all i, to the dense sum of the features from ``low`` on.
+def accumulate(
+    indptr: Array, indices: Array, values: Array, rows: Array, coefficients: Array, features: int, low: int, total: Array
+) -> None:
+    """Add ``coefficients[i]`` times row ``rows[i]``, for all i, to the dense sum of some of the features, from ``low`` on.
 
     Features outside are left to others; rows of coefficient zero cost nothing.
     """
-    far = total.size * total.itemsize > _NEAR
+    counted = np.empty(rows.size, rows.dtype)
+    factors = np.empty(rows.size, coefficients.dtype)
+    count = 0
     for i in range(rows.size):
-        _fetch_row(indptr, indices, values, rows, i + _ROW_AHEAD, _MANY_LINES)
-        if coefficients[i] == 0:
-            continue
-        begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        if coefficients[i] != 0:
+            counted[count], factors[count] = rows[i], coefficients[i]
+            count += 1
+    counted, factors = counted[:count], factors[:count]
+    bands = bands_in_place(_entries(indptr, counted), count, features, total.itemsize)
+    if bands > 1:
+        width = -(-features // bands)
+        shifts, places, ends = np.zeros(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.uint64)
+        for i in range(count):
+            places[i], ends[i] = indptr[counted[i]], indptr[counted[i] + 1]
+        add_in_bands(indices, values, shifts, places, ends, factors, low, total, -(-total.size // width), width)
+        return
+    far = total.size * total.itemsize > NEAR
+    for i in range(count):
+        _fetch_row(indptr, indices, values, counted, i + _ROW_AHEAD, _MANY_LINES)
+        begin, end = np.uint64(indptr[counted[i]]), np.uint64(indptr[counted[i] + 1])
         if far:
-            _add(indices, values, _ZERO, begin, end, coefficients[i], low, total, _EVERY, True)
+            add(indices, values, _ZERO, begin, end, factors[i], low, total, _EVERY, True)
         else:
-            _add(indices, values, _ZERO, begin, end, coefficients[i], low, total, _EVERY, False)
+            add(indices, values, _ZERO, begin, end, factors[i], low, total, _EVERY, False)
 
 
 @kernel
@@ -217,34 +219,11 @@ def compact_accumulate(
     indptr: Array, indices: Array, values: Array, starts: Array, coefficients: Array, low: int, total: Array
 ) -> None:
     """As :func:`accumulate`, for all rows of a batch whose features are renumbered; the values of row i begin at ``starts[i]``."""
-    rows = coefficients.size
     bands, width = _bands(indptr, total.size, total.itemsize)
-    places = _beginnings(indptr)
-    for band in range(bands):
-        limit = _EVERY if band + 1 == bands else np.uint64(low) + np.uint64(band + 1) * width
-        for i in range(rows):
-            if bands > 1:
-                _fetch_part(indptr, indices, values, starts, places, i + _PART_AHEAD)
-            shift = np.uint64(starts[i]) - np.uint64(indptr[i])
-            places[i] = _add(indices, values, shift, places[i], np.uint64(indptr[i + 1]), coefficients[i], low, total, limit, False)
-
-
-@inlined
-def _add(
-    indices: Array, values: Array, shift: int, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool
-) -> Any:
-    """Add the entries below ``limit``, times the coefficient; returns the next entry. ``shift`` and ``far`` as in :func:`_products`."""
-    while entry < end:
-        feature = np.uint64(indices[entry])
-        if feature >= limit:
-            break
-        if far and entry + _FAR < end:
-            prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
-        place = feature - np.uint64(low)
-        if place < np.uint64(total.size):
-            total[place] += coefficient * values[entry + shift]
-        entry += _ONE
-    return entry
+    rows = coefficients.size
+    places, ends, shifts = np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.uint64)
+    _write_extents(indptr, starts, places, ends, shifts)
+    add_in_bands(indices, values, shifts, places, ends, coefficients, low, total, bands, width)
 
 
 @kernel
@@ -284,9 +263,9 @@ def take_rows(
     for i in range(rows):
         if i + _ROW_AHEAD < rows:
             length = np.uint64(offsets[i + _ROW_AHEAD + 1] - offsets[i + _ROW_AHEAD])
-            _fetch(indices, np.uint64(starts[i + _ROW_AHEAD]), min(_LINES, _lines(indices, length)))
+            fetch(indices, np.uint64(starts[i + _ROW_AHEAD]), min(_LINES, lines_of(indices, length)))
             if both:
-                _fetch(values, np.uint64(starts[i + _ROW_AHEAD]), min(_LINES, _lines(values, length)))
+                fetch(values, np.uint64(starts[i + _ROW_AHEAD]), min(_LINES, lines_of(values, length)))
         begin, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
         shift = np.uint64(starts[i]) - begin
         # Two loops, because each is vectorised; and marks afterwards, since then they do not wait for what is still to come.
@@ -305,7 +284,7 @@ def take_rows(
 @inlined
 def _mark(indices: Array, begin: int, end: int, words: Array) -> None:
     """Mark the entries from ``begin`` to ``end``."""
-    if words.size * words.itemsize > _NEAR:
+    if words.size * words.itemsize > NEAR:
         for entry in range(begin, end):
             if entry + _FAR < end:
                 prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
@@ -376,12 +355,14 @@ def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None
     """Replace each index of some rows, which is marked, by the number of marks before it."""
     rows = indptr.size - 1
     bands, width = _bands(indptr, words.size, words.itemsize + before.itemsize)
-    places = _beginnings(indptr)
+    places = np.empty(rows, np.uint64)
+    for i in range(rows):
+        places[i] = indptr[i]
     for band in range(bands):
         limit = _EVERY if band + 1 == bands else (np.uint64(band + 1) * width) << _SIX
         for i in range(rows):
             if bands > 1 and i + _PART_AHEAD < rows:
-                _fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
+                fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
             entry, end = places[i], np.uint64(indptr[i + 1])
             while entry + _SIXTEEN <= end and np.uint64(indices[entry + _SIXTEEN - _ONE]) < limit:
                 for near in range(entry, entry + _SIXTEEN):  # a loop that is vectorised
@@ -520,19 +501,29 @@ def _bands(indptr: Array, size: int, itemsize: int) -> Any:
     length, since its beginning has to be fetched.
     """
     rows = indptr.size - 1
-    if rows == 0 or size * itemsize <= _NEAR:
+    if rows == 0 or size * itemsize <= NEAR:
         return 1, np.uint64(size)
     bands = max(1, min(-(-size * itemsize // _BAND), (indptr[rows] - indptr[0]) // (rows * _PART)))
     return bands, np.uint64(-(-size // bands))
 
 
 @inlined
-def _beginnings(indptr: Array) -> Array:
-    """Where each row begins, in an array to be changed."""
-    places = np.empty(indptr.size - 1, np.uint64)
+def _write_extents(indptr: Array, starts: Array, places: Array, ends: Array, shifts: Array) -> None:
+    """Where the indices of each row begin and end, and how much further on its values begin, which is at ``starts[i]``."""
     for i in range(places.size):
-        places[i] = indptr[i]
-    return places
+        places[i], ends[i] = indptr[i], indptr[i + 1]
+        shifts[i] = starts[i] - indptr[i]
+
+
+@inlined
+def _entries(indptr: Array, rows: Array) -> Any:
+    """How many entries some rows have."""
+    total = 0
+    for i in range(rows.size):
+        if i + _ROWS_FAR < rows.size:
+            prefetch(indptr, np.uint64(rows[i + _ROWS_FAR]))
+        total += indptr[rows[i] + 1] - indptr[rows[i]]
+    return total
 
 
 @inlined
@@ -543,29 +534,8 @@ def _fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int
     if i >= rows.size:
         return
     begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
-    _fetch(indices, begin, min(lines, _lines(indices, end - begin)))
-    _fetch(values, begin, min(lines, _lines(values, end - begin)))
-
-
-@inlined
-def _lines(array: Array, entries: int) -> Any:
-    """How many cache lines hold so many entries."""
-    return (entries * np.uint64(array.itemsize) + np.uint64(_LINE - 1)) // np.uint64(_LINE)
-
-
-@inlined
-def _fetch(array: Array, entry: int, lines: int) -> None:
-    """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
-    for line in range(lines):
-        prefetch(array, entry + np.uint64(line) * np.uint64(_LINE // array.itemsize))
-
-
-@inlined
-def _fetch_part(indptr: Array, indices: Array, values: Array, starts: Array, places: Array, i: int) -> None:
-    """Ask for the part of row i that lies in a band, if there is such a row."""
-    if i < places.size:
-        _fetch(indices, places[i], _PART_LINES)
-        _fetch(values, places[i] + np.uint64(starts[i]) - np.uint64(indptr[i]), _PART_LINES)
+    fetch(indices, begin, min(lines, lines_of(indices, end - begin)))
+    fetch(values, begin, min(lines, lines_of(values, end - begin)))
 
 
 @inlined

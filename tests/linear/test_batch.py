@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array, random_array
 
+from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.gradient import DenseGradient
@@ -67,25 +68,83 @@ def test_scores_and_gradients_have_the_bits_of_the_whole_data_set(data, features
         weights.descend(gradient, 0.1)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_batches_too_large_for_the_cache_have_the_same_bits(threads, dtype):
-    features, rows = 9_000_000, 40  # a bitmap of 1.7 MB, and weights of 1.8
-    rng = np.random.default_rng(4)
-    lengths = np.r_[0, rng.integers(5_000, 20_000, rows - 2), 3]
+def long_rows(features, lengths, dtype, rng):
+    """A data set of rows of these lengths."""
     indices = [np.sort(rng.choice(features, length, replace=False, shuffle=False)).astype(np.uint32) for length in lengths]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     values = rng.standard_normal(indptr[-1]).astype(dtype)
-    dataset = Dataset(indptr, np.concatenate(indices), values, np.ones(rows), features)
-    team = Team(threads)
-    batch, dense = CompactBatch(dataset, features, team), DenseGradient(dataset, features, team)
-    weights = Descent().weights(features, dtype, team)
-    weights.assign(rng.standard_normal(features).astype(dtype))
-    chosen, coefficients = rng.permutation(rows), rng.standard_normal(rows).astype(dtype)
-    np.testing.assert_array_equal(batch.scores(chosen, weights), weights.scores(dataset, chosen))
-    assert batch.features.nbytes > 2**20
-    gradient = batch.gradient(chosen, coefficients)
-    np.testing.assert_array_equal(gradient.to_dense(), dense(chosen, coefficients))
+    return Dataset(indptr, np.concatenate(indices), values, np.ones(len(lengths)), features)
+
+
+def summed(dataset, rows, coefficients):
+    """The rows times their coefficients, added up one after the other; and which features occur."""
+    total, occurs = np.zeros(dataset.features, dataset.values.dtype), np.zeros(dataset.features, bool)
+    for row, coefficient in zip(rows, coefficients):
+        entries = slice(dataset.indptr[row], dataset.indptr[row + 1])
+        total[dataset.indices[entries]] += coefficient * dataset.values[entries]
+        occurs[dataset.indices[entries]] |= coefficient != 0
+    return total, np.flatnonzero(occurs)
+
+
+# Features and lengths of rows, so that rows are taken and renumbered, that they are used in bands where they lie, and that they also
+# touch most features.
+LARGE = {"taken": (9_000_000, 12_500), "in place": (1_000_000, 5_000), "full": (600_000, 40_000)}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("share", [0.0, 0.4])  # of the rows that do not count
+def test_batches_too_large_for_the_cache_have_the_same_bits(kind, threads, dtype, share):
+    features, length = LARGE[kind]
+    rows = 40
+    rng = np.random.default_rng(4)
+    dataset = long_rows(features, np.r_[0, rng.integers(length // 2, length * 3 // 2, rows - 2), 3], dtype, rng)
+    team, size = Team(threads), features + 1
+    batch, dense = CompactBatch(dataset, size, team), DenseGradient(dataset, size, team)
+    weights = Descent(intercept=True).weights(size, dtype, team)
+    weights.assign(rng.standard_normal(size).astype(dtype))
+    for _ in range(2):  # where not all rows count, only those that do are taken the second time
+        chosen, coefficients = rng.permutation(rows), rng.standard_normal(rows).astype(dtype)
+        coefficients[rng.random(rows) < share] = 0
+        row_by_row = [weights.scores(dataset, chosen[i : i + 1])[0] for i in range(rows)]
+        np.testing.assert_array_equal(batch.scores(chosen, weights), row_by_row)
+        np.testing.assert_array_equal(weights.scores(dataset, chosen), row_by_row)
+        gradient = batch.gradient(chosen, coefficients)
+        total, occurring = summed(dataset, chosen, coefficients)
+        np.testing.assert_array_equal(gradient.to_dense()[:-1], total)
+        np.testing.assert_array_equal(dense(chosen, coefficients)[:-1], total)
+        if not gradient.is_dense:
+            assert gradient.indices.tolist() == [*occurring, features]
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_batches_are_in_place_where_that_is_worth_while(kind):
+    features, length = LARGE[kind]
+    assert bool(kernels.width_in_place(38 * length, 40, features, 4)) == (kind != "taken")
+
+
+@given(
+    features=st.sampled_from([1, 64, 1000, 30_000]),
+    lengths=st.lists(st.integers(0, 300), max_size=20),
+    width=st.sampled_from([64, 128, 4096, 65_536]),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    index_dtype=st.sampled_from([np.uint32, np.uint64]),
+)
+def test_collected_are_the_sums_of_a_range_of_features(features, lengths, width, ends, dtype, index_dtype):
+    dataset = long_rows(features, [0, *(min(length, features) for length in lengths)], dtype, np.random.default_rng(5))
+    low, high = sorted(round(end * features) for end in ends)
+    rows = np.random.default_rng(6).permutation(dataset.rows)
+    coefficients = np.arange(1, len(rows) + 1).astype(dtype)
+    starts = dataset.indptr[rows]
+    offsets = np.concatenate([[0], np.cumsum(dataset.indptr[rows + 1] - starts)])
+    total, occurring = summed(dataset, rows, coefficients)
+    occurring = occurring[(occurring >= low) & (occurring < high)]
+    indices, values = np.empty(len(occurring) + kernels.ROOM, index_dtype), np.empty(len(occurring) + kernels.ROOM, dtype)
+    count = kernels.collect(dataset.indices, dataset.values, starts, offsets, coefficients, low, high, width, indices, values)
+    assert indices[:count].tolist() == occurring.tolist()
+    np.testing.assert_array_equal(values[:count], total[occurring])
 
 
 def test_entries_that_cancel_out_are_touched():

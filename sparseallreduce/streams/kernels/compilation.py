@@ -16,9 +16,10 @@ from numba.core.errors import NumbaWarning
 __all__ = ["compiled_entry", "inlined", "kernel"]
 
 # What is compiled beside the code itself, to be called from C and from Python: of a kernel only the latter is used, of what kernels
-# call neither, which takes a third of the time of compiling a merge. (numba's stubs know neither name.)
+# call neither, which takes a third of the time of compiling a merge. The latter counts no references to arrays either: it makes none,
+# and to count those it is given takes locked instructions at every call. (numba's stubs know none of these names.)
 _KERNEL: Any = {"nogil": True, "no_cfunc_wrapper": True}
-_PART: Any = {"nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
+_PART: Any = {"_nrt": False, "nogil": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
 
 LOCK_TIMEOUT = 60.0  # seconds; a kernel compiles in a few at most, so who waits this long has met a stopped process
 
@@ -32,7 +33,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Decorate what only kernels call: it becomes a part of each."""
+    """Decorate what only kernels call: it becomes a part of each, and makes no arrays."""
     return numba.njit(**_PART)(function)
 
 

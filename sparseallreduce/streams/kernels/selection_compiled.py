@@ -314,14 +314,14 @@ _norms_of, _norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False,
 
 
 @inlined
-def _rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any) -> Array:
-    """What is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
-    rest = np.zeros(LANES, accumulator.dtype)
+def _write_rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any, rest: Array) -> None:
+    """Write what is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
+    for i in range(rest.shape[0]):
+        rest[i] = 0
     for i in range(begin, end):
         if gradient is not None:
             accumulator[i] += gradient[i]
         rest[i - begin] = accumulator[i]
-    return rest
 
 
 @kernel
@@ -333,7 +333,9 @@ def _moments(accumulator: Array, gradient: Array | None) -> Any:
     else:
         _moments_of_sum(accumulator, gradient, U(0), whole, lanes)
     if whole < size:
-        _moments_of(_rest(accumulator, gradient, whole, size), U(0), U(LANES), lanes)
+        rest = np.empty(LANES, accumulator.dtype)
+        _write_rest(accumulator, gradient, whole, size, rest)
+        _moments_of(rest, U(0), U(LANES), lanes)
     total, squares = 0.0, 0.0
     for lane in range(LANES):
         total += lanes[lane]
@@ -342,7 +344,7 @@ def _moments(accumulator: Array, gradient: Array | None) -> Any:
 
 
 @inlined
-def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, lanes: Array) -> Any:
+def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, lanes: Array, rest: Array) -> Any:
     lanes[:] = 0.0
     whole = begin + ((end - begin) & ~U(LANES - 1))
     if gradient is None:
@@ -350,7 +352,8 @@ def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, 
     else:
         _norms_of_sum(accumulator, gradient, begin, whole, lanes)
     if whole < end:
-        _norms_of(_rest(accumulator, gradient, whole, end), U(0), U(LANES), lanes)
+        _write_rest(accumulator, gradient, whole, end, rest)
+        _norms_of(rest, U(0), U(LANES), lanes)
     total, largest = 0.0, 0.0
     for lane in range(LANES):
         total += lanes[lane]
@@ -360,7 +363,8 @@ def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, 
 
 @kernel
 def _norms(accumulator: Array, gradient: Array | None) -> Any:
-    return _norms_in(accumulator, gradient, U(0), U(accumulator.shape[0]), np.empty(2 * LANES))
+    lanes, rest = np.empty(2 * LANES), np.empty(LANES, accumulator.dtype)
+    return _norms_in(accumulator, gradient, U(0), U(accumulator.shape[0]), lanes, rest)
 
 
 @_intrinsic
@@ -428,11 +432,11 @@ def _draw(
 ) -> Any:
     """Draw bucket after bucket from ``start`` on, while there is room for a whole one; ``fixed`` as many of each, unless it is 0."""
     size, room, n, lanes = U(bits.shape[0]), U(indices.shape[0]), U(0), np.empty(2 * LANES)
-    last = np.zeros(GROUP, accumulator.dtype)
+    last, rest = np.zeros(GROUP, accumulator.dtype), np.empty(LANES, accumulator.dtype)
     while start < size and n + bucket + U(GROUP) <= room:
         end, begin = min(start + bucket, size), n
         length = float(end - start)
-        norm, largest = _norms_in(accumulator, gradient, start, end, lanes)
+        norm, largest = _norms_in(accumulator, gradient, start, end, lanes, rest)
         shift, scale = _chances(norm, largest, length, share * length / bucket, at_most)
         whole = start + ((end - start) & ~U(GROUP - 1))
         for group in range(start, whole, U(GROUP)):

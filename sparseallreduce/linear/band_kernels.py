@@ -1,0 +1,337 @@
+"""Scores and sums of rows in bands of features: each band by all rows before the next, so that its weights or sums stay in the cache.
+
+Rows are sorted, so what a row has in a band is a part of it that begins where the band before ended. Where parts are of some length,
+that is faster than taking weights from all over memory; and where a batch of long rows touches a good share of the features, faster
+than to renumber the features that occur, too. Then the sums of a band are made in an array that the next band uses again, and a bitmap
+as large as the band tells which of them are of features that occur.
+
+Measured with two ranks on two cores, N = 16.6 million and 1,000 rows of 3,730 non-zeros, in nanoseconds a non-zero: scores 3.2, of which
+reading the rows at all takes 1.0 and reading the weights at all 1.25; sums and features 3.3, of which telling features and sums by the
+bitmap 1.0. With features renumbered first: 3.3 for scores and 5.4 for the rest. In bands took 0.67 to 0.93 of the time wherever a part
+had 7 entries and a batch one for every 16 features, at N = 0.5 to 16.6 million, 250 to 4,000 rows of 150 to 3,730; with parts of 4
+entries 1.0 to 1.3, with one entry for every 36 features 1.14.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import LINE, count_bits, lowest_bit, prefetch
+
+__all__ = [
+    "FAR",
+    "NEAR",
+    "ROOM",
+    "add",
+    "add_in_bands",
+    "bands_in_place",
+    "collect",
+    "fetch",
+    "lines_of",
+    "product",
+    "products",
+    "scores_in_bands",
+    "width_in_place",
+]
+
+Array = NDArray[Any]
+
+FAR = 64  # entries that a weight, or a sum, is fetched before its turn
+NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
+ROOM = 8  # places more than there are features for what is written of them
+
+_ZERO, _ONE, _TWO, _THREE, _FOUR = (np.uint64(number) for number in range(5))
+_FAR, _LOW_SIX, _SIX, _EIGHT = np.uint64(FAR), np.uint64(63), np.uint64(6), np.uint64(ROOM)
+_EVERY = np.uint64(2**64 - 1)  # above all indices
+_BAND = 1 << 18  # bytes of a band where rows lie all over memory: the best of 2**17 to 2**21 for scores and for sums
+_WIDEST = 1 << 19
+_SHORTEST = 7  # entries of a row in a band, on average, that are worth it
+_SPARSEST = 16  # features to an entry of the batch
+_PART_LINES = np.uint64(6)  # at most, of the part of a row to fetch
+_PART_AHEAD = 4  # rows before its turn
+
+
+def _bands_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:
+    """In how many bands to go through so many entries of rows that lie all over memory, for an array of ``size``; 1 if not in bands."""
+    fitting = entries // (max(rows, 1) * _SHORTEST)
+    if size * itemsize <= NEAR or fitting * _WIDEST < size * itemsize or entries * _SPARSEST < size:
+        return 1
+    return int(min(fitting, -(-size * itemsize // _BAND)))
+
+
+bands_in_place = inlined(_bands_in_place)
+
+
+def width_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:
+    """How many features a band of :func:`collect` should have; 0 where it is not worth while."""
+    bands = _bands_in_place(entries, rows, size, itemsize)
+    return 0 if bands == 1 else -(-size // (bands * FAR)) * FAR
+
+
+@kernel
+def collect(
+    indices: Array,
+    values: Array,
+    starts: Array,
+    offsets: Array,
+    coefficients: Array,
+    low: int,
+    high: int,
+    width: int,
+    out_indices: Array,
+    out_values: Array,
+) -> int:
+    """Write which features from ``low`` to ``high`` occur in some rows, in order, and of each the sum of coefficients times its entries.
+
+    Parameters
+    ----------
+    indices, values : ndarray
+        Of a data set.
+    starts, offsets : ndarray
+        int64: where row i begins, of ``offsets[i + 1] - offsets[i]`` entries.
+    coefficients : ndarray
+        Of each row.
+    low, high : int
+    width : int
+        Features of a band, a multiple of 64.
+    out_indices, out_values : ndarray
+        With room for :data:`ROOM` more than there may be.
+
+    Returns
+    -------
+    int
+        How many features occur, also those whose sum is zero.
+    """
+    places, ends = np.empty(starts.size, np.uint64), np.empty(starts.size, np.uint64)
+    for i in range(starts.size):
+        places[i], ends[i] = starts[i], starts[i] + (offsets[i + 1] - offsets[i])
+    _begin_from(indices, places, ends, low)
+    bands = -(-(high - low) // width)
+    lines = _part_lines(offsets[starts.size] - offsets[0], starts.size * max(bands, 1), indices.itemsize)
+    sums, words = np.zeros(width, out_values.dtype), np.zeros(width // FAR, np.uint64)
+    count = _ZERO
+    for band in range(bands):
+        begin = np.uint64(low) + np.uint64(band) * np.uint64(width)
+        limit = min(begin + np.uint64(width), np.uint64(high))
+        for i in range(places.size):
+            if i + _PART_AHEAD < places.size:
+                _fetch_part(indices, values, _ZERO, places, i + _PART_AHEAD, lines)
+            places[i] = _add_and_mark(indices, values, places[i], ends[i], coefficients[i], begin, limit, sums, words)
+        count = _read_off(words, sums, begin, count, out_indices, out_values)
+    return int(count)
+
+
+@inlined
+def _add_and_mark(
+    indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: Any, limit: int, sums: Array, words: Array
+) -> Any:
+    """Add the entries below ``limit``, times the coefficient, to the sums of the features from ``low`` on; returns the next entry."""
+    while entry < end:
+        feature = np.uint64(indices[entry])
+        if feature >= limit:
+            break
+        place = feature - low
+        sums[place] += coefficient * values[entry]
+        words[place >> _SIX] |= _ONE << (place & _LOW_SIX)
+        entry += _ONE
+    return entry
+
+
+@inlined
+def _read_off(words: Array, sums: Array, low: Any, count: Any, out_indices: Array, out_values: Array) -> Any:
+    """Write the places that are marked and their sums behind ``count`` others, and clear both; returns how many there are now."""
+    first = count
+    for word in range(np.uint64(words.size)):
+        marks = words[word]
+        words[word] = _ZERO
+        end, base = count + count_bits(marks), low + (word << _SIX)
+        while count < end:  # seldom more than once: how many marks a word has cannot be foreseen
+            for place in range(_EIGHT):
+                out_indices[count + place] = base + lowest_bit(marks)
+                marks &= marks - _ONE
+            count += _EIGHT
+        count = end
+    for entry in range(first, count):
+        place = np.uint64(out_indices[entry]) - low
+        out_values[entry] = sums[place]
+        sums[place] = 0
+    return count
+
+
+@inlined
+def scores_in_bands(
+    indices: Array,
+    values: Array,
+    shifts: Array,
+    places: Array,
+    ends: Array,
+    weights: Array,
+    bands: int,
+    width: int,
+    sums: Array,
+    out: Array,
+) -> None:
+    """``out[i]`` becomes the inner product of the weights with the entries from ``places[i]`` to ``ends[i]``.
+
+    The value of an entry lies ``shifts[i]`` further on than its index. Four ``sums`` a row are zero at first; the order in which they
+    are added up does not depend on the bands.
+    """
+    rows = places.size
+    step = np.uint64(LINE // weights.itemsize)
+    lines_a_row = (np.uint64(width) // step + np.uint64(rows)) // np.uint64(rows + 1) + _ONE  # of the weights of the next band
+    lines = _part_lines(_entries(places, ends), rows * bands, indices.itemsize)
+    for band in range(bands):
+        following = np.uint64(band + 1) * np.uint64(width)
+        limit = _EVERY if band + 1 == bands else following
+        for i in range(rows):
+            if bands > 1:
+                if i + _PART_AHEAD < rows:
+                    _fetch_part(indices, values, shifts[i + _PART_AHEAD], places, i + _PART_AHEAD, lines)
+                for _ in range(lines_a_row):
+                    if following < np.uint64(weights.size):
+                        prefetch(weights, following)
+                    following += step
+            before = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+            place, after = products(indices, values, shifts[i], places[i], ends[i], weights, limit, before, False)
+            sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = after
+            places[i] = place
+    for i in range(rows):
+        last = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
+        out[i] = product(indices, values, shifts[i], places[i], ends[i], weights, last)
+
+
+@inlined
+def add_in_bands(
+    indices: Array,
+    values: Array,
+    shifts: Array,
+    places: Array,
+    ends: Array,
+    coefficients: Array,
+    low: int,
+    total: Array,
+    bands: int,
+    width: int,
+) -> None:
+    """Add ``coefficients[i]`` times the entries from ``places[i]`` to ``ends[i]`` to the sums of the features from ``low`` on.
+
+    ``shifts`` as in :func:`scores_in_bands`. Features outside are passed over.
+    """
+    rows = places.size
+    _begin_from(indices, places, ends, low)
+    lines = _part_lines(_entries(places, ends), rows * bands, indices.itemsize)
+    for band in range(bands):
+        limit = np.uint64(low) + min(np.uint64(band + 1) * np.uint64(width), np.uint64(total.size))
+        for i in range(rows):
+            if bands > 1 and i + _PART_AHEAD < rows:
+                _fetch_part(indices, values, shifts[i + _PART_AHEAD], places, i + _PART_AHEAD, lines)
+            places[i] = add(indices, values, shifts[i], places[i], ends[i], coefficients[i], low, total, limit, False)
+
+
+@inlined
+def products(
+    indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool
+) -> Any:
+    """Add the products of an entry and its weight to four sums in turn, up to where fewer than four are left below ``limit``.
+
+    The value of an entry lies so much further on than its index. Four sums, because each addition to a single one would wait for the
+    one before. Whether the weights lie ``far``, so that they have to be fetched some entries ahead, is known when this is compiled.
+    Returns the next entry and the sums.
+    """
+    first, second, third, fourth = sums
+    while entry + _FOUR <= end and np.uint64(indices[entry + _THREE]) < limit:
+        if far and entry + _FAR + _FOUR <= end:
+            prefetch(weights, np.uint64(indices[entry + _FAR]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _ONE]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _TWO]))
+            prefetch(weights, np.uint64(indices[entry + _FAR + _THREE]))
+        value = entry + shift
+        first += values[value] * weights[np.uint64(indices[entry])]
+        second += values[value + _ONE] * weights[np.uint64(indices[entry + _ONE])]
+        third += values[value + _TWO] * weights[np.uint64(indices[entry + _TWO])]
+        fourth += values[value + _THREE] * weights[np.uint64(indices[entry + _THREE])]
+        entry += _FOUR
+    return entry, (first, second, third, fourth)
+
+
+@inlined
+def product(indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, sums: Any) -> float:
+    """What four sums come to with the at most three entries that are left."""
+    first, second, third, fourth = sums
+    while entry < end:
+        first += values[entry + shift] * weights[np.uint64(indices[entry])]
+        entry += _ONE
+    return np.float64(first + second) + np.float64(third + fourth)
+
+
+@inlined
+def add(
+    indices: Array, values: Array, shift: int, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool
+) -> Any:
+    """Add the entries below ``limit``, times the coefficient; returns the next entry. ``shift`` and ``far`` as in :func:`products`."""
+    while entry < end:
+        feature = np.uint64(indices[entry])
+        if feature >= limit:
+            break
+        if far and entry + _FAR < end:
+            prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
+        place = feature - np.uint64(low)
+        if place < np.uint64(total.size):
+            total[place] += coefficient * values[entry + shift]
+        entry += _ONE
+    return entry
+
+
+@inlined
+def _begin_from(indices: Array, places: Array, ends: Array, low: int) -> None:
+    """Move the beginning of each row to its first entry whose index is not below ``low``."""
+    if low <= 0:
+        return
+    for i in range(places.size):
+        first, last = places[i], ends[i]
+        while first < last:
+            middle = (first + last) >> _ONE
+            if np.uint64(indices[middle]) < np.uint64(low):
+                first = middle + _ONE
+            else:
+                last = middle
+        places[i] = first
+
+
+@inlined
+def _entries(places: Array, ends: Array) -> Any:
+    total = _ZERO
+    for i in range(places.size):
+        total += ends[i] - places[i]
+    return total
+
+
+@inlined
+def lines_of(array: Array, entries: int) -> Any:
+    """How many cache lines hold so many entries."""
+    return (entries * np.uint64(array.itemsize) + np.uint64(LINE - 1)) // np.uint64(LINE)
+
+
+@inlined
+def fetch(array: Array, entry: int, lines: int) -> None:
+    """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
+    for line in range(lines):
+        prefetch(array, entry + np.uint64(line) * np.uint64(LINE // array.itemsize))
+
+
+@inlined
+def _part_lines(entries: Any, parts: int, itemsize: int) -> Any:
+    """How many lines to fetch of each part of rows with so many entries, which begins anywhere in a line."""
+    nbytes = np.uint64(entries) * np.uint64(itemsize) // np.uint64(max(parts, 1))
+    return min(_PART_LINES, nbytes // np.uint64(LINE) + _THREE)
+
+
+@inlined
+def _fetch_part(indices: Array, values: Array, shift: int, places: Array, i: int, lines: int) -> None:
+    """Ask for the part of row i that lies in a band."""
+    fetch(indices, places[i], lines)
+    fetch(values, places[i] + shift, lines)
