@@ -28,6 +28,8 @@ _SHOWN_SIZE = 1 << 24
 _SHOWN_DENSITIES = (0.0001, 0.001, 0.01, 0.0625, 0.25)
 _PACKAGES = ("numpy", "numba", "scipy", "mpi4py")
 _OPTIONAL = ("mpi4py",)
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_LARGE_PAGES_GIVEN = ("always", "within_size", "advise", "force")
 _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
 
 
@@ -280,7 +282,11 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
     shared = shares_memory(comm)
     found.say("agreement", "in memory that the ranks share" if shared else "by messages: the ranks share no memory")
-    found.facts["shared_memory"] = shared
+    pages = _large_pages()
+    if shared and pages is not None:
+        advice = "" if pages in _LARGE_PAGES_GIVEN else f"; with 'advise' in {_LARGE_PAGES} training takes 0.95 of the time"
+        found.say("", f"large pages for what they share: {pages}{advice}")
+    found.facts |= {"shared_memory": shared, "shared_large_pages": pages}
     stage = stage_of(comm)
     choices = {
         f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True, stage=stage)
@@ -290,6 +296,15 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
     found.facts["network"] = machine._asdict()
     found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
+
+
+def _large_pages() -> str | None:
+    """To what shared memory the system gives large pages: a word of Linux; None where there is none."""
+    try:
+        chosen = _LARGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return None
+    return chosen or None
 
 
 def _one_line(text: object) -> str:

@@ -5,6 +5,7 @@ A rank writes a word after all that it wrote before, and who reads the word find
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -37,6 +38,9 @@ _PATIENCE, _POLLS_OFFERED = 1e-4, 512
 _TRIED = 1 << 12  # looks that tell how long one takes
 # Of a word by which ranks claim parts: how many have been claimed, in the turn whose number is above these bits.
 _CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
+# Bytes from which on memory is asked for in large pages, which most systems give only where the administrator lets processes share
+# them ("advise" in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million.
+_LARGE = 1 << 22
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
@@ -94,7 +98,11 @@ def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uin
 
 
 def _mapped(file: int, nbytes: int) -> NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(file, nbytes + _SECRET), np.uint8)
+    memory = mmap.mmap(file, nbytes + _SECRET)
+    if nbytes >= _LARGE:
+        with contextlib.suppress(AttributeError, OSError):  # not every system has large pages, nor lets processes share them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def patience(crowded: bool) -> tuple[int, int]:

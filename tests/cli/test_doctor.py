@@ -50,6 +50,7 @@ def test_ranks_and_network_under_mpiexec(mpi_run, tmp_path):
     assert results["network"]["alpha"] > 0
     assert results["shared_memory"] == ("in memory that the ranks share" in ran.stdout)
     assert results["shared_memory"] != ("by messages" in ran.stdout)
+    assert ("large pages" in ran.stdout) == (results["shared_memory"] and results["shared_large_pages"] is not None)
     assert results["mpi"]["standard"]
     assert results["oversubscribed"] == any("share" in problem for problem in results["problems"])
     assert ran.stdout.count("network ") == 1
