@@ -79,7 +79,7 @@ class CompactBatch:
         self._indices.reserve(nnz)
         self._values.reserve(copied)
         for room in (found, sums):
-            room.reserve(min(nnz, self.dataset.features) + 3)  # with room for the intercept, and what the kernel asks for
+            room.reserve(min(nnz, self.dataset.features) + kernels.ROOM)  # also for the intercept
         given = self.dataset.indices, self.dataset.values, self._places.array[:count], self._offsets.array[: count + 1]
         entries = self._indices.array[:nnz], self._values.array[:copied]
         if self._team.threads == 1:
