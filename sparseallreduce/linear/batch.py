@@ -31,7 +31,7 @@ class CompactBatch:
     """Rows of a data set with only the features that occur in them, in order, as if there were no others.
 
     Its scores need as many weights as it has features, and the sums of its gradient are the values of the sparse stream in order,
-    where the indices of its features are the indices.
+    where the indices of its features are the indices. Where rows are as well used where they lie, they are not taken for that.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class CompactBatch:
         self._indices, self._values = _Room(dataset.indices.dtype), _Room(dataset.values.dtype)
         self._streams = cycle(self._stream_rooms(buffers))
         self._stream = next(self._streams)
-        self._parts = self._stream_rooms(team.threads if team.threads > 1 else 0)
+        self._parts = self._stream_rooms(team.threads if team.threads > 1 else 0)  # of a stream, one a thread
         # Of each row, where it begins in the data set, and where among those of the batch, which then end.
         self._places, self._offsets = _Room(np.int64), _Room(np.int64)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
@@ -140,7 +140,7 @@ class CompactBatch:
             touched = self._collected(counted, factors, width)
         else:
             touched = self._accumulated(counted, factors)
-        (indices, values) = self._stream
+        indices, values = self._stream
         if self.size > self.dataset.features and len(rows):
             indices.array[touched] = self.dataset.features
             values.array[touched] = coefficients.sum(dtype=np.float64)
@@ -169,22 +169,21 @@ class CompactBatch:
 
     def _collected(self, rows: Array, factors: Array, width: int) -> int:
         """As :meth:`_accumulated`, in bands of so many features, from the rows where they lie."""
-        nnz, bounds, stream = self._measured(rows), self._bounds, self._stream
-        dataset, places, offsets = self.dataset, self._places.array[: len(rows)], self._offsets.array[: len(rows) + 1]
+        nnz, dataset, stream, bounds = self._measured(rows), self.dataset, self._stream, self._bounds
+        given = dataset.indices, dataset.values, self._places.array[: len(rows)], self._offsets.array[: len(rows) + 1], factors
+        rooms = self._parts or [stream]
 
         def collect(part: int) -> int:
             low, high = bounds[part], bounds[part + 1]
             indices, values = rooms[part]
-            for room in rooms[part]:
-                room.reserve(min(nnz, high - low) + kernels.ROOM)
-            given = dataset.indices, dataset.values, places, offsets, factors
+            for room in (indices, values):
+                room.reserve(min(nnz, high - low) + kernels.ROOM)  # also for the intercept
             return int(kernels.collect(*given, low, high, width, indices.array, values.array))
 
-        rooms = self._parts or [stream]
         ends = [0, *accumulate(self._team.each(collect))]
         if self._parts:
             for room in stream:
-                room.reserve(ends[-1] + 1)  # with room for the intercept
+                room.reserve(ends[-1] + 1)
 
             def join(part: int) -> None:
                 for room, mine in zip(stream, rooms[part], strict=True):
