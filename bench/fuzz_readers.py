@@ -254,7 +254,7 @@ def read_text(text: bytes) -> list[Any]:
 def number(word: bytes, dtype: Any) -> Any:
     if not NUMBER.fullmatch(word):
         raise Refused
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         value = dtype(float(word))
     if not np.isfinite(value):
         raise Refused
@@ -293,7 +293,7 @@ def checked_rows(features: int, indptr: list[int], indices: list[int], raw_value
         row = indices[begin:end]
         demand(all(one < other for one, other in itertools.pairwise(row)) and all(one < features for one in row))
     values = unpack("f" if value == 4 else "d", raw_values) if value else [1.0] * len(indices)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         singles = np.array(values, np.float64).astype(np.float32)
     labels = unpack("b" if len(raw_labels) == len(indptr) - 1 else "d", raw_labels)
     demand(bool(np.isfinite(singles).all()) and bool(np.isfinite(labels).all()))
