@@ -92,9 +92,9 @@ def collect(
     indices, values : ndarray
         Of a data set.
     starts, offsets : ndarray
-        int64: where row i begins, of ``offsets[i + 1] - offsets[i]`` entries.
+        int64, of shape (rows,) and (rows + 1,): where row i begins, of ``offsets[i + 1] - offsets[i]`` entries.
     coefficients : ndarray
-        Of each row.
+        Of the dtype of the values and shape (rows,).
     low, high : int
     width : int
         Features of a band, a multiple of 64.
@@ -181,20 +181,20 @@ def scores_in_bands(
     are added up does not depend on the bands.
     """
     rows = places.size
-    step = np.uint64(LINE // weights.itemsize)
-    lines_a_row = (np.uint64(width) // step + np.uint64(rows)) // np.uint64(rows + 1) + _ONE  # of the weights of the next band
+    step = LINE // weights.itemsize
+    lines_a_row = -(-np.int64(width) // (step * max(rows, 1)))  # of the weights of the next band
     lines = _part_lines(_entries(places, ends), rows * bands, indices.itemsize)
     for band in range(bands):
         following = np.uint64(band + 1) * np.uint64(width)
-        limit = _EVERY if band + 1 == bands else following
+        limit, stop = _EVERY if band + 1 == bands else following, min(following + np.uint64(width), np.uint64(weights.size))
         for i in range(rows):
             if bands > 1:
                 if i + _PART_AHEAD < rows:
                     _fetch_part(indices, values, shifts[i + _PART_AHEAD], places, i + _PART_AHEAD, lines)
                 for _ in range(lines_a_row):
-                    if following < np.uint64(weights.size):
+                    if following < stop:
                         prefetch(weights, following)
-                    following += step
+                    following += np.uint64(step)
             before = sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]
             place, after = products(indices, values, shifts[i], places[i], ends[i], weights, limit, before, False)
             sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3] = after
