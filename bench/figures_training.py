@@ -57,8 +57,8 @@ class Set:
     features: int
 
 
-URL = Set("url-like", 20_000, 2_396_130, 3_231_961)
-WEBSPAM = Set("webspam-like", 4_000, 350_000, 16_609_143)
+URL = Set("url-like", 60_000, 2_396_130, 3_231_961)
+WEBSPAM = Set("webspam-like", 20_000, 350_000, 16_609_143)
 #: Model and data set of every figure of epoch times.
 FIGURES = {"5.8": ("logistic", URL), "5.9": ("logistic", WEBSPAM), "5.10": ("logistic", URL), "5.11": ("svm", WEBSPAM)}
 
@@ -68,7 +68,7 @@ FIGURES = {"5.8": ("logistic", URL), "5.9": ("logistic", WEBSPAM), "5.10": ("log
 @click.option("--ranks", default="2,4", show_default=True, help="Numbers of ranks, separated by commas.")
 @click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True, help="Of which the median is taken.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1000, show_default=True, help="Samples a rank and step.")
-@click.option("--samples", type=click.IntRange(min=1), help="By default 20,000 of URL and 4,000 of Webspam.")
+@click.option("--samples", type=click.IntRange(min=1), help="By default 60,000 of URL and 20,000 of Webspam.")
 @click.option("--full", is_flag=True, help="As many samples as the thesis has.")
 @click.option("--mpiexec", "launchers", multiple=True, help="How to start ranks, once a network for 5.10; by default the mpiexec here.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "bench" / "results", help="Folder.")
@@ -104,8 +104,8 @@ def samples_of(chosen: Set, samples: int | None, full: bool) -> int:
 
 
 def data_file(chosen: Set, samples: int) -> Path:
-    """The data set as svmlight text in `data/`: generated unless it is there from before."""
-    path = DATA / f"{chosen.kind}-{samples}.svm"
+    """The data set in `data/`: generated unless it is there from before."""
+    path = DATA / f"{chosen.kind}-{samples}.csr"
     if not path.exists():
         print(f"generating {path.name}", flush=True)
         path.parent.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ def epoch_times(
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [*start, "-n", str(ranks), sys.executable, "-m", "sparseallreduce", "train", str(data), "--model", model]
-            command += ["--strategy", strategy, "--algorithm", algorithm, "--features", str(chosen.features), "--epochs", str(epochs)]
+            command += ["--strategy", strategy, "--algorithm", algorithm, "--epochs", str(epochs)]
             command += ["--batch-size", str(batch_size), "--learning-rate", "0.1", "--json", str(report)]
             run = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
             if run.returncode != 0:
@@ -169,7 +169,7 @@ def draw_times(results: list[dict[str, Any]], title: str) -> Figure:
 
 def occurrences(chosen: Set, samples: int, numbers: Sequence[int], batch_size: int) -> dict[int, NDArray[np.int64]]:
     """For every number of ranks, in how many of an epoch's iterations each index has a non-zero in the sum, sorted downwards."""
-    data, _ = load(data_file(chosen, samples), comm=sar.SERIAL, n_features=chosen.features)
+    data, _ = load(data_file(chosen, samples), comm=sar.SERIAL)
     return {number: sorted_counts(data, batch_size * number) for number in numbers}
 
 
