@@ -284,7 +284,7 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("agreement", "in memory that the ranks share" if shared else "by messages: the ranks share no memory")
     pages = _large_pages()
     if shared and pages is not None:
-        advice = "" if pages in _LARGE_PAGES_GIVEN else f"; with 'advise' in {_LARGE_PAGES} training takes 0.95 of the time"
+        advice = "" if pages in _LARGE_PAGES_GIVEN else f"; 'advise' in {_LARGE_PAGES} lets the ranks have them"
         found.say("", f"large pages for what they share: {pages}{advice}")
     found.facts |= {"shared_memory": shared, "shared_large_pages": pages}
     stage = stage_of(comm)

@@ -7,9 +7,9 @@ as large as the band tells which of them are of features that occur.
 
 Measured with two ranks on two cores, N = 16.6 million and 1,000 rows of 3,730 non-zeros, in nanoseconds a non-zero: scores 3.2, of which
 reading the rows at all takes 1.0 and reading the weights at all 1.25; sums and features 3.3, of which telling features and sums by the
-bitmap 1.0. With features renumbered first: 3.3 for scores and 5.4 for the rest. In bands took 0.67 to 0.93 of the time wherever a part
-had 7 entries and a batch one for every 16 features, at N = 0.5 to 16.6 million, 250 to 4,000 rows of 150 to 3,730; with parts of 4
-entries 1.0 to 1.3, with one entry for every 36 features 1.14.
+bitmap 1.0. With features renumbered first: 3.3 for scores and 5.4 for the rest. In bands took 0.67 to 0.98 of the time wherever a part
+had 8 entries and a batch one for every 17 features, at N = 0.5 to 16.6 million, 200 to 4,000 rows of 150 to 3,730; with parts of 4
+entries 1.0 to 1.33, with one entry for every 36 features 1.14.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FAR, _LOW_SIX, _SIX, _EIGHT = np.uint64(FAR), np.uint64(63), np.uint64(6), np.u
 _EVERY = np.uint64(2**64 - 1)  # above all indices
 _BAND = 1 << 18  # bytes of a band where rows lie all over memory: the best of 2**17 to 2**21 for scores and for sums
 _WIDEST = 1 << 19
-_SHORTEST = 7  # entries of a row in a band, on average, that are worth it
+_SHORTEST = 8  # entries of a row in a band, on average, that are worth it
 _SPARSEST = 16  # features to an entry of the batch
 _PART_LINES = np.uint64(6)  # at most, of the part of a row to fetch
 _PART_AHEAD = 4  # rows before its turn
@@ -116,25 +116,24 @@ def collect(
     count = _ZERO
     for band in range(bands):
         begin = np.uint64(low) + np.uint64(band) * np.uint64(width)
-        limit = min(begin + np.uint64(width), np.uint64(high))
+        size = min(np.uint64(width), np.uint64(high) - begin)
         for i in range(places.size):
             if i + _PART_AHEAD < places.size:
                 _fetch_part(indices, values, _ZERO, places, i + _PART_AHEAD, lines)
-            places[i] = _add_and_mark(indices, values, places[i], ends[i], coefficients[i], begin, limit, sums, words)
+            places[i] = _add_and_mark(indices, values, places[i], ends[i], coefficients[i], begin, size, sums, words)
         count = _read_off(words, sums, begin, count, out_indices, out_values)
     return int(count)
 
 
 @inlined
 def _add_and_mark(
-    indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: Any, limit: int, sums: Array, words: Array
+    indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: Any, size: int, sums: Array, words: Array
 ) -> Any:
-    """Add the entries below ``limit``, times the coefficient, to the sums of the features from ``low`` on; returns the next entry."""
+    """Add entries, times the coefficient, to the sums of the ``size`` features from ``low`` on, up to others; returns the next entry."""
     while entry < end:
-        feature = np.uint64(indices[entry])
-        if feature >= limit:
+        place = np.uint64(indices[entry]) - low
+        if place >= size:
             break
-        place = feature - low
         sums[place] += coefficient * values[entry]
         words[place >> _SIX] |= _ONE << (place & _LOW_SIX)
         entry += _ONE

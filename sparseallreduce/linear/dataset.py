@@ -34,7 +34,7 @@ class Dataset:
     """
 
     indptr: Array  # int64, samples of this rank + 1: where each sample begins among the non-zeros
-    indices: Array  # the feature of every non-zero, from 0; uint32, as in a stream, or uint64 above 2**32 features
+    indices: Array  # the feature of every non-zero, from 0, in order within a sample; uint32, or uint64 above 2**32 features
     values: Array  # float32, or float64 for training in that; one a non-zero
     labels: Array  # float64, one a sample
     features: int  # dimension N
@@ -65,7 +65,7 @@ class Dataset:
 
     @classmethod
     def from_scipy(cls, samples: Any, labels: Any, *, first: int = 0, total: int = -1) -> Dataset:
-        """The data set of a ``scipy.sparse`` matrix or array with a row a sample.
+        """The data set of a ``scipy.sparse`` matrix or array with a row a sample, whose features are sorted if they are not.
 
         Examples
         --------
@@ -75,6 +75,8 @@ class Dataset:
         (array([1, 0], dtype=uint32), 2, 2)
         """
         rows = samples.tocsr()
+        if not rows.has_sorted_indices:
+            rows = rows.sorted_indices()
         return cls(
             rows.indptr.astype(np.int64),
             rows.indices.astype(index_dtype(rows.shape[1])),

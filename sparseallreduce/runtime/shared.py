@@ -38,8 +38,8 @@ _PATIENCE, _POLLS_OFFERED = 1e-4, 512
 _TRIED = 1 << 12  # looks that tell how long one takes
 # Of a word by which ranks claim parts: how many have been claimed, in the turn whose number is above these bits.
 _CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
-# Bytes from which on memory is asked for in large pages, which most systems give only where the administrator lets processes share
-# them ("advise" in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million.
+# Bytes from which on memory is asked for in large pages, which Linux gives where the administrator lets processes share them ("advise"
+# in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million.
 _LARGE = 1 << 22
 _SECRET = 16  # bytes
 _PATH = 64  # bytes

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 from click.testing import CliRunner
 
 from sparseallreduce.cli import main
 
+doctor = import_module("sparseallreduce.cli.doctor")
 WITHOUT = "import sys; sys.modules['mpi4py'] = None; from sparseallreduce.cli import main; main(sys.argv[1:])"
 
 
@@ -23,6 +25,13 @@ def test_alone(tmp_path):
     assert process["cores"] == int(process["affinity"], 16).bit_count() >= 1
     for subject in ("software", "MPI", "ranks", "cores", "kernels", "GPU", "network"):
         assert f"\n{subject} " in f"\n{result.output}"
+
+
+def test_to_what_shared_memory_large_pages_are_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_LARGE_PAGES", tmp_path / "shmem_enabled")
+    assert doctor._large_pages() is None
+    (tmp_path / "shmem_enabled").write_text("always within_size [advise] never deny force\n")
+    assert doctor._large_pages() == "advise"
 
 
 def test_without_mpi4py():

@@ -147,6 +147,13 @@ def test_collected_are_the_sums_of_a_range_of_features(features, lengths, width,
     np.testing.assert_array_equal(values[:count], total[occurring])
 
 
+def test_unsorted_rows_are_sorted():
+    unsorted = csr_array((np.float32([1, 2, 3]), [7, 2, 5], [0, 3, 3]), shape=(2, 9))
+    dataset = Dataset.from_scipy(unsorted, np.ones(2))
+    assert (dataset.indices.tolist(), dataset.values.tolist()) == ([2, 5, 7], [2, 3, 1])
+    assert unsorted.indices.tolist() == [7, 2, 5]  # those given stay as they are
+
+
 def test_entries_that_cancel_out_are_touched():
     matrix = csr_array((np.ones(8, np.float32), ([0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3])), shape=(2, 4))
     for features, rows in ((4, 8), (100, 2)):  # many non-zeros to a feature, and few
