@@ -8,14 +8,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.errors import AlgorithmError, StreamTypeError
 
-__all__ = ["MAX", "MIN", "OPERATORS", "PROD", "SUM", "Operator", "as_operator"]
+__all__ = ["MAX", "MEAN", "MIN", "OPERATORS", "PROD", "SUM", "Operator", "as_operator"]
+
+
+def _highest(dtype: np.dtype[Any]) -> Any:
+    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+
+
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+_MEAN = "mean"
+_KNOWN: dict[str, tuple[np.ufunc, Any]] = {  # what the names stand for that are ours
+    "sum": (np.add, 0),
+    "prod": (np.multiply, 1),
+    "min": (np.minimum, _highest),
+    "max": (np.maximum, _lowest),
+    _MEAN: (np.add, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +44,17 @@ class Operator:
     Parameters
     ----------
     name : str
-        How ranks name it to each other: operators of the same name must be the same operator.
+        How ranks name it to each other: operators of the same name must be the same operator. "sum", "prod", "min", "max" and "mean"
+        are those of the library.
     ufunc : numpy.ufunc or callable
         Called as ``ufunc(a, b, out=c)`` on arrays of one dtype and shape.
     neutral : scalar or callable
         The value e with ``ufunc(e, x) == x``; a callable gets the dtype and returns it.
+
+    Raises
+    ------
+    AlgorithmError
+        If the name is one of the library's, and the function or the neutral element another than theirs.
 
     Examples
     --------
@@ -45,31 +70,62 @@ class Operator:
     ufunc: Callable[..., Any]
     neutral: Any
 
+    def __post_init__(self) -> None:
+        if self.name in _KNOWN:
+            ufunc, neutral = _KNOWN[self.name]
+            if self.ufunc is not ufunc or not (self.neutral is neutral or (_is_number(self.neutral) and self.neutral == neutral)):
+                raise AlgorithmError(
+                    f"{self.name!r} is the name of an operator of the library, and this is another one: pass op={self.name!r}, or give "
+                    "yours a name of its own"
+                )
+
     def neutral_of(self, dtype: DTypeLike) -> Any:
         """The neutral element as a NumPy scalar of ``dtype``."""
         dtype = np.dtype(dtype)
         value = self.neutral(dtype) if callable(self.neutral) else self.neutral
         return dtype.type(value)
 
-    @property
+    @cached_property
     def is_sum(self) -> bool:
-        """Whether zero is the neutral element and absent positions therefore need no record of their own."""
-        return self.name == "sum"
+        """Whether it adds up, with zero for what is absent, so that absent positions need no record of their own; also of the mean."""
+        return self.ufunc is np.add and _is_number(self.neutral) and bool(self.neutral == 0)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the sum is to be divided by the number of ranks."""
+        return self.name == _MEAN
+
+    def told(self, dtype: np.dtype[Any]) -> str:
+        """How ranks tell each other of it, for streams of a dtype.
+
+        >>> SUM.told(np.dtype("int32")), Operator("bor", np.bitwise_or, 0).told(np.dtype("int32"))
+        ('sum', 'bor (bitwise_or, neutral element 0)')
+
+        Raises
+        ------
+        StreamTypeError
+            For the mean of integers.
+        AlgorithmError
+            If there is no neutral element of this dtype.
+        """
+        if self.is_mean and dtype.kind != "f":
+            raise StreamTypeError(f"the mean of {dtype} values is no {dtype}: convert them to floats, or divide the result of op='sum'")
+        if self.name in _KNOWN:
+            return self.name
+        try:
+            neutral = self.neutral_of(dtype)
+        except Exception as error:  # of the user's function, or of NumPy
+            raise AlgorithmError(f"operator {self.name!r} has no neutral element of {dtype}: {error}") from error
+        function = getattr(self.ufunc, "__qualname__", None) or getattr(self.ufunc, "__name__", type(self.ufunc).__name__)
+        return f"{self.name} ({function}, neutral element {neutral})"
 
 
-def _highest(dtype: np.dtype[Any]) -> Any:
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)
 
 
-def _lowest(dtype: np.dtype[Any]) -> Any:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-
-
-SUM = Operator("sum", np.add, 0)
-PROD = Operator("prod", np.multiply, 1)
-MIN = Operator("min", np.minimum, _highest)
-MAX = Operator("max", np.maximum, _lowest)
-OPERATORS = {operator.name: operator for operator in (SUM, PROD, MIN, MAX)}
+SUM, PROD, MIN, MAX, MEAN = (Operator(name, *known) for name, known in _KNOWN.items())
+OPERATORS = {operator.name: operator for operator in (SUM, PROD, MIN, MAX)}  # those that MPI has, too
 
 
 def as_operator(op: str | Operator | Any) -> Operator:
@@ -78,7 +134,7 @@ def as_operator(op: str | Operator | Any) -> Operator:
     Parameters
     ----------
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, the MPI operator of the same name, or an :class:`Operator`.
+        ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, the MPI operator of the same name, ``"mean"``, or an :class:`Operator`.
 
     Raises
     ------
@@ -89,8 +145,10 @@ def as_operator(op: str | Operator | Any) -> Operator:
         return op
     if isinstance(op, str) and op in OPERATORS:
         return OPERATORS[op]
+    if isinstance(op, str) and op == _MEAN:
+        return MEAN
     mpi = sys.modules.get("mpi4py.MPI")  # there if op is one of its operators, which do not know their names
     for name, operator in OPERATORS.items():
         if mpi is not None and isinstance(op, mpi.Op) and op == getattr(mpi, name.upper()):
             return operator
-    raise AlgorithmError(f"unknown operator {op!r}: use one of {', '.join(sorted(OPERATORS))}, or an Operator(name, ufunc, neutral)")
+    raise AlgorithmError(f"unknown operator {op!r}: use one of {', '.join(sorted(_KNOWN))}, or an Operator(name, ufunc, neutral)")

@@ -113,11 +113,12 @@ class Rows:
         if sparse:
             inner = kernels.inner_sums(len(counts), total, kind.indices, kind.dtype)
             indices, values = np.empty((1, total), kind.indices), np.empty((1, total), kind.dtype)
-            n = kernels.sum_cut_rows(*rows, self.start, counts, self._bounds, inner, indices, values, whole=True, limit=kind.limit)
+            given = (*rows, self.start, counts, self._bounds, inner, indices, values)
+            n = kernels.sum_cut_rows(*given, whole=True, limit=kind.limit, checked=True)
             if n >= 0:
                 return SparseStream._sparse_form(indices[0, :n], values[0, :n], kind.size, density=density)
         dense = np.empty(kind.shape, kind.dtype)
-        kernels.sum_rows(*rows, self.start, counts, 0, kind.size, dense)
+        kernels.sum_rows(*rows, self.start, counts, 0, kind.size, dense, checked=True)
         dense.flags.writeable = False
         return SparseStream._dense_form(dense, kind.size, density=density)
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -81,7 +82,7 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
             indices, values = stream._entries()
             kernels.scatter_set(indices, values, first.lo, array)
             if present is not None:
-                present[indices - indices.dtype.type(first.lo)] = True
+                present[places(indices, first.lo, len(present))] = True
     return joined
 
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
-__all__ = ["Reduction", "Tree"]
+__all__ = ["Reduction", "Tree", "divided"]
 
 
 class Reduction:
@@ -66,7 +67,8 @@ class Reduction:
             ours, theirs = getattr(first, name), getattr(second, name)
             if ours != theirs:
                 raise StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
-        return self.leave(self.pair(self.enter(first), self.enter(second)))
+        result = self.pair(self.enter(first), self.enter(second))
+        return self.leave(result.copy() if result.overlaps(first) or result.overlaps(second) else result)
 
     def enter(self, stream: SparseStream) -> SparseStream:
         """``stream`` as the algorithms take it: frozen, and in the form that this reduction's switch point asks for."""
@@ -78,7 +80,7 @@ class Reduction:
             present = None
         else:
             if present is None:
-                present = np.asarray(array != 0 if array.ndim == 1 else array.any(axis=1))
+                present = stream._mask()
             array = array.copy()
             array[~present] = self.op.neutral_of(array.dtype)
         entered = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
@@ -91,6 +93,7 @@ class Reduction:
             array = stream._stored if stream._stored.flags.writeable else stream._stored.copy()
             array[~present] = 0
             stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
+        stream._own = False
         stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
         return self.freeze(stream)
 
@@ -175,14 +178,25 @@ class Reduction:
     @staticmethod
     def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         indices, _ = sparse._entries()
-        if len(indices):  # at the end of a vector of dimension 2**32, lo is one more than an index can be
-            mask[indices - indices.dtype.type(sparse.lo)] = True
+        mask[places(indices, sparse.lo, len(mask))] = True
         return mask
 
     @staticmethod
     def _both(first: SparseStream, second: SparseStream) -> NDArray[np.bool_]:
         assert first._present is not None and second._present is not None
         return np.logical_or(first._present, second._present)
+
+
+def divided(stream: SparseStream, ranks: int) -> SparseStream:
+    """A sum of so many ranks divided by their number, in memory of its own: the mean, as a user takes it."""
+    stored = stream._stored
+    values = memory.empty(stored.shape, stored.dtype)
+    with np.errstate(all="ignore"):
+        np.divide(stored, stored.dtype.type(ranks), out=values)
+    if stream._indices is None:
+        mean = SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
+        return Reduction.freeze(mean)
+    return SparseStream._sparse_form(stream._indices, values, stream.size, stream.lo, stream.hi, stream.switch_density)
 
 
 class Tree:

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM
 
-__all__ = ["DTYPES", "SparseStream", "index_dtype", "switch_point"]
+__all__ = ["DTYPES", "SparseStream", "index_dtype", "refuse_masked", "switch_point"]
 
 DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64"))
 _NAMES = ", ".join(dtype.name for dtype in DTYPES)
@@ -93,7 +94,8 @@ class SparseStream:
 
     Notes
     -----
-    Arrays of the right dtype are not copied; a stream never changes them, and neither should its maker while it is in use. Above
+    Arrays of the right dtype are not copied; a stream never changes them, and neither should its maker while it is in use. What then
+    comes out is undefined, or an error, but nothing is written outside of the arrays. :meth:`copy` gives a stream to write in. Above
     ``switch_point(size, dtype)`` entries the stream switches to the dense form by itself, so that it never takes more memory than
     that. ``indices``, ``values`` and ``nnz`` describe the same entries in either form.
 
@@ -106,7 +108,7 @@ class SparseStream:
     array([ 0. , 10. ,  0. ,  0. , 40.5,  0. ,  0. ,  0.7])
     """
 
-    __slots__ = ("_array", "_indices", "_present", "_values", "hi", "lo", "size", "switch_density")
+    __slots__ = ("_array", "_indices", "_own", "_present", "_values", "hi", "lo", "size", "switch_density")
 
     # Exactly one of the two forms is there: _indices and _values, or _array with _values and _indices None. In the dense form
     # _present says which positions hold an entry; None stands for "those that are not zero".
@@ -114,6 +116,7 @@ class SparseStream:
     _values: Array | None
     _array: Array | None
     _present: NDArray[np.bool_] | None
+    _own: bool  # whether a user may write to the values: they are a copy that is nobody else's
 
     def __init__(self, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> None:
         size = _checked_size(size)
@@ -210,6 +213,7 @@ class SparseStream:
         stream._indices = stream._values = None
         stream._array = array
         stream._present = present
+        stream._own = False
         stream.size, stream.lo, stream.hi = size, lo, size if hi is None else hi
         stream.switch_density = density
         return stream
@@ -217,6 +221,7 @@ class SparseStream:
     def _fill_sparse(self, indices: Array, values: Array, size: int, lo: int, hi: int, density: float | None) -> None:
         self._indices, self._values = indices, values
         self._array = self._present = None
+        self._own = False
         self.size, self.lo, self.hi = size, lo, hi
         self.switch_density = density
 
@@ -229,7 +234,7 @@ class SparseStream:
         zero = ~np.any(self._values.reshape(len(self._values), -1), axis=1)
         if zero.any():  # entries that are zero are told from absent ones by a mask of their own
             self._present = np.zeros(self.extent, np.bool_)
-            self._present[self._indices - self._indices.dtype.type(self.lo)] = True
+            self._present[places(self._indices, self.lo, self.extent)] = True
         self._array = array
         self._indices = self._values = None
 
@@ -302,8 +307,42 @@ class SparseStream:
 
     @property
     def values(self) -> Array:
-        """The entries, shape (nnz,) or (nnz, width); read-only, computed in one pass if dense."""
-        return _read_only(self._entries()[1])
+        """The entries, shape (nnz,) or (nnz, width); computed in one pass if dense.
+
+        They are read-only, but of a :meth:`copy` in the sparse form. To all values of a copy in either form something can be assigned,
+        as in ``c.values = c.values / 2``; entries stay entries, also those that become zero.
+
+        Raises
+        ------
+        StreamError
+            When assigned to a stream that is no copy, or something of another shape or dtype.
+        """
+        values = self._entries()[1]
+        return values.view() if self._own and not self.is_dense else _read_only(values)
+
+    @values.setter
+    def values(self, values: ArrayLike) -> None:
+        if not self._own:
+            raise StreamError("the values of this stream are read-only: write to those of its copy()")
+        refuse_masked(values)
+        try:
+            if self._array is None:
+                np.copyto(self._stored, values)
+                return
+            present = self._mask()
+            written = np.empty((np.count_nonzero(present), *self._array.shape[1:]), self.dtype)
+            np.copyto(written, values)
+        except (TypeError, ValueError) as error:
+            raise StreamError(f"the {self.nnz} values of {self.dtype} cannot become these: {error}") from None
+        self._array[present] = written
+        self._present = present
+
+    def _mask(self) -> NDArray[np.bool_]:
+        """Which positions of the dense form hold an entry."""
+        if self._present is not None:
+            return self._present
+        array = self._stored
+        return np.asarray(array != 0 if array.ndim == 1 else array.any(axis=1))
 
     def _entries(self) -> tuple[Array, Array]:
         if self._indices is not None and self._values is not None:
@@ -333,12 +372,25 @@ class SparseStream:
         return array
 
     def copy(self) -> SparseStream:
-        """The same stream on arrays of its own."""
+        """The same stream on arrays of its own, whose :attr:`values` can be written to; its indices stay as they are.
+
+        Examples
+        --------
+        >>> stream = SparseStream([1, 4], [10.0, 40.0], 8)
+        >>> mine = stream.copy()
+        >>> mine.values[0] = 7
+        >>> mine.values *= 2
+        >>> mine.values, stream.values
+        (array([14., 80.]), array([10., 40.]))
+        """
         arrays = (None if array is None else array.copy() for array in self._arrays)
         stream = type(self).__new__(type(self))
         stream._indices, stream._values, stream._array, stream._present = arrays
+        stream._own = True
         stream.size, stream.lo, stream.hi, stream.switch_density = self.size, self.lo, self.hi, self.switch_density
         return stream
+
+    __copy__ = copy
 
     def overlaps(self, other: SparseStream) -> bool:
         """Whether an array of this stream may share memory with one of the other."""
@@ -360,21 +412,30 @@ class SparseStream:
         Raises
         ------
         StreamError
-            If its shape or dtype differs.
+            If its shape or dtype differs, it is read-only, or an index has been changed to one out of range: of the entries in range
+            some or all have been added then.
+        StreamTypeError
+            If it is no NumPy array, or a masked one.
         """
+        refuse_masked(array)
+        if not isinstance(array, np.ndarray):
+            raise StreamTypeError(f"a stream is added to a NumPy array, not to {type(array).__name__}")
         stored = self._stored
         if array.shape != (self.size, *stored.shape[1:]) or array.dtype != stored.dtype:
             raise StreamError(
                 f"cannot add a stream of size {self.size} and dtype {stored.dtype} to an array of shape {array.shape} and dtype "
                 f"{array.dtype}: both must agree"
             )
+        if not array.flags.writeable:
+            raise StreamError("cannot add a stream to an array that is read-only: pass a copy")
         if self.is_dense:
             array[self.lo : self.hi] += stored
         elif array.flags.c_contiguous:
             assert self._indices is not None
             kernels.scatter(self._indices, stored, 0, SUM, array)
         else:
-            array[self._indices] += stored
+            assert self._indices is not None
+            array[places(self._indices, 0, self.size)] += stored
 
     def __add__(self, other: object) -> SparseStream:
         """The sum of two streams of one size, dtype and width (thesis section 4.1.3)."""
@@ -413,7 +474,14 @@ def _checked_density(density: float | None) -> float | None:
     return None if density is None else float(density)
 
 
+def refuse_masked(array: Any) -> None:
+    """Raise an error for a masked array, whose masked values would be taken for values."""
+    if isinstance(array, np.ndarray) and type(array) is not np.ndarray and hasattr(array, "mask"):
+        raise StreamTypeError("masked arrays are not supported: fill them first, as with array.filled(0)")
+
+
 def _checked_values(values: ArrayLike) -> Array:
+    refuse_masked(values)
     array = np.asarray(values)
     if array.dtype.newbyteorder("=") not in DTYPES:
         raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {_NAMES}")
@@ -425,6 +493,7 @@ def _checked_values(values: ArrayLike) -> Array:
 
 
 def _integers(indices: ArrayLike, count: int) -> Array:
+    refuse_masked(indices)
     array = np.asarray(indices)
     if array.ndim != 1:
         raise StreamError(f"indices must have one dimension, not shape {array.shape}")

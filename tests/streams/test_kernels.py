@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -481,6 +482,181 @@ def test_arrays_with_gaps_are_refused_by_compiled_kernels():
         kernels.first_violation(i, 8)
     with pytest.raises(StreamError):
         kernels.sum_duplicates(i, v)
+
+
+@pytest.mark.parametrize("wrong", [2**32 - 16, 64, 2**31])
+@pytest.mark.parametrize("value_dtype", VALUE_DTYPES)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+def test_an_index_out_of_range_amid_others_is_not_written_and_is_an_error(index_dtype, value_dtype, wrong):
+    indices, values = np.arange(1, 60, dtype=index_dtype), np.ones(59, value_dtype)
+    indices[30] = wrong
+    minus = Operator("minus", np.subtract, 0)  # not compiled
+    for width, module, op in product((0, 3, 16), (kernels, reference), (SUM, minus, None)):
+        given = np.repeat(values[:, None], width, axis=1) if width else values
+        memory = np.zeros((192, *given.shape[1:]), value_dtype)
+        with pytest.raises(StreamError):
+            module.scatter(indices, given, 0, op, memory[64:128]) if op else module.scatter_set(indices, given, 0, memory[64:128])
+        assert not memory[:64].any() and not memory[128:].any()
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_an_index_below_a_part_is_an_error_and_not_a_place_counted_from_its_end(module, index_dtype):
+    indices, dense = np.array([100, 99, 110], index_dtype), np.zeros(64)
+    for write in (
+        lambda: module.scatter(indices, np.ones(3), 100, SUM, dense),
+        lambda: module.scatter_set(indices, np.ones(3), 100, dense),
+    ):
+        with pytest.raises(StreamError):
+            write()
+        assert not dense[11:].any()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_garbage_do_not_lead_out_of_their_arrays_nor_on_for_ever(seed):
+    """Whatever the indices and the counts: an error, or a result that means nothing, and no byte beside the outputs is written."""
+    rng = np.random.default_rng(seed)
+    ranks, room = int(rng.integers(1, 6)), 40_000
+    for largest in (50, 100_000, 2**32 - 1):
+        rows = rng.integers(0, largest, (ranks, room), dtype=np.uint32, endpoint=True)
+        rows[: ranks // 2].sort(axis=1)
+        for counts in (
+            rng.integers(0, room // 2 + 1, ranks),
+            rng.integers(-3, 4, ranks) * 2 ** int(rng.integers(0, 62)),
+            np.array([-1, 3, 2**61, -(2**63), 2**62][:ranks]),
+        ):
+            assert_bounds_are_kept(rows, counts, 60_000)
+
+
+def assert_bounds_are_kept(rows, counts, size):
+    """Whatever kernels make of such rows, they write to their outputs alone."""
+    ranks, values, total = len(rows), rows.view(np.float32), min(max(int(np.minimum(counts, rows.shape[1]).sum()), 0), rows.size)
+    bounds, dense = np.zeros((4, ranks + 1), np.uint64), np.full(size + 128, 7, np.float32)
+    inner = kernels.inner_sums(ranks, max(total, 1), np.uint32, np.float32)
+    memory = np.full((2, total + 128), 7, np.uint32)
+    sums = memory[:1, 64:-64], memory[1:, 64:-64].view(np.float32)
+    for call in (
+        lambda: kernels.sum_rows(rows, values, 0, counts, 0, size, dense[64:-64]),
+        lambda: kernels.sum_rows(rows, values, 64, counts, 500, size // 2, dense[64:-64]),
+        lambda: kernels.estimate_union(rows, 0, 4, counts, 5),
+        lambda: kernels.cut_rows(rows, 4, counts, size, 1, 3, bounds),
+        lambda: kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, *sums),
+        lambda: kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, *sums, whole=True),
+        lambda: kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, *sums, whole=True, at_end=True),
+    ):
+        with suppress(StreamError):
+            call()
+        assert (dense[:64] == 7).all() and (dense[-64:] == 7).all()
+        assert (memory[:, :64] == 7).all() and (memory[:, -64:] == 7).all()
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_row_in_disorder_comes_to_an_end(at_end):
+    """Pieces are cut at an index value, below which all of such a row may lie, or nothing."""
+    rows = np.zeros((2, 80_000), np.uint32)
+    for order in (np.arange(40_000)[::-1], np.roll(np.arange(40_000), 20_000), np.zeros(40_000)):
+        rows[:, 40_000:] = order
+        counts, bounds, out = np.full(2, 40_000), np.zeros((4, 3), np.uint64), np.zeros((1, 80_000), np.uint32)
+        inner, values, sums = kernels.inner_sums(2, 80_000, np.uint32, np.float32), rows.view(np.float32), out.view(np.float32)
+        n = kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, out, sums, whole=True, at_end=at_end)
+        assert 0 < n <= 80_000
+
+
+def test_rows_whose_entries_are_not_all_added_are_an_error():
+    rows, dense = np.zeros((1, 12), np.uint32), np.zeros(100, np.float32)
+    rows[0, 6:] = [1, 2, 2**32 - 1, 3, 4, 5]  # what follows the index out of range is not reached
+    with pytest.raises(StreamError):
+        kernels.sum_rows(rows, rows.view(np.float32), 0, np.array([6]), 0, 100, dense)
+
+
+@pytest.mark.parametrize("width", [(), (3,)])
+def test_indices_that_another_thread_changes_do_not_lead_out_of_the_arrays(width):
+    """Run under a tool that watches memory, or long enough, this finds an index that is read twice."""
+    rng, size, done = np.random.default_rng(0), 1000, threading.Event()
+    sound = np.sort(rng.choice(size, 300, replace=False)).astype(np.uint32)
+    indices, values = sound.copy(), np.ones((300, *width), np.float32)
+
+    def disturb():
+        while not done.is_set():
+            indices[1:-1] = 2**32 - 1
+            indices[:] = sound
+            indices[150:] = indices[100]
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        memory = np.zeros((3 * size, *width), np.float32)
+        for _ in range(300):
+            for write in (
+                lambda: kernels.scatter(indices, values, 0, SUM, memory[size:-size]),
+                lambda: kernels.scatter_set(indices, values, 0, memory[size:-size]),
+                lambda: kernels.sum_duplicates(indices, values),
+                lambda: kernels.merge(
+                    indices, values, sound, values, SUM, np.empty(600, np.uint32), np.empty((600, *width), np.float32)
+                ),
+            ):
+                with suppress(StreamError):
+                    write()
+    finally:
+        done.set()
+        disturbing.join()
+    assert not memory[:size].any() and not memory[-size:].any()
+
+
+def misfits(array, output=False):
+    """The same bytes as arrays that a kernel compiled for this one must not get."""
+    yield array.view(f"{'i' if array.dtype.kind != 'i' else 'f'}{array.itemsize}")
+    yield array.view(array.dtype.newbyteorder())
+    yield array[..., None]
+    yield array[None, None, None]
+    yield array.reshape(-1)[0].reshape(())
+    if output:
+        locked = array.view()
+        locked.flags.writeable = False
+        yield locked
+
+
+@pytest.mark.parametrize("op", [SUM, Operator("minus", np.subtract, 0)], ids=lambda op: op.name)
+@pytest.mark.parametrize("value_dtype", [np.float32, np.float16])
+def test_no_kernel_takes_an_array_of_another_dtype_or_dimension_or_writes_to_a_read_only_one(op, value_dtype):
+    i, v = np.arange(4, dtype=np.uint32), np.ones(4, value_dtype)
+    wide, out, places = np.zeros(8, value_dtype), np.zeros(8, value_dtype), np.zeros(8, np.uint32)
+    calls = [
+        *(lambda x=x: kernels.merge(i, v, x, v, op, places, out) for x in misfits(i)),
+        *(lambda x=x: kernels.merge(i, v, i, x, op, places, out) for x in misfits(v)),
+        *(lambda x=x: kernels.merge(i, v, i, v, op, x, out) for x in misfits(places, output=True)),
+        *(lambda x=x: kernels.merge(i, v, i, v, op, places, x) for x in misfits(out, output=True)),
+        *(lambda x=x: kernels.scatter(i, v, 0, op, x) for x in misfits(wide, output=True)),
+        *(lambda x=x: kernels.scatter_set(i, v, 0, x) for x in misfits(wide, output=True)),
+        *(lambda x=x: kernels.shared(i, x) for x in misfits(i)),
+        *(lambda x=x: kernels.scatter(x, v, 0, op, wide) for x in [*misfits(i)][2:]),
+        *(lambda x=x: kernels.first_violation(x, 9) for x in [*misfits(i)][2:]),
+        *(lambda x=x: kernels.sum_duplicates(x, v, op) for x in [*misfits(i)][2:]),
+        *(lambda x=x: kernels.write_past(x, 0, np.zeros(2, np.uint8)) for x in [*misfits(np.zeros(9, np.uint8), output=True)][2:]),
+    ]
+    for call in calls:
+        with pytest.raises(StreamError):
+            call()
+    assert not wide.any()
+
+
+def test_no_kernel_of_rows_takes_arrays_that_it_was_not_compiled_for():
+    rows, out = np.zeros((2, 16), np.uint32), np.zeros((1, 8), np.uint32)
+    values, counts, bounds, dense = rows.view(np.float32), np.zeros(2, np.int64), np.zeros((4, 3), np.uint64), np.zeros(9, np.float32)
+    inner = kernels.inner_sums(2, 8, np.uint32, np.float32)
+    sums = out.view(np.float32)
+    for call in (
+        *(lambda x=x: kernels.sum_rows(rows, values, 0, counts, 0, 9, x) for x in misfits(dense, output=True)),
+        *(lambda x=x: kernels.sum_rows(rows, values, 0, x, 0, 9, dense) for x in misfits(counts)),
+        *(lambda x=x: kernels.cut_rows(rows, 4, counts, 9, 0, 2, x) for x in misfits(bounds, output=True)),
+        *(lambda x=x: kernels.estimate_union(rows, 0, 4, x, 3) for x in misfits(counts)),
+        *(lambda x=x: kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, x, sums) for x in misfits(out, output=True)),
+        *(lambda x=x: kernels.sum_cut_rows(rows, values, 0, counts, bounds, inner, out, x) for x in misfits(sums, output=True)),
+        *(lambda x=x: kernels.sum_cut_rows(rows, values, 0, counts, x, inner, out, sums) for x in misfits(bounds, output=True)),
+        *(lambda x=x: kernels.sum_cut_rows(rows, values, 0, counts, bounds, (x, x), out, sums) for x in misfits(out)),
+    ):
+        with pytest.raises(StreamError):
+            call()
 
 
 def test_a_kernel_lets_other_threads_run():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from oracle import Entries, assert_reduction, bits
 from strategies import ALL_OPERATORS, CUSTOM, SMALL, cases
 
-from sparseallreduce import AlgorithmError, Operator, SparseStream
-from sparseallreduce.streams.operator import MAX, MIN, PROD, SUM, as_operator
+from sparseallreduce import AlgorithmError, Operator, SparseStream, StreamTypeError
+from sparseallreduce.streams.operator import MAX, MEAN, MIN, PROD, SUM, as_operator
 from sparseallreduce.streams.partition import concatenate, slice_range
 from sparseallreduce.streams.reduction import Reduction, Tree
 
@@ -258,14 +258,39 @@ def test_the_sum_of_two_is_the_operator_plus(case):
 
 
 def test_operators_are_known_by_name():
-    assert [as_operator(op) for op in ("sum", "prod", "min", "max", CUSTOM)] == [SUM, PROD, MIN, MAX, CUSTOM]
+    assert [as_operator(op) for op in ("sum", "prod", "min", "max", "mean", CUSTOM)] == [SUM, PROD, MIN, MAX, MEAN, CUSTOM]
 
 
-@pytest.mark.parametrize("unknown", ["mean", "SUM", None, 3, np.add, ["sum"]])
+def test_a_sum_is_what_adds_up_whatever_its_name():
+    assert SUM.is_sum and MEAN.is_sum and Operator("ours", np.add, 0.0).is_sum and Operator("sum", np.add, 0).is_sum
+    for other in (PROD, MIN, MAX, CUSTOM, Operator("bor", np.bitwise_or, 0), Operator("odd", np.add, 1), Operator("even", np.add, int)):
+        assert not other.is_sum
+
+
+@pytest.mark.parametrize(
+    "name, ufunc, neutral",
+    [("sum", np.maximum, 0), ("sum", np.add, 1), ("mean", np.maximum, 0), ("max", np.minimum, np.inf), ("prod", np.multiply, 0)],
+)
+def test_the_name_of_an_operator_of_the_library_is_refused_for_another(name, ufunc, neutral):
+    with pytest.raises(AlgorithmError, match=f"'{name}' is the name of an operator of the library"):
+        Operator(name, ufunc, neutral)
+
+
+def test_operators_of_one_name_that_differ_are_told_apart():
+    for dtype in ("float32", "int64"):
+        told = {Operator("ours", ufunc, neutral).told(np.dtype(dtype)) for ufunc in (np.maximum, np.minimum) for neutral in (0, 1)}
+        assert len(told) == 4
+    with pytest.raises(AlgorithmError, match="operator 'ours' has no neutral element of int32"):
+        Operator("ours", np.minimum, np.inf).told(np.dtype("int32"))
+    with pytest.raises(StreamTypeError, match="convert them to floats, or divide the result of op='sum'"):
+        MEAN.told(np.dtype("int32"))
+
+
+@pytest.mark.parametrize("unknown", ["median", "SUM", None, 3, np.add, ["sum"]])
 def test_an_unknown_operator_is_named(unknown):
     with pytest.raises(AlgorithmError) as raised:
         as_operator(unknown)
-    assert str(raised.value) == f"unknown operator {unknown!r}: use one of max, min, prod, sum, or an Operator(name, ufunc, neutral)"
+    assert str(raised.value) == f"unknown operator {unknown!r}: use one of max, mean, min, prod, sum, or an Operator(name, ufunc, neutral)"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])

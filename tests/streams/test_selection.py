@@ -372,6 +372,34 @@ class TestGaussian:
         stream = selection.Gaussian(k, least=least)(array)
         np.testing.assert_array_equal(stream.indices, np.flatnonzero(magnitudes >= threshold))
 
+    @pytest.mark.parametrize("scale", [1e306, 1e150, 1e-161, 1e-200, 1e-306])
+    def test_squares_beyond_the_range_of_floats_change_nothing(self, scale, twin):
+        array = vector(9, 5000, np.float64, "heavy tail")
+        array /= 2 ** np.ceil(np.log2(np.abs(array).max()))  # by powers of two, so that nothing is rounded
+        scale = 2.0 ** np.round(np.log2(scale))
+        array[np.abs(array) < 1e-10] = 0
+        for least in (0.0, 0.75):
+            selector = selection.Gaussian(60, least=least)
+            expected = selector(array)
+            assert expected.nnz > 0
+            np.testing.assert_array_equal(selector(array * scale).indices, expected.indices)
+
+    def test_ends_where_the_deviation_overflows_or_no_float_is_smaller(self):
+        array = np.zeros(1000)
+        array[0], array[1:20] = 1e155, 1e150
+        assert selection.Gaussian(10)(array).nnz == 20
+        for tiny in (5e-324, 1e-310):
+            array[0], array[1:20] = 100 * tiny, tiny
+            assert selection.Gaussian(10)(array).nnz == 20
+        array[:20] = np.finfo(float).max
+        assert selection.Gaussian(10)(array).nnz == 20
+        array[:], array[:20] = 1e-320, 1e300
+        assert selection.Gaussian(30)(array).nnz == 1000
+
+    def test_ends_soon_with_a_scale_of_nearly_one(self):
+        array = vector(9, 5000, np.float64, "heavy tail")
+        assert selection.Gaussian(60, scale=1 - 1e-15)(array).nnz >= 46
+
     def test_options_out_of_range_are_errors(self):
         for options in ({"least": 1.0}, {"scale": 1.0}):
             with pytest.raises(StreamError):
@@ -417,6 +445,13 @@ class TestMSTopK:
         assert found.nnz == k
         assert len(np.intersect1d(found.indices, top.indices)) > 0.99 * k
 
+    @pytest.mark.parametrize("scale", [2.0**1010, 2.0**-1010], ids=["large", "small"])
+    def test_sums_beyond_the_range_of_floats_change_nothing(self, scale, twin):
+        array = vector(12, LARGE, np.float64, "real")
+        array[np.abs(array) < 1e-3] = 0
+        expected = selection.MSTopK(300)(array)
+        np.testing.assert_array_equal(selection.MSTopK(300)(array * scale).indices, expected.indices)
+
     def test_no_searches_are_an_error(self):
         with pytest.raises(StreamError, match="at least 1"):
             selection.MSTopK(3, 0)
@@ -441,6 +476,22 @@ class TestDoubleSampling:
     def test_chooses_again_where_that_is_far_too_much(self):
         array, k = vector(13, LARGE, np.float32, "few different"), LARGE // 50
         np.testing.assert_array_equal(selection.DoubleSampling(k)(array).indices, selection.ExactTopK(k)(array).indices)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_chooses_again_where_that_is_far_too_few(self, seed):
+        array, k = vector(seed, 10_000, np.float64, "real"), 100
+        selector, counts = selection.DoubleSampling(k, seed=seed), []
+        for _ in range(20):
+            residual = array.copy()
+            stream = selector(residual, clear=True)
+            np.testing.assert_array_equal(stream.indices, np.sort(order(array)[: stream.nnz]))
+            assert np.count_nonzero(residual) == 10_000 - stream.nnz
+            counts.append(stream.nnz)
+        assert min(counts) >= k / 1.3 and max(counts) <= 1.3 * k
+
+    def test_takes_what_there_is_of_a_sparse_vector(self):
+        array = vector(2, 10_000, np.float64, "mostly zero")
+        assert selection.DoubleSampling(1000)(array).nnz == np.count_nonzero(array)
 
     def test_options_out_of_range_are_errors(self):
         for options in ({"share": 0.0}, {"share": 1.1}, {"overshoot": 0.9}):
@@ -487,6 +538,22 @@ class TestApproximateTopK:
     @pytest.mark.parametrize("bucket,passes", [(512, 3), (10**6, 4), (None, 4)])
     def test_states_that_buckets_beyond_the_cache_are_read_twice(self, bucket, passes):
         assert selection.ApproximateTopK(10, bucket=bucket).passes == passes
+
+    @pytest.mark.parametrize("dtype,scale", [("float32", -130), ("float32", -149), ("float32", 126), ("float64", -1070), ("float64", 1022)])
+    @pytest.mark.parametrize("options", [{}, {"form": "at most"}, {"bucket": None}, {"bucket": 100, "fixed": True}], ids=str)
+    def test_chances_do_not_depend_on_the_scale(self, dtype, scale, options, twin):
+        magnitudes = np.where(np.random.default_rng(16).random(2000) < 0.05, 2, 1).astype(dtype)  # of few bits, as denormals are
+        array = np.ldexp(magnitudes, scale)
+        assert np.isfinite(array).all() and (array > 0).all()
+        ordinary, scaled = (selection.ApproximateTopK(40, seed=5, **options) for _ in range(2))
+        for _ in range(5):
+            expected = ordinary(magnitudes)
+            assert 10 < expected.nnz < 120
+            np.testing.assert_array_equal(scaled(array).indices, expected.indices)
+
+    def test_a_few_denormals_are_chosen_of_many(self):
+        array = np.full(10_000, 1e-41, np.float32)
+        assert 50 < selection.ApproximateTopK(100)(array).nnz < 200
 
     def test_of_zeros_takes_nothing(self):
         assert selection.ApproximateTopK(10)(np.zeros(1000)).nnz == 0
@@ -605,3 +672,84 @@ class TestTwins:
                 assert same_bits(one, two)
             else:
                 np.testing.assert_array_equal(one, two)
+
+
+SELECTORS = {
+    "exact": lambda: selection.ExactTopK(3),
+    "non-zero": lambda: selection.NonZeroTopK(3),
+    "approximate": lambda: selection.ApproximateTopK(3),
+    "MSTopK": lambda: selection.MSTopK(3),
+    "Gaussian": lambda: selection.Gaussian(3),
+    "random": lambda: selection.RandomK(3),
+    "sampling": lambda: selection.DoubleSampling(3, share=1.0),
+    "reuse": lambda: selection.ThresholdReuse(3),
+    "threshold": lambda: selection.Threshold(0.5),
+}
+
+
+@pytest.mark.parametrize("selector", SELECTORS.values(), ids=SELECTORS)
+def test_what_is_read_only_is_not_cleared(selector, twin):
+    values = np.arange(40, dtype=np.float32)
+    memory = values.tobytes()
+    array, before = np.frombuffer(memory, np.float32), bytes(bytearray(memory))
+    with pytest.raises(StreamError, match="read-only"):
+        selector()(array, clear=True)
+    with pytest.raises(StreamError, match="read-only"):
+        selector()(array, array)
+    assert memory == before
+    assert selector()(array).nnz <= 40
+    assert memory == before
+
+
+def test_a_threshold_does_not_clear_what_is_read_only(twin):
+    memory = np.ones(40).tobytes()
+    with pytest.raises(StreamError, match="read-only"):
+        selection.select_at_least(np.frombuffer(memory), 0.5, clear=True)
+    assert memory == np.ones(40).tobytes()
+
+
+def test_masked_vectors_are_refused():
+    masked = np.ma.masked_array(np.ones(9), np.arange(9) < 3)
+    for call in (
+        lambda: selection.ExactTopK(3)(masked),
+        lambda: selection.ExactTopK(3)(np.ones(9), masked),
+        lambda: selection.kth_magnitude(masked, 3),
+    ):
+        with pytest.raises(StreamTypeError, match="fill them first"):
+            call()
+
+
+def test_loops_take_no_arrays_or_numbers_that_lead_out_of_their_memory(twin):
+    array = np.ones(5000, np.float32)
+    backwards, short, locked = array[::-1], np.ones(4999, np.float32), array.copy()
+    locked.flags.writeable = False
+    draw = {"bucket": 512, "share": 1.0, "at_most": False, "fixed": 0, "seed": 0, "clear": False}
+    for call in (
+        lambda: loops.select(backwards, None, 0, np.uint32),
+        lambda: loops.select(array, short, 0, np.uint32),
+        lambda: loops.select(array, array.view(np.int32), 0, np.uint32),
+        lambda: loops.select(array.view(np.int32), None, 0, np.uint32),
+        lambda: loops.select(array[:, None], None, 0, np.uint32),
+        lambda: loops.select(locked, None, 0, np.uint32, clear=True),
+        lambda: loops.select(locked, array, 0, np.uint32),
+        lambda: loops.draw(locked, None, np.uint32, **draw | {"clear": True}),
+        lambda: loops.draw(array, short, np.uint32, **draw),
+        lambda: loops.draw(array, None, np.uint32, **draw | {"bucket": 0}),
+        lambda: loops.collect(backwards, 0, 1, 9),
+        lambda: loops.kth(array, 0),
+        lambda: loops.kth(array, 5001),
+        lambda: loops.kth(array[:0], 1),
+        lambda: loops.sample(array, short, 9),
+        lambda: loops.sample(array, None, 5001),
+        lambda: loops.moments(locked, array),
+        lambda: loops.norms(array, short),
+        lambda: loops.top(backwards, 0, 0, 9, np.uint32),
+    ):
+        with pytest.raises(StreamError):
+            call()
+    assert (array == 1).all()
+
+
+def test_more_places_than_were_counted_do_not_lead_out_of_their_memory(twin):
+    """As if the array had changed since its k-th magnitude was found."""
+    assert loops.top(np.ones(5000, np.float32), 0, 0, 9, np.uint32).tolist() == list(range(9))

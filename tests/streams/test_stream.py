@@ -424,3 +424,127 @@ def test_special_values_travel_bit_by_bit(case):
     if not stream.is_dense:
         assert bits(stream + empty) == bits(empty + stream) == bits(stream)
     assert_reduction(empty + stream, [Entries(*case.entries[0])], case.size, SUM)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [0xFFFFFFF0, 64])
+@pytest.mark.parametrize("rows", [(), (2,)])
+def test_indices_that_are_changed_after_the_check_are_an_error(dtype, wrong, rows):
+    indices, values, array = np.array([1, 2, 3], np.uint32), ones((3, *rows), dtype), np.zeros((64, *rows), dtype)
+    stream = SparseStream(indices, values, 64)
+    indices[1] = wrong
+    for use in (
+        stream.to_dense,
+        lambda: stream.add_to(array),
+        lambda: stream.add_to(np.repeat(array, 2, axis=0)[::2]),
+        lambda: stream + SparseStream.from_dense(ones((64, *rows), dtype)),
+    ):
+        with pytest.raises(StreamError):
+            use()
+
+
+def test_an_index_of_64_bits_is_no_place_counted_from_the_end():
+    indices, array = np.array([1, 2, 3], np.uint64), np.zeros(2**17)
+    stream = SparseStream._sparse_form(indices, np.ones(3), 2**17)
+    indices[1] = 2**64 - 5
+    for target in (array, np.zeros(2**18)[::2]):
+        with pytest.raises(StreamError):
+            stream.add_to(target)
+        assert not target[4:].any()
+
+
+STREAMS = {"sparse": SparseStream([1], [2.0], 16), "dense": SparseStream.from_dense(np.full(16, 2.0))}
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_a_stream_is_not_added_to_what_must_not_be_written(form):
+    memory = bytes(128)
+    locked = np.zeros((16, 2))
+    locked.flags.writeable = False
+    for array in (np.frombuffer(memory), locked[:, 0]):
+        with pytest.raises(StreamError, match="read-only: pass a copy"):
+            STREAMS[form].add_to(array)
+    assert memory == bytes(128) and not locked.any()
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_a_stream_is_added_to_no_array_of_another_kind(form):
+    stream = STREAMS[form]
+    for shape, dtype in ((16, ">f8"), (16, "f4"), (16, "i8"), ((16, 1), "f8"), ((4, 2, 2), "f8"), ((), "f8"), (15, "f8")):
+        array = np.zeros(shape, dtype)
+        with pytest.raises(StreamError, match="both must agree"):
+            stream.add_to(array)
+        assert not array.any()
+    for other in ([0.0] * 16, np.ma.zeros(16), None):
+        with pytest.raises(StreamTypeError):
+            stream.add_to(other)
+    odd = np.zeros(129, np.uint8)[1:].view(np.float64)
+    stream.add_to(odd)
+    assert odd[1] == 2
+
+
+def test_masked_arrays_are_refused_rather_than_read_behind_their_mask():
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    for make in (
+        lambda: SparseStream([1, 2], masked, 8),
+        lambda: SparseStream(np.ma.masked_array([1, 2], [False, True]), [1.0, 2.0], 8),
+        lambda: SparseStream.from_dense(masked),
+        lambda: SparseStream.from_coo([1, 2], masked, 8),
+    ):
+        with pytest.raises(StreamTypeError, match="fill them first"):
+            make()
+
+
+@given(case=cases())
+def test_a_copy_can_be_written_to_and_nothing_else_changes(case):
+    originals = [case.streams[0], case.streams[0] + case.streams[-1]]
+    for original in originals:
+        before, made = bits(original), original.copy()
+        assert bits(made) == before
+        made.values = np.ones_like(made.values)
+        assert made.values.tolist() == np.ones_like(original.values).tolist()
+        assert made.indices.tolist() == original.indices.tolist()
+        if not made.is_dense:
+            made.values[...] = 0
+            assert not made.values.any() and made.nnz == original.nnz
+        made.values = np.zeros_like(made.values)
+        assert (made.nnz, made.to_dense().any()) == (original.nnz, False)  # entries stay entries
+        with pytest.raises(ValueError, match="read-only"):
+            made.indices[...] = 0
+        assert bits(original) == before
+        with pytest.raises(StreamError, match="write to those of its copy"):
+            original.values = np.zeros_like(original.values)
+        assert bits(original) == before
+
+
+def test_a_copy_takes_values_that_fit_and_no_others():
+    for stream in (SparseStream([1, 2], [1.0, 2.0], 40), SparseStream.from_dense([0.0, 1.0, 2.0])):
+        made = stream.copy()
+        made.values = 5
+        assert made.values.tolist() == [5, 5]
+        for wrong in (np.ones(3), [1.0, 1j], "a", np.ma.ones(2)):
+            with pytest.raises((StreamError, StreamTypeError)):
+                made.values = wrong
+        assert made.values.tolist() == [5, 5]
+        assert copy.copy(made).values.tolist() == [5, 5]
+        copy.copy(made).values = 6
+        assert made.values.tolist() == [5, 5]
+
+
+def test_results_do_not_change_with_a_copy_that_went_into_them():
+    for other in (SparseStream([], [], 40), SparseStream([7], [1.0], 40), SparseStream.from_dense(np.ones(40))):
+        for stream in (SparseStream([1, 2], [1.0, 2.0], 40), SparseStream.from_dense(np.ones(40))):
+            made = stream.copy()
+            results = [made + other, other + made, sar.allreduce(made, sar.SERIAL), sar.allreduce(made, sar.SERIAL, "mean")]
+            for op, algorithm in (("sum", "allgather"), ("mean", "ssar_ring"), ("max", "dense")):
+                results += sar.simulate([other.copy(), made, other.copy()], algorithm, op=op).outputs
+            before = [bits(result) for result in results]
+            made.values = 9
+            assert [bits(result) for result in results] == before
+            made.values = made.values + 1  # and is not frozen either
+            assert not any(result.overlaps(made) for result in results)
+            for result in results:
+                with pytest.raises(StreamError, match="copy"):
+                    result.values = 3
+                with pytest.raises(ValueError, match="read-only"):
+                    result.values[...] = 3

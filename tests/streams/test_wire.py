@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import ALL_OPERATORS, DTYPES, cases
 
-from sparseallreduce import SparseStream, WireError
-from sparseallreduce.streams.partition import boundaries, split
+from sparseallreduce import SparseStream, StreamError, WireError
+from sparseallreduce.streams.operator import MIN, SUM
+from sparseallreduce.streams.partition import boundaries, concatenate, slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.wire import (
     HEADER_BYTES,
@@ -237,3 +239,28 @@ def test_bytes_may_start_anywhere_in_a_buffer():
         buffer[offset:] = message
         (back,) = decode(buffer[offset:])
         assert (back + back).to_dense()[[2, 5]].tolist() == [2, 4]
+
+
+@given(seed=st.integers(0, 2**32 - 1), lo=st.sampled_from([0, 700]), op=st.sampled_from([SUM, MIN]))
+def test_a_message_whose_payload_was_altered_is_garbage_or_an_error_and_nothing_worse(seed, lo, op):
+    rng, size = np.random.default_rng(seed), 1000
+    whole = SparseStream(np.sort(rng.choice(size, 300, replace=False)), rng.standard_normal(300), size)
+    message = encode([slice_range(whole, lo, size)])
+    at = rng.integers(HEADER_BYTES, len(message), 20)
+    message[at] = rng.integers(0, 256, 20)
+    memory = np.zeros(3 * size)
+    (altered,) = decode(message)
+    reduction = Reduction(op)
+    ours = reduction.enter(slice_range(whole, lo, size))
+    for use in (
+        lambda: altered.add_to(memory[size:-size]),
+        lambda: reduction.pair(ours, altered),
+        lambda: reduction.pair(reduction.densify(ours), altered),
+        lambda: reduction.densify(altered),
+        lambda: split(altered, [lo, 800, 900, size]),
+        lambda: concatenate(split(altered, [lo, 800, 900, size]), reduction),
+        altered.to_dense,
+    ):
+        with suppress(StreamError):
+            use()
+    assert not memory[:size].any() and not memory[-size:].any()

@@ -1,5 +1,8 @@
 """The only code that loops over elements: sorted indices and their values, merged, scattered, gathered and checked.
 
+Compiled code takes its arguments for what it was compiled for, so that dtypes, dimensions and whether an output may be written are
+checked here; what the arrays hold is checked there (see :mod:`~sparseallreduce.streams.kernels.compiled`).
+
 Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte
 order and of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not
 overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64 is compiled by numba on first use and
@@ -42,10 +45,11 @@ Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
 Positions = NDArray[np.uint64]
 
-_UINT32 = np.dtype(np.uint32)
-_INDEX_DTYPES = (_UINT32, np.dtype(np.uint64))
+_UINT8 = np.dtype(np.uint8)
+_UINT32, _UINT64, _INT64 = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)
+_INDEX_DTYPES = (_UINT32, _UINT64)
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
-_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: np.dtype(np.uint64)}
+_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: _UINT64}
 _LARGEST = 2**64 - 1
 PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -74,13 +78,22 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     Raises
     ------
     StreamError
-        If lengths or widths do not fit together, or an array has gaps.
+        If lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or an output is read-only.
 
     Notes
     -----
     The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
     ranges are disjoint or one input is many times longer than the other.
     """
+    if not (
+        ia.ndim == ib.ndim == iout.ndim == 1
+        and va.ndim == vb.ndim == vout.ndim
+        and ia.dtype == ib.dtype == iout.dtype
+        and va.dtype == vb.dtype == vout.dtype
+        and iout.flags.writeable
+        and vout.flags.writeable
+    ):
+        raise _unlike("merged", ia=ia, va=va, ib=ib, vb=vb, iout=iout, vout=vout)
     entry = _entries.get(("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)) or _compiled("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)
     n: int = entry(ia, va, ib, vb, iout, vout) if entry is not None else _merge_by_parts(ia, va, ib, vb, op, iout, vout)
     if n < 0:
@@ -108,8 +121,11 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
     Raises
     ------
     StreamError
-        If the first or last index lies outside of ``dense``, lengths or widths do not fit together, or an array has gaps.
+        If an index lies outside of ``dense``, after what lies inside has been combined; or, before anything has, if the first or the
+        last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
     """
+    if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
+        raise _unlike("scattered", indices=indices, values=values, dense=dense)
     entry = _entries.get(("scatter", op.ufunc, indices.dtype, values.dtype, values.ndim)) or _compiled(
         "scatter", op.ufunc, indices.dtype, values.dtype, values.ndim
     )
@@ -124,6 +140,8 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
 
     Parameters and exceptions are those of :func:`scatter`.
     """
+    if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
+        raise _unlike("scattered", indices=indices, values=values, dense=dense)
     if values.dtype == np.float16:
         values, dense = values.view(np.uint16), dense.view(np.uint16)
     entry = _entries.get(("scatter", "replace", indices.dtype, values.dtype, values.ndim)) or _compiled(
@@ -208,8 +226,10 @@ def first_violation(indices: Indices, size: int) -> int:
     Raises
     ------
     StreamError
-        If ``indices`` is not C-contiguous.
+        If ``indices`` is no vector, or not C-contiguous.
     """
+    if indices.ndim != 1:
+        raise _unlike("checked", indices=indices)
     entry = _entries.get(("first_violation", None, indices.dtype, _UINT32, 1)) or _compiled(
         "first_violation", None, indices.dtype, _UINT32, 1
     )
@@ -241,8 +261,10 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     Raises
     ------
     StreamError
-        If there are not as many values as indices, or an array has gaps.
+        If there are not as many values as indices, an array has gaps, or the indices change meanwhile.
     """
+    if indices.ndim != 1:
+        raise _unlike("added up", indices=indices, values=values)
     entry = _compiled("sum_duplicates", op.ufunc, indices.dtype, values.dtype, values.ndim)
     if entry is None:
         return reference.sum_duplicates(indices, values, op)
@@ -251,11 +273,22 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     if different < 0:
         raise StreamError(f"{indices.shape} indices need as many values, not {values.shape}, and both must be C-contiguous")
     iout, vout = np.empty(different, indices.dtype), np.empty((different, *width), values.dtype)
-    entry(indices, values, iout, vout)
+    if entry(indices, values, iout, vout) != different:
+        raise StreamError("the indices have changed while the values of equal ones were added up: leave them alone meanwhile")
     return iout, vout
 
 
-def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64], lo: int, hi: int, dense: Values) -> None:
+def sum_rows(
+    rows: Indices,
+    values: Values,
+    start: int,
+    counts: NDArray[np.int64],
+    lo: int,
+    hi: int,
+    dense: Values,
+    *,
+    checked: bool = False,
+) -> None:
     """Sum streams that lie one in a row of bytes: from byte ``start`` on their values, behind them aligned their indices.
 
     Parameters
@@ -269,12 +302,17 @@ def sum_rows(rows: Indices, values: Values, start: int, counts: NDArray[np.int64
     lo, hi : int
     dense : ndarray, shape (size,)
         The sum is written to ``dense[lo:hi]``, added up in the order of the rows; the rest is left as it is.
+    checked : bool
+        Whether dtypes, dimensions and flags of the arrays are known to be right, as those that a caller has made itself are.
 
     Raises
     ------
     StreamError
-        If a row is too short for what it is to hold, or ``dense`` for an index or the range.
+        If a row is too short for what it is to hold, or ``dense`` for an index or the range; or arrays are of other dtypes or dimensions,
+        or ``dense`` is read-only.
     """
+    if not checked and not (_are_rows(rows, values, counts) and dense.ndim == 1 and dense.dtype == values.dtype and dense.flags.writeable):
+        raise _unlike("summed", rows=rows, values=values, counts=counts, dense=dense)
     key = ("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
     if (entry or reference.sum_rows)(rows, values, start, counts, lo, hi, np.empty(len(counts), np.uint64), dense) < 0:
@@ -312,6 +350,8 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
     StreamError
         If a row is too short for what it is to hold.
     """
+    if not (_are_rows(rows, rows, counts) and _are_bounds(bounds)):
+        raise _unlike("cut", rows=rows, counts=counts, bounds=bounds)
     key = ("cut_rows", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, parts, bounds)
@@ -337,6 +377,8 @@ def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.
     StreamError
         If a row is too short for what it is to hold.
     """
+    if not _are_rows(rows, rows, counts):
+        raise _unlike("looked at", rows=rows, counts=counts)
     key = ("estimate_union", None, rows.dtype, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.estimate_union)(rows, start, itemsize, counts, samples)
@@ -358,6 +400,7 @@ def sum_cut_rows(
     whole: bool = False,
     at_end: bool = False,
     limit: int = _LARGEST,
+    checked: bool = False,
 ) -> int:
     """Sum a part of streams that lie one in a row of bytes, as :func:`cut_rows` has found it, as a balanced tree.
 
@@ -377,6 +420,8 @@ def sum_cut_rows(
         Whether the sum is to lie at the end of the outputs, not at their beginning.
     limit : int, optional
         The most entries that the sum may have.
+    checked : bool
+        As for :func:`sum_rows`.
 
     Returns
     -------
@@ -386,8 +431,18 @@ def sum_cut_rows(
     Raises
     ------
     StreamError
-        If the rows do not hold the entries, or the outputs are too short.
+        If the rows do not hold the entries, the outputs are too short, have gaps or are read-only, or dtypes or dimensions are others.
     """
+    if not checked and not (
+        _are_rows(rows, values, counts)
+        and _are_bounds(bounds)
+        and inner[0].dtype == iout.dtype == rows.dtype
+        and inner[1].dtype == vout.dtype == values.dtype
+        and inner[0].ndim == inner[1].ndim == iout.ndim == vout.ndim == 2
+        and _is_output(iout)
+        and _is_output(vout)
+    ):
+        raise _unlike("summed", rows=rows, values=values, counts=counts, bounds=bounds, iout=iout, vout=vout)
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, bounds, whole, at_end, limit, PIECE, *inner, iout, vout)
@@ -415,8 +470,10 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
     Raises
     ------
     StreamError
-        If ``target`` is too short.
+        If ``target`` is too short or read-only.
     """
+    if not (target.ndim == source.ndim == 1 and target.dtype == source.dtype == _UINT8 and target.flags.writeable):
+        raise _unlike("copied", target=target, source=source)
     key = ("write_past", None, _UINT32, _UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
     if (entry or reference.write_past)(target, to, source) < 0:
@@ -435,12 +492,21 @@ def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uin
     -------
     in_a, in_b : ndarray of uint64, shape (s,)
         Where they lie: ``ia[in_a]`` and ``ib[in_b]`` are the same, in increasing order.
+
+    Raises
+    ------
+    StreamError
+        If dtypes or dimensions are others, or an array has gaps.
     """
+    if not (ia.ndim == ib.ndim == 1 and ia.dtype == ib.dtype):
+        raise _unlike("compared", ia=ia, ib=ib)
     entry = _compiled("shared_positions", None, ia.dtype, _UINT32, 1)
     if entry is None:
         return reference.shared(ia, ib)
     in_a, in_b = np.empty((2, min(len(ia), len(ib)) + 1), np.uint64)
     count = entry(ia, ib, in_a, in_b)
+    if count < 0:
+        raise StreamError(f"indices of strides {ia.strides} and {ib.strides} cannot be compared: both must be C-contiguous")
     return in_a[:count], in_b[:count]
 
 
@@ -507,8 +573,30 @@ def _compiled(name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype:
     return _entries.setdefault(key, compiled.compile_kernel(name, index_dtype, value_dtype, ndim, code))
 
 
+def _are_rows(rows: Indices, values: Values, counts: NDArray[np.int64]) -> bool:
+    return rows.ndim == values.ndim == 2 and counts.ndim == 1 and counts.dtype == _INT64 and counts.flags.c_contiguous
+
+
+def _are_bounds(bounds: Positions) -> bool:
+    return bounds.ndim == 2 and bounds.dtype == _UINT64 and bounds.flags.writeable
+
+
+def _is_output(array: NDArray[Any]) -> bool:
+    flags = array.flags
+    return flags.c_contiguous and flags.writeable
+
+
+def _unlike(what: str, **arrays: NDArray[Any]) -> StreamError:
+    """The error for arrays that do not go together, whatever they hold."""
+    kinds = ", ".join(
+        f"{name} of {array.dtype} with {array.ndim} dimensions{'' if array.flags.writeable else ', read-only'}"
+        for name, array in arrays.items()
+    )
+    return StreamError(f"arrays cannot be {what} that differ in dtype or dimensions, or outputs that are read-only: {kinds}")
+
+
 def _scatter_error(indices: Indices, values: Values, lo: int, dense: Values) -> StreamError:
-    bounds = f" {indices[0]}..{indices[-1]}" if len(indices) else ""
+    bounds = f" {indices.min()}..{indices.max()}" if len(indices) else ""
     return StreamError(
         f"cannot scatter {indices.shape} indices{bounds} with {values.shape} values into a dense array of shape {dense.shape} that "
         f"begins at {lo}: each index needs a value and a place there, and every array must be C-contiguous"

@@ -1,4 +1,9 @@
-"""The kernels as numba compiles them: plain loops over sorted indices, without bounds checks, allocations or the GIL.
+"""The kernels as numba compiles them: plain loops over sorted indices, without allocations or the GIL.
+
+None reads or writes outside of its arrays, whatever the arrays hold and even if they change meanwhile: a place that comes from an
+index is read once and compared with the length, and lengths and counts are compared first. What numba itself checks at a call is
+only that an argument is an array of items of the right size: dtypes and dimensions are up to
+:mod:`~sparseallreduce.streams.kernels`.
 
 Two rules keep the loops fast. Every position is a ``uint64``, so that numba emits no code for negative positions (and ``uint64``
 with a signed integer would become a float). And what a loop selects, it selects without a branch, because in random streams
@@ -30,6 +35,7 @@ COPIED_DTYPES = (*VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of 
 
 CHAIN = 4096  # entries of either input that one chain of a merge takes at most, about: three chains stay in the L2 cache
 FEW = 100  # entries of two streams up to which one chain takes less time than three, which have to be found first
+SHORT_ROW = 8  # values from which on a row is combined in vectors
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
 MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
 DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
@@ -310,6 +316,8 @@ def _copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Ind
 def shared_positions(ia: Indices, ib: Indices, in_a: Values, in_b: Values) -> Any:
     """Write where each index that both hold lies in either; the outputs need one place more than the shorter input has."""
     i, j, n, na, nb = U(0), U(0), U(0), U(ia.shape[0]), U(ib.shape[0])
+    if min(U(in_a.shape[0]), U(in_b.shape[0])) <= min(na, nb) or not (_is_list(ia) and _is_list(ib) and _is_list(in_a) and _is_list(in_b)):
+        return np.int64(MALFORMED)
     while i < na and j < nb:
         x, y = ia[i], ib[j]
         in_a[n] = i
@@ -320,31 +328,56 @@ def shared_positions(ia: Indices, ib: Indices, in_a: Values, in_b: Values) -> An
 
 @kernel
 def scatter(op: int, indices: Indices, values: Values, lo: Any, dense: Values) -> Any:
-    n = U(indices.shape[0])
+    """Combine values into a dense array; an index out of range in their midst is left out, and told at the end."""
+    n, size, outside = U(indices.shape[0]), U(dense.shape[0]), False
     if U(values.shape[0]) != n or not (_is_list(indices) and _is_list(values) and _is_list(dense)):
         return MALFORMED
-    if n > U(0) and (indices[U(0)] < lo or U(indices[n - U(1)]) - lo >= U(dense.shape[0])):
+    if n > U(0) and (indices[U(0)] < lo or U(indices[n - U(1)]) - lo >= size):
         return MALFORMED
     for j in range(n):
         at = U(indices[j]) - lo
-        dense[at] = _combine(op, dense[at], values[j])
-    return 0
+        if at < size:
+            dense[at] = _combine(op, dense[at], values[j])
+        else:
+            outside = True
+    return MALFORMED if outside else 0
 
 
 @kernel
 def scatter_rows(op: int, indices: Indices, values: Values, lo: Any, dense: Values) -> Any:
-    n, width = U(indices.shape[0]), U(dense.shape[1])
+    """As ``scatter``, of rows."""
+    n, width, size, outside = U(indices.shape[0]), U(dense.shape[1]), U(dense.shape[0]), False
     if U(values.shape[0]) != n or U(values.shape[1]) != width:
         return MALFORMED
     if not (_is_list(indices) and _is_table(values) and _is_table(dense)):
         return MALFORMED
-    if n > U(0) and (indices[U(0)] < lo or U(indices[n - U(1)]) - lo >= U(dense.shape[0])):
+    if n > U(0) and (indices[U(0)] < lo or U(indices[n - U(1)]) - lo >= size):
         return MALFORMED
     for j in range(n):
         at = U(indices[j]) - lo
-        for k in range(width):
-            dense[at, k] = _combine(op, dense[at, k], values[j, k])
-    return 0
+        if at >= size:
+            outside = True
+        elif op != REPLACE and width < U(SHORT_ROW):
+            _combine_short_row(op, dense, at, values, j, width)
+        else:
+            for k in range(width):
+                dense[at, k] = _combine(op, dense[at, k], values[j, k])
+    return MALFORMED if outside else 0
+
+
+@inlined
+def _combine_short_row(op: int, dense: Values, at: Any, values: Values, j: Any, width: Any) -> None:
+    """Four values at a time: to find out whether rows overlap, as LLVM does before it uses vectors, takes longer than a short row."""
+    whole = width & ~U(3)
+    for k in range(U(0), whole, U(4)):
+        a, b, c, d = values[j, k], values[j, k + U(1)], values[j, k + U(2)], values[j, k + U(3)]
+        w, x, y, z = dense[at, k], dense[at, k + U(1)], dense[at, k + U(2)], dense[at, k + U(3)]
+        dense[at, k] = _combine(op, w, a)
+        dense[at, k + U(1)] = _combine(op, x, b)
+        dense[at, k + U(2)] = _combine(op, y, c)
+        dense[at, k + U(3)] = _combine(op, z, d)
+    for k in range(whole, width):
+        dense[at, k] = _combine(op, dense[at, k], values[j, k])
 
 
 @kernel
@@ -353,7 +386,7 @@ def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values
 
     64 elements are tested together, and the places of those present taken from the bits of the result, at any density.
     """
-    if not (_is_list(bits) and _is_list(iout) and _is_list(vout)):
+    if not (_is_list(bits) and _is_list(iout) and _is_list(vout)) or vout.shape[0] < iout.shape[0]:
         return MALFORMED
     size, room, n = U(bits.shape[0]), U(iout.shape[0]), U(0)
     whole = size & ~U(63)
@@ -399,7 +432,7 @@ def _present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
 def gather_present_rows(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values) -> Any:
     """Count the rows with a bit under ``mask``, and write those that fit."""
     size, width, room, n = U(bits.shape[0]), U(bits.shape[1]), U(iout.shape[0]), U(0)
-    if not (_is_table(bits) and _is_list(iout) and _is_table(vout)):
+    if not (_is_table(bits) and _is_list(iout) and _is_table(vout)) or vout.shape[0] < iout.shape[0] or U(vout.shape[1]) != width:
         return MALFORMED
     for i in range(size):
         found = mask & U(0)
@@ -436,45 +469,52 @@ def first_violation(indices: Indices, last: Any) -> Any:
 @kernel
 def sum_duplicates(op: int, indices: Indices, values: Values, iout: Indices, vout: Values) -> Any:
     """Count the different indices; if that many fit, write each with its values combined, without a branch on repeats."""
-    length, n = U(indices.shape[0]), U(0)
+    length, n, room = U(indices.shape[0]), U(0), U(min(iout.shape[0], vout.shape[0]))
     if U(values.shape[0]) != length or not (_is_list(indices) and _is_list(values) and _is_list(iout) and _is_list(vout)):
         return MALFORMED
     if length == U(0):
         return 0
     different = _count_different(indices)
-    if U(iout.shape[0]) < different:
+    if room < different:
         return np.int64(different)
-    total = values[U(0)]
-    iout[U(0)] = indices[U(0)]
+    total, before = values[U(0)], indices[U(0)]
+    iout[U(0)] = before
     vout[U(0)] = total
     for i in range(U(1), length):
-        starts = indices[i] != indices[i - U(1)]
-        value = values[i]
+        index, value = indices[i], values[i]
+        starts = index != before
         total = _select(starts, value, _combine(op, total, value))
         n += U(starts)
-        iout[n] = indices[i]
+        if n >= room:  # indices have changed since they were counted
+            return MALFORMED
+        iout[n] = index
         vout[n] = total
-    return np.int64(different)
+        before = index
+    return np.int64(n + U(1))
 
 
 @kernel
 def sum_duplicates_rows(op: int, indices: Indices, values: Values, iout: Indices, vout: Values) -> Any:
     """Count the different indices; if that many fit, write each with its rows combined."""
-    length, width, n = U(indices.shape[0]), U(values.shape[1]), U(0)
+    length, width, n, room = U(indices.shape[0]), U(values.shape[1]), U(0), U(min(iout.shape[0], vout.shape[0]))
     if U(values.shape[0]) != length or not (_is_list(indices) and _is_table(values) and _is_list(iout) and _is_table(vout)):
         return MALFORMED
     if length == U(0):
         return 0
     different = _count_different(indices)
-    if U(iout.shape[0]) < different:
+    if room < different:
         return np.int64(different)
+    if U(vout.shape[1]) != width:
+        return MALFORMED
     for i in range(length):
-        if i == U(0) or indices[i] != indices[i - U(1)]:
+        if n == U(0) or indices[i] != iout[n - U(1)]:
+            if n >= room:  # indices have changed since they were counted
+                return MALFORMED
             n = _copy_rows(indices, values, i, i + U(1), iout, vout, n, width)
         else:
             for k in range(width):
                 vout[n - U(1), k] = _combine(op, vout[n - U(1), k], values[i, k])
-    return np.int64(different)
+    return np.int64(n)
 
 
 @inlined
@@ -487,14 +527,19 @@ def _count_different(indices: Indices) -> Any:
 
 @kernel
 def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo: Any, hi: Any, cursors: Any, dense: Values) -> Any:
-    """Add some positions at a time, row after row, while they are in the cache."""
+    """Add some positions at a time, row after row, while they are in the cache.
+
+    A row comes to a halt before an index that is not below the positions at hand; if that is out of range, until the end.
+    """
     ranks, size, first = U(counts.shape[0]), U(dense.shape[0]), start // U(values.itemsize)
+    if lo > hi or hi > size or U(cursors.shape[0]) < ranks or not _have_room(rows, values, ranks) or not _is_list(dense):
+        return MALFORMED
     for r in range(ranks):
         is_dense = counts[r] < 0
         count = U(0) if is_dense else U(counts[r])
-        behind = _behind(rows, start + count * U(values.itemsize))
-        if behind + count > U(rows.shape[1]) or (is_dense and first + size > U(values.shape[1])) or hi > size:
+        if not _fits(rows, start, count, U(values.itemsize)) or first + (size if is_dense else count) > U(values.shape[1]):
             return MALFORMED
+        behind = _behind(rows, start + count * U(values.itemsize))
         indices = rows[r, behind : behind + count]
         if count > U(0) and U(indices[count - U(1)]) >= size:
             return MALFORMED
@@ -510,22 +555,29 @@ def sum_rows(op: int, rows: Indices, values: Values, start: Any, counts: Any, lo
             else:
                 count, cursor = U(counts[r]), U(cursors[r])
                 behind = _behind(rows, start + count * U(values.itemsize))
-                while cursor < count and U(rows[r, behind + cursor]) < end:
-                    j = U(rows[r, behind + cursor])
-                    dense[j] = _combine(op, dense[j], values[r, first + cursor])
+                while cursor < count:
+                    at = U(rows[r, behind + cursor])
+                    if at >= end:
+                        break
+                    dense[at] = _combine(op, dense[at], values[r, first + cursor])
                     cursor += U(1)
                 cursors[r] = cursor
+    for r in range(ranks):
+        if counts[r] >= 0 and U(cursors[r]) < U(counts[r]):
+            index = U(rows[r, _behind(rows, start + U(counts[r]) * U(values.itemsize)) + U(cursors[r])])
+            if index < hi or index >= size:
+                return MALFORMED
     return 0
 
 
 def _cut_rows(rows: Indices, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
     """Find where a part lies in each row; its bounds are the mean of where they would be by each row alone."""
     ranks, total, before, n = U(counts.shape[0]), U(0), U(0), U(0)
-    if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks:
+    if U(bounds.shape[0]) < U(3) or U(bounds.shape[1]) <= ranks or not _have_room(rows, rows, ranks) or not _is_table(bounds):
         return np.int64(MALFORMED)
     for r in range(ranks):
         total += U(counts[r])
-        if _behind(rows, itemsize * U(counts[r])) + U(counts[r]) > U(rows.shape[1]):
+        if not _fits(rows, U(0), U(counts[r]), itemsize):
             return np.int64(MALFORMED)
     lo, hi = U(0), size
     for bound in range(part, part + U(2)):
@@ -557,9 +609,11 @@ cut_rows, cut = kernel(_cut_rows), inlined(_cut_rows)
 def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, samples: Any) -> Any:
     """Of an index that m rows have, each of these adds one m-th to the union: look how many have those of some entries."""
     ranks, total, shares = U(counts.shape[0]), U(0), 0.0
+    if not _have_room(rows, rows, ranks):
+        return np.int64(MALFORMED)
     for r in range(ranks):
         total += U(counts[r])
-        if _behind(rows, start + itemsize * U(counts[r])) + U(counts[r]) > U(rows.shape[1]):
+        if not _fits(rows, start, U(counts[r]), itemsize):
             return np.int64(MALFORMED)
     if total == U(0):
         return np.int64(0)
@@ -575,7 +629,7 @@ def estimate_union(rows: Indices, start: Any, itemsize: Any, counts: Any, sample
             indices = rows[q, behind : behind + count]
             at = _lower_bound(indices, U(0), count, index)
             found += U(at < count and indices[at] == index)
-        shares += 1.0 / float(found)
+        shares += 1.0 / float(max(found, U(1)))  # a row in disorder hides its own
     return np.int64(shares / float(samples) * float(total) + 0.5)
 
 
@@ -602,13 +656,17 @@ def _sum_cut_rows(
     piece on, each of which is moved there while it is in the cache.
     """
     ranks, room, left, n = U(counts.shape[0]), U(min(iout.shape[1], vout.shape[1])), U(0), U(0)
-    if U(bounds.shape[0]) < U(4) or U(bounds.shape[1]) < ranks:
+    if U(bounds.shape[0]) < U(4) or U(bounds.shape[1]) < ranks or not _have_room(rows, values, ranks) or most == U(0):
+        return np.int64(MALFORMED)
+    if not _is_table(bounds) or iout.shape[0] < 1 or vout.shape[0] < 1:
         return np.int64(MALFORMED)
     for r in range(ranks):
         if whole:
             bounds[0, r], bounds[1, r] = U(0), U(counts[r])
         begin, end, count = U(bounds[0, r]), U(bounds[1, r]), U(counts[r])
-        if begin > end or end > count or _behind(rows, start + count * U(values.itemsize)) + end > U(rows.shape[1]):
+        if begin > end or end > count or not _fits(rows, start, count, U(values.itemsize)):
+            return np.int64(MALFORMED)
+        if start // U(values.itemsize) + end > U(values.shape[1]):
             return np.int64(MALFORMED)
         left += end - begin
     if left > room:
@@ -634,7 +692,10 @@ sum_cut_rows, sum_cut = kernel(_sum_cut_rows), inlined(_sum_cut_rows)
 
 @inlined
 def _take_piece(rows: Indices, itemsize: Any, start: Any, counts: Any, bounds: Any, left: Any, most: Any, at_end: Any) -> Any:
-    """Take the first piece, or the last, from what is left in the rows; return its entries, which are all or about half of ``most``."""
+    """Take the first piece, or the last, from what is left in the rows; return its entries, which are all or about half of ``most``.
+
+    They are at least one, and each round leaves fewer, also where a row is in disorder: of the longest row the cut itself is the bound.
+    """
     ranks, total = U(counts.shape[0]), left
     for r in range(ranks):
         bounds[2, r], bounds[3, r] = bounds[0, r], bounds[1, r]
@@ -650,7 +711,7 @@ def _take_piece(rows: Indices, itemsize: Any, start: Any, counts: Any, bounds: A
         for r in range(ranks):
             behind = _behind(rows, start + U(counts[r]) * itemsize)
             found = _lower_bound(rows[r, behind : behind + U(counts[r])], U(bounds[2, r]), U(bounds[3, r]), index)
-            bounds[2 if at_end else 3, r] = found
+            bounds[2 if at_end else 3, r] = cut if r == longest else found
             total += U(bounds[3, r]) - U(bounds[2, r])
         if length == U(1):
             break
@@ -678,6 +739,8 @@ def _sum_piece(
 ) -> Any:
     """Sum a piece of all rows, and return the entries of its sum."""
     nodes, into, found, room = U(counts.shape[0]), U(1), np.int64(0), U(min(inner_indices.shape[1], inner_values.shape[1]))
+    if nodes > U(2) and (inner_indices.shape[0] < 2 or inner_values.shape[0] < 2):
+        return np.int64(MALFORMED)
     indices, added, packed = rows, values, True  # what is merged: the rows first, then what has come into an inner array
     while packed or nodes > U(1):
         source, into, n, last = into, U(1) - into, U(0), nodes <= U(2)
@@ -692,9 +755,11 @@ def _sum_piece(
             ia, va = indices[row_a, behind_a + begin_a : behind_a + end_a], added[row_a, first + begin_a : first + end_a]
             ib, vb = indices[row_b, behind_b + begin_b : behind_b + end_b], added[row_b, first + begin_b : first + end_b]
             na, nb = U(ia.shape[0]), U(ib.shape[0])
-            if not last and na + nb > room - n:
+            if na != U(va.shape[0]) or nb != U(vb.shape[0]) or (not last and na + nb > room - n):
                 return np.int64(MALFORMED)
             io, vo = (iout[0, place:], vout[0, place:]) if last else (inner_indices[into, n:], inner_values[into, n:])
+            if na + nb > U(min(io.shape[0], vo.shape[0])):
+                return np.int64(MALFORMED)
             if na + nb < U(FEW):
                 found = np.int64(_finish(op, ia, va, U(0), na, ib, vb, U(0), nb, io, vo, U(0)))
             else:
@@ -714,11 +779,26 @@ def _behind(rows: Indices, nbytes: Any) -> Any:
     return (nbytes + U(rows.itemsize - 1)) // U(rows.itemsize)
 
 
+@inlined
+def _have_room(rows: Indices, values: Values, ranks: Any) -> Any:
+    """Whether there is a row for each rank, without gaps."""
+    return U(rows.shape[0]) >= ranks and U(values.shape[0]) >= ranks and _is_table(rows) and _is_table(values)
+
+
+@inlined
+def _fits(rows: Indices, start: Any, count: Any, itemsize: Any) -> Any:
+    """Whether a row holds that many values behind ``start`` bytes, and their indices; a count so large that bytes overflow does not fit."""
+    room = U(rows.shape[1])
+    if count > room or start > room * U(rows.itemsize):
+        return False
+    return count == U(0) or (itemsize <= room * U(rows.itemsize) // count and _behind(rows, start + count * itemsize) + count <= room)
+
+
 @kernel
 def write_past(target: Values, to: Any, source: Values) -> Any:
     """Copy bytes past the caches, a line at a time: a core that writes to a part of one must wait for the rest."""
     count = U(source.shape[0])
-    if to + count > U(target.shape[0]):
+    if count > U(target.shape[0]) or to > U(target.shape[0]) - count or not (_is_list(target) and _is_list(source)):
         return MALFORMED
     i = min(count, (U(LINE) - (address_of(target, to) & U(LINE - 1))) % U(LINE))
     _move(target, to, source, U(0), i)

@@ -13,7 +13,18 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.operator import SUM, Operator
 
-__all__ = ["combine", "first_violation", "gather_present", "merge", "scatter", "scatter_set", "shared", "sum_duplicates", "sum_rows"]
+__all__ = [
+    "combine",
+    "first_violation",
+    "gather_present",
+    "merge",
+    "places",
+    "scatter",
+    "scatter_set",
+    "shared",
+    "sum_duplicates",
+    "sum_rows",
+]
 
 Indices = NDArray[np.unsignedinteger[Any]]
 Values = NDArray[Any]
@@ -38,17 +49,15 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
 
 def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Values) -> None:
     """Combine ``values`` into ``dense[indices - lo]``."""
-    _check_inside(indices, values, lo, dense)
-    if len(indices):
-        at = indices - indices.dtype.type(lo)
-        dense[at] = combine(op, dense[at], values)
+    _check_lengths(indices, values)
+    at = places(indices, lo, len(dense))
+    dense[at] = combine(op, dense[at], values)
 
 
 def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> None:
     """Assign ``values`` to ``dense[indices - lo]``."""
-    _check_inside(indices, values, lo, dense)
-    if len(indices):
-        dense[indices - indices.dtype.type(lo)] = values
+    _check_lengths(indices, values)
+    dense[places(indices, lo, len(dense))] = values
 
 
 def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
@@ -88,7 +97,7 @@ def sum_rows(
     """Sum a range of packed streams, one a row."""
     held, first = np.maximum(counts, 0), start // values.itemsize
     streams = _indices(rows, start + values.itemsize * held, held)
-    if streams is None or hi > len(dense) or ((counts < 0).any() and first + len(dense) > values.shape[1]):
+    if streams is None or not 0 <= lo <= hi <= len(dense) or ((counts < 0).any() and first + len(dense) > values.shape[1]):
         return -2
     if any(len(indices) and indices[-1] >= len(dense) for indices in streams):
         return -2
@@ -174,7 +183,7 @@ def sum_cut_rows(
 def _indices(rows: Indices, nbytes: NDArray[np.int64], counts: NDArray[np.int64]) -> list[Indices] | None:
     """The indices of packed streams, one a row, behind so many bytes; None if the rows are too short."""
     behind = -(-nbytes // rows.itemsize)
-    if (behind + counts > rows.shape[1]).any():
+    if (counts < 0).any() or (counts > rows.shape[1]).any() or (behind + counts > rows.shape[1]).any():
         return None
     return [row[start : start + count] for row, start, count in zip(rows, behind.tolist(), counts.tolist(), strict=True)]
 
@@ -201,8 +210,20 @@ def combine(op: Operator, a: Values, b: Values) -> Values:
     return out
 
 
-def _check_inside(indices: Indices, values: Values, lo: int, dense: Values) -> None:
+def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
+    """Where indices lie in an array of ``length`` that begins at ``lo``.
+
+    Raises
+    ------
+    StreamError
+        If one lies outside; NumPy itself would take some of those for places counted from the end.
+    """
+    at = indices.astype(np.uint64) - np.uint64(lo)  # an index below lo becomes one far beyond the end
+    if len(at) and int(at.max()) >= length:
+        raise StreamError(f"indices {indices.min()}..{indices.max()} leave the range {lo}..{lo + length} of the dense array")
+    return at.astype(np.intp)
+
+
+def _check_lengths(indices: Indices, values: Values) -> None:
     if len(values) != len(indices):
         raise StreamError(f"{len(indices)} indices but {len(values)} values")
-    if len(indices) and not lo <= int(indices[0]) <= int(indices[-1]) < lo + len(dense):
-        raise StreamError(f"indices {indices[0]}..{indices[-1]} leave the range {lo}..{lo + len(dense)} of the dense array")

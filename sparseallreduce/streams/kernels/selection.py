@@ -4,6 +4,9 @@ Arrays are one-dimensional and C-contiguous, of float32 or float64. Magnitudes a
 (:mod:`~sparseallreduce.streams.kernels.magnitude`): every NaN counts as larger than infinity, and all of them as equal. The loops
 are compiled by numba on first use and cached on disk; where numba is told not to compile, the same functions run on
 :mod:`~sparseallreduce.streams.kernels.selection_reference`, and give the same bits. Compiled kernels release the GIL.
+
+All functions raise a StreamError for arrays of other dtypes or dimensions or with gaps, for numbers out of range, and for an
+accumulator that is to be changed but read-only.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from sparseallreduce.errors import StreamError
+
 __all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "warm_up"]
 
 Array = NDArray[Any]
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 ROOM = 4096  # entries at least, for which the loops need room at any time
 
 
@@ -58,6 +64,7 @@ def select(
     reached : int
         Up to which place the array was treated; N unless there were more than ``most``.
     """
+    _check(accumulator, gradient, clear or gradient is not None)
     loops = _loops()
 
     def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
@@ -149,6 +156,9 @@ def draw(
     indices, values : ndarray, shape (n,)
         In increasing order.
     """
+    _check(accumulator, gradient, clear or gradient is not None)
+    if bucket < 1:
+        raise StreamError(f"a bucket holds at least one value, not {bucket}")
     loops = _loops()
     options = bucket, share, at_most, fixed, seed, clear
 
@@ -180,6 +190,7 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
     found : ndarray
         The magnitudes that were copied, in order of place.
     """
+    _check(array)
     found = np.empty(room + 64, f"i{array.itemsize}")
     above, inside = _loops().collect(array, below, over, found)
     return above, inside, found[: min(inside, room)].view(array.dtype)
@@ -194,32 +205,56 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     k : int
         From 1 to N.
     """
+    _check(array)
+    if not 1 <= k <= len(array):
+        raise StreamError(f"there is no magnitude of rank {k} among {len(array)}: k is out of range, or the array has changed meanwhile")
     key, ties = _loops().kth(array, k)
     return key, ties
 
 
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
     """``count`` values of the array, or of the sum of two, evenly spread, at places that depend on nothing but the seed."""
+    _check(accumulator, gradient)
+    if not 1 <= count <= len(accumulator):
+        raise StreamError(f"{count} values cannot be sampled from {len(accumulator)}")
     sampled: Array = _loops().sample(accumulator, gradient, count, seed)
     return sampled
 
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and sum up the values and their squares, in float64, what is not finite as zeros."""
+    _check(accumulator, gradient, gradient is not None)
     total, squares = _loops().moments(accumulator, gradient)
     return total, squares
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and find the sum of the magnitudes and the largest of them, what is not finite as zeros."""
+    _check(accumulator, gradient, gradient is not None)
     total, largest = _loops().norms(accumulator, gradient)
     return total, largest
 
 
 def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Array:
     """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order."""
+    _check(array)
     places = np.empty(k + 1, index_dtype)
     return places[: _loops().top(array, key, ties, places)]
+
+
+def _check(accumulator: Array, gradient: Array | None = None, changed: bool = False) -> None:
+    """Raise an error for arrays that compiled loops are not made for."""
+    if accumulator.ndim != 1 or accumulator.dtype not in _DTYPES or not accumulator.flags.c_contiguous:
+        raise StreamError(
+            f"values are selected from a contiguous vector of float32 or float64, not from {accumulator.dtype} of shape "
+            f"{accumulator.shape}, strides {accumulator.strides}"
+        )
+    if gradient is not None and not (
+        gradient.dtype == accumulator.dtype and gradient.shape == accumulator.shape and gradient.flags.c_contiguous
+    ):
+        raise StreamError(f"a gradient of {gradient.dtype} and shape {gradient.shape} does not fit the accumulator, or has gaps")
+    if changed and not accumulator.flags.writeable:
+        raise StreamError("the accumulator is read-only, and would have to be changed: pass a copy")
 
 
 def warm_up(dtype: DTypeLike = np.float32, index_dtype: DTypeLike = np.uint32) -> None:

@@ -32,6 +32,8 @@ MIX = (0x7FEB352D, 0x846CA68B)  # lowbias32, a hash of 32 bits whose multipliers
 AHEAD = 4096  # bytes from where memory is read to where it is asked for
 LINE = 64  # bytes of a cache line
 CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
+RANGE = (2.0**-60, 2.0**60)  # of the largest magnitude of a bucket within which chances are computed without scaling, and
+LIFT = 2.0**100  # by what magnitudes are multiplied, or divided, beyond: so that neither chances nor norms leave the range of float32
 LANES = 8  # sums that grow side by side, each of every eighth value
 DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
 
@@ -246,15 +248,15 @@ def _hash(number: Any) -> Any:
 
 @kernel
 def _top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Array) -> Any:
-    """Where magnitudes are above ``key``, and the first ``ties`` places where they equal it; room for one more is needed."""
-    n = U(0)
+    """Where magnitudes are above ``key``, and the first ``ties`` places where they equal it, as many as fit with one to spare."""
+    n, last = U(0), U(positions.shape[0]) - U(1)
     for i in range(U(bits.shape[0])):
         magnitude = min(bits[i] & mask, largest)
         tie = U(magnitude == key) & U(ties > U(0))
         ties -= tie
-        positions[n] = i
+        positions[min(n, last)] = i  # there are more than were counted if the array has changed since
         n += U(magnitude > key) | tie
-    return np.int64(n)
+    return np.int64(min(n, last))
 
 
 def _sums(signed: bool, fused: bool) -> Any:
@@ -368,11 +370,11 @@ def _norms(accumulator: Array, gradient: Array | None) -> Any:
 
 
 @_intrinsic
-def _drawn(typing: Any, values: Any, start: Any, shift: Any, scale: Any, seed: Any) -> Any:
-    """Which of 64 values are drawn with probability ``(magnitude + shift) * scale``, as the bits of an integer."""
+def _drawn(typing: Any, values: Any, start: Any, unit: Any, shift: Any, scale: Any, seed: Any) -> Any:
+    """Which of 64 values are drawn with probability ``(magnitude * unit + shift) * scale``, as the bits of an integer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, start, shift, scale, seed = arguments
+        values, start, unit, shift, scale, seed = arguments
         element = shift.type
         vector, numbers = ir.VectorType(element, GROUP), ir.VectorType(_INT32, GROUP)
         bits = ir.VectorType(ir.IntType(64 if element == ir.DoubleType() else 32), GROUP)
@@ -380,7 +382,8 @@ def _drawn(typing: Any, values: Any, start: Any, shift: Any, scale: Any, seed: A
         _ask_ahead(builder, pointer, GROUP * bits.element.width // 8)
         unsigned = ir.Constant(bits, [2 ** (bits.element.width - 1) - 1] * GROUP)
         size = builder.bitcast(builder.and_(builder.load(pointer, align=1), unsigned), vector)
-        chance = builder.fmul(builder.fadd(size, _spread(builder, shift)), _spread(builder, scale))
+        lifted = builder.fmul(size, _spread(builder, unit))
+        chance = builder.fmul(builder.fadd(lifted, _spread(builder, shift)), _spread(builder, scale))
         low = _spread(builder, builder.trunc(seed, _INT32))
         high = _spread(builder, builder.trunc(builder.lshr(seed, seed.type(32)), _INT32))
 
@@ -395,13 +398,32 @@ def _drawn(typing: Any, values: Any, start: Any, shift: Any, scale: Any, seed: A
         drawn = builder.fmul(builder.sitofp(number, vector), ir.Constant(vector, [2.0**-24] * GROUP))
         return builder.bitcast(builder.fcmp_unordered("<", drawn, chance), ir.IntType(GROUP))  # NaN is drawn
 
-    return types.uint64(values, types.uint64, values.dtype, values.dtype, types.uint64), generate
+    return types.uint64(values, types.uint64, values.dtype, values.dtype, values.dtype, types.uint64), generate
 
 
 def _spread(builder: Any, value: Any) -> Any:
     vector = ir.VectorType(value.type, GROUP)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT32(0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
+
+
+@inlined
+def _unit(largest: float) -> float:
+    """By what magnitudes are multiplied before chances are made of them."""
+    if largest > RANGE[1]:
+        return 1 / LIFT
+    return LIFT if largest < RANGE[0] else 1.0
+
+
+@inlined
+def _lifted(array: Array, begin: Any, end: Any, unit: float) -> float:
+    """The sum of the magnitudes times ``unit``, where the sum itself overflows."""
+    total = 0.0
+    for i in range(begin, end):
+        size = abs(float(array[i])) * unit
+        if size < np.inf:
+            total += size
+    return total
 
 
 @inlined
@@ -437,14 +459,16 @@ def _draw(
         end, begin = min(start + bucket, size), n
         length = float(end - start)
         norm, largest = _norms_in(accumulator, gradient, start, end, lanes, rest)
-        shift, scale = _chances(norm, largest, length, share * length / bucket, at_most)
+        unit = _unit(largest)
+        norm = norm * unit if norm < np.inf else _lifted(accumulator, start, end, unit)
+        shift, scale = _chances(norm, largest * unit, length, share * length / bucket, at_most)
         whole = start + ((end - start) & ~U(GROUP - 1))
         for group in range(start, whole, U(GROUP)):
-            n = _emit(_drawn(accumulator, group, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
+            n = _emit(_drawn(accumulator, group, unit, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
         if whole < end:
             for i in range(whole, end):
                 last[i - whole] = accumulator[i]
-            word = _drawn(last, U(0), shift, scale, _hash(seed + whole))
+            word = _drawn(last, U(0), unit, shift, scale, _hash(seed + whole))
             n = _emit(word & ((U(1) << (end - whole)) - U(1)), whole, bits, indices, values, n)
         wanted = min(fixed, end - start)
         if fixed > U(0):

@@ -17,6 +17,7 @@ __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "to
 Array = NDArray[Any]
 CHUNK = 4096
 GROUP, LANES = 64, 8
+RANGE, LIFT = (2.0**-60, 2.0**60), 2.0**100
 MIX = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
 
 
@@ -78,13 +79,15 @@ def _hash(numbers: Array) -> Array:
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Sums of the values and of their squares, those not finite as zeros."""
     lanes = _in_lanes(accumulator, gradient)
-    return _added(lanes.sum(axis=0)), _added((lanes * lanes).sum(axis=0))
+    with np.errstate(all="ignore"):
+        return _added(lanes.sum(axis=0)), _added((lanes * lanes).sum(axis=0))
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Sum and maximum of the magnitudes, those not finite as zeros."""
     lanes = np.abs(_in_lanes(accumulator, gradient))
-    return _added(lanes.sum(axis=0)), float(lanes.max(initial=0.0))
+    with np.errstate(all="ignore"):
+        return _added(lanes.sum(axis=0)), float(lanes.max(initial=0.0))
 
 
 def _added(lanes: Array) -> float:
@@ -110,9 +113,11 @@ def draw(
     while start < len(accumulator) and n + bucket + GROUP <= len(indices):
         part = accumulator[start : start + bucket]
         norm, largest = norms(part, None if gradient is None else gradient[start : start + bucket])
-        shift, scale = _chances(norm, largest, len(part), share * len(part) / bucket, at_most)
+        unit = _unit(largest)
+        norm = norm * unit if norm < np.inf else _lifted(part, unit)
+        shift, scale = _chances(norm, largest * unit, len(part), share * len(part) / bucket, at_most)
         with np.errstate(all="ignore"):
-            chances = (np.abs(part) + part.dtype.type(shift)) * part.dtype.type(scale)
+            chances = (np.abs(part) * part.dtype.type(unit) + part.dtype.type(shift)) * part.dtype.type(scale)
         chosen = np.flatnonzero(~(_uniform(start, len(part), seed, part.dtype) >= chances))
         wanted = min(fixed, len(part))
         chosen = chosen[:wanted] if fixed else chosen
@@ -124,6 +129,17 @@ def draw(
             part[chosen] = 0
         start, n = start + len(part), end
     return start, n
+
+
+def _unit(largest: float) -> float:
+    if largest > RANGE[1]:
+        return 1 / LIFT
+    return LIFT if largest < RANGE[0] else 1.0
+
+
+def _lifted(array: Array, unit: float) -> float:
+    sizes = np.abs(array.astype(np.float64)) * unit
+    return _added(np.append(0.0, sizes[sizes < np.inf]))
 
 
 def _chances(norm: float, largest: float, size: int, share: float, at_most: bool) -> tuple[float, float]:
@@ -154,6 +170,6 @@ def top(array: Array, key: int, ties: int, positions: Array) -> int:
     keys = magnitude.keys(array)
     chosen = keys > key
     chosen[np.flatnonzero(keys == key)[:ties]] = True
-    places = np.flatnonzero(chosen)
+    places = np.flatnonzero(chosen)[: len(positions) - 1]
     positions[: len(places)] = places
     return len(places)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.selection import put_back
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.stream import SparseStream, refuse_masked
 
 __all__ = ["Array", "Selector", "add", "before_adding", "checked", "clear_places"]
 
@@ -54,35 +54,40 @@ class Selector(ABC):
         StreamTypeError
             If a dtype is another, or the two differ.
         StreamError
-            If the shapes differ, an array has gaps, or k exceeds N.
+            If the shapes differ, an array has gaps, k exceeds N, or the accumulator is read-only and would have to be changed.
         MemoryError
-            Nothing is lost: the accumulator has been increased by the gradient, and nothing was taken out of it.
+            Nothing is lost: the accumulator has been increased by the gradient, and nothing was taken out of it. So it is with any other
+            error of a selection.
         """
-        checked(accumulator, gradient)
+        checked(accumulator, gradient, clear)
         if self.k > len(accumulator):
             raise StreamError(f"k = {self.k} values cannot be chosen of {len(accumulator)}: take a smaller k")
         indices, values = self.choose(accumulator, gradient, clear)
         try:
             return SparseStream(indices, values, len(accumulator))
-        except MemoryError:
+        except BaseException:
             if clear:
                 put_back(accumulator, indices, values)
             raise
 
     @abstractmethod
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared, or increased if memory runs out."""
+        """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared, or increased if anything is raised."""
 
 
-def checked(accumulator: Array, gradient: Array | None = None) -> None:
-    """Raise an error for arrays that selection does not take."""
+def checked(accumulator: Array, gradient: Array | None = None, clear: bool = False) -> None:
+    """Raise an error for arrays that selection does not take, or may not change although it would have to."""
+    refuse_masked(accumulator)
     if not isinstance(accumulator, np.ndarray) or accumulator.dtype not in (np.float32, np.float64):
         kind = getattr(accumulator, "dtype", type(accumulator).__name__)
         raise StreamTypeError(f"values are selected from an array of float32 or float64, not {kind}: convert it")
     if accumulator.ndim != 1 or not accumulator.flags.c_contiguous:
         raise StreamError(f"values are selected from a contiguous vector, not shape {accumulator.shape}, strides {accumulator.strides}")
+    if clear and not accumulator.flags.writeable:
+        raise StreamError("the accumulator is read-only, and what is chosen cannot be taken out of it: pass a copy")
     if gradient is None:
         return
+    refuse_masked(gradient)
     if gradient.dtype != accumulator.dtype:
         raise StreamTypeError(f"the gradient is of {gradient.dtype}, but the accumulator of {accumulator.dtype}")
     if gradient.shape != accumulator.shape or not gradient.flags.c_contiguous:
@@ -100,10 +105,10 @@ def add(accumulator: Array, gradient: Array | None) -> None:
 
 @contextmanager
 def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
-    """What comes before the gradient is added: if memory runs out there, it is added all the same."""
+    """What comes before the gradient is added: if it fails, as where memory runs out, the gradient is added all the same."""
     try:
         yield
-    except MemoryError:
+    except BaseException:
         add(accumulator, gradient)
         raise
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from statistics import NormalDist
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
 from sparseallreduce.streams.selection.exact import kth_magnitude
+from sparseallreduce.streams.selection.measures import mean_and_deviation
 from sparseallreduce.streams.selection.threshold import choose_at_least
 
 __all__ = ["Gaussian"]
@@ -56,7 +57,7 @@ class Gaussian(Selector):
         if self.k == 0:
             add(accumulator, gradient)
             return choose_at_least(accumulator[:0], None, 0.0)
-        threshold = _quantile(self.k, len(accumulator), *loops.moments(accumulator, gradient))
+        threshold = _quantile(self.k, len(accumulator), *mean_and_deviation(accumulator, gradient))
         indices, values = choose_at_least(accumulator, None, threshold, False, self.k)
         enough = math.floor(self.least * self.k) + 1
         if self.least > 0 and len(indices) < enough:
@@ -67,17 +68,23 @@ class Gaussian(Selector):
         return indices, values
 
     def _scaled(self, threshold: float, enough: float) -> float:
-        """The threshold scaled until it is at most ``enough``."""
+        """The threshold scaled until it is at most ``enough``, in a few operations whatever the two are."""
         if enough == 0:
             return 0.0
-        while threshold > enough:
-            threshold *= self.scale
-        return threshold
+        if not threshold > enough:
+            return threshold
+        threshold = min(threshold, sys.float_info.max)  # a tail of the distribution may lie beyond all floats
+        times = max(1, math.floor((math.log(threshold) - math.log(enough)) / -math.log(self.scale)))
+        while self._scaled_so_often(threshold, times) > enough:
+            times += 1
+        return self._scaled_so_often(threshold, times)
+
+    def _scaled_so_often(self, threshold: float, times: int) -> float:
+        half = times // 2  # the whole power may underflow where the product does not
+        return threshold * self.scale**half * self.scale ** (times - half)
 
 
-def _quantile(k: int, size: int, total: float, squares: float) -> float:
+def _quantile(k: int, size: int, mean: float, deviation: float) -> float:
     """The magnitude beyond which a normal distribution of that mean and deviation has a share k / size, on two sides of its mean."""
-    mean = total / size
-    deviation = math.sqrt(max(0.0, squares / size - mean * mean))
     share = k / size
     return abs(mean) + deviation * (NormalDist().inv_cdf(1 - share / 2) if share < 1 else 0.0)

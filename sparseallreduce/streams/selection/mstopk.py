@@ -11,6 +11,7 @@ from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
 from sparseallreduce.streams.selection.exact import bracket
+from sparseallreduce.streams.selection.measures import mean_and_largest
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["MSTopK"]
@@ -53,9 +54,8 @@ class MSTopK(Selector):
         self.steps = 0
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        total, largest = loops.norms(accumulator, gradient)
+        mean, largest = mean_and_largest(accumulator, gradient)
         indices, values, floor = self._largest(accumulator)
-        mean = total / len(accumulator) if len(accumulator) else 0.0
         upper, lower = self._thresholds(_magnitude(values, self.k + 1), mean, largest, accumulator.dtype)
         if lower < floor:  # no search came as near as the sample
             indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)

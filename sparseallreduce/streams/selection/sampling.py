@@ -1,4 +1,4 @@
-"""Double sampling: the threshold of a sample, and where it chooses too much the exact one among what it chose (DGC)."""
+"""Double sampling: the threshold of a sample, and where that chooses far too many or too few the exact one (DGC)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.selection.base import Array, Selector, add, before_adding, clear_places
 from sparseallreduce.streams.selection.exact import choose_top
+from sparseallreduce.streams.selection.nonzero import choose_nonzero
 from sparseallreduce.streams.selection.seeds import seed_of
 from sparseallreduce.streams.selection.threshold import choose_at_least
 
@@ -16,7 +17,9 @@ __all__ = ["DoubleSampling"]
 
 
 class DoubleSampling(Selector):
-    """What reaches the threshold of a random sample's top values, cut to the k largest where that is far more than k.
+    """What reaches the threshold of a random sample's top values, or exactly the k largest where that is far from k; no zeros.
+
+    Where it is far more than k, the k largest are found among what was chosen; where it is far less, in the whole vector again.
 
     Parameters
     ----------
@@ -25,7 +28,7 @@ class DoubleSampling(Selector):
     share : float
         Of the vector that is sampled; DGC takes 0.001 to 0.01.
     overshoot : float
-        From how many times k on the second selection is made, at least 1.
+        The second selection is made beyond so many times k, and below k divided by it; at least 1.
     seed : int
         Of the sample; the result depends on it, on the number of selections before this one, and on the values.
 
@@ -36,7 +39,7 @@ class DoubleSampling(Selector):
     array([1, 4], dtype=uint32)
     """
 
-    passes = 3.0  # and a cache line for each sampled value
+    passes = 3.0  # and a cache line for each sampled value; 4 where the sample has misled
 
     def __init__(self, k: int, *, share: float = 0.01, overshoot: float = 1.3, seed: int = 0) -> None:
         super().__init__(k)
@@ -63,6 +66,8 @@ class DoubleSampling(Selector):
         if len(indices) > self.overshoot * self.k:
             places, values = choose_top(values, None, self.k)
             indices = indices[places]
+        elif len(indices) * self.overshoot < self.k and threshold > 0:
+            indices, values, _ = choose_nonzero(accumulator, None, self.k)
         if clear:
             clear_places(accumulator, indices)
         self.steps += 1

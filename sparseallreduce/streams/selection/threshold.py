@@ -41,7 +41,7 @@ def select_at_least(
     >>> select_at_least(np.array([0.5, -2.0, 0.0, 1.0]), 1.0).values
     array([-2.,  1.])
     """
-    checked(accumulator, gradient)
+    checked(accumulator, gradient, clear)
     indices, values = choose_at_least(accumulator, gradient, threshold, clear, expected)
     return SparseStream(indices, values, len(accumulator))
 
