@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from sparseallreduce.algorithms.dense import dense
+from sparseallreduce.algorithms.steps import DenseAllreduce
 from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
-from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams import memory
+from sparseallreduce.streams.selection.base import add
+from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Dense"]
 
@@ -17,8 +17,6 @@ class Dense(Reducer):
     name = "dense"
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
-        if gradient is not None:
-            np.add(accumulator, gradient, out=accumulator)
-        entered = self.reduction.enter(SparseStream._dense_form(accumulator.copy(), self.size))
-        total = yield from dense(entered, rank, ranks, self.reduction)
-        return Reduced(self.reduction.leave(total), np.arange(self.size, dtype=index_dtype(self.size)))
+        add(accumulator, gradient)
+        total = yield DenseAllreduce(SparseStream._dense_form(memory.copy(accumulator), self.size), self.reduction.op)
+        return Reduced(self.reduction.leave(total), slice(None))

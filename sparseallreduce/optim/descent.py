@@ -61,13 +61,21 @@ class PackDescent:
         return out
 
     def apply(self, update: SparseStream, rate: float) -> None:
-        """Change the parameters by the mean of what all ranks have selected; what was fed counts as taken."""
+        """Change the parameters by the mean of what all ranks have selected; what was fed counts as taken.
+
+        If memory runs out, nothing is changed.
+        """
+        if self.velocity is not None and self.settings.momentum_masking:
+            assert self._spare is not None
+            self._spare[self.feedback.contributed] = 0
+        self.rule.apply(update, 1.0 if self.rate_first else rate)
+        self.taken()
+
+    def taken(self) -> None:
+        """What was fed is part of the residual, or of the parameters, for good: the velocity of this rank goes on from it."""
         if self.velocity is not None:
             assert self._spare is not None
             self.velocity, self._spare = self._spare, self.velocity
-            if self.settings.momentum_masking:
-                self.velocity[self.feedback.contributed] = 0
-        self.rule.apply(update, 1.0 if self.rate_first else rate)
 
     def state(self) -> dict[str, Any]:
         """What later steps depend on, besides the parameters: arrays, and what JSON can express."""

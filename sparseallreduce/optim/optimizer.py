@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Optimizer"]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
+
 
 class Optimizer(ABC):
     """Changes parameters by the mean of the gradients of all ranks, few values at a time.
@@ -44,7 +48,8 @@ class Optimizer(ABC):
         Of float32 or float64, C-contiguous, of any shapes: ndarrays, PyTorch CPU tensors, or anything else with the buffer
         protocol, ``__array_interface__`` or DLPack. They are changed in place, and have to be the same on all ranks.
     learning_rate : float or callable
-        The rate, or what tells it from the number of the step, counted from 0.
+        The rate, at least 0, or what tells it from the number of the step, counted from 0. At a rate of 0 a step moves no parameter:
+        it counts, velocity and moments go on, and what is summed has had its effect.
     density : float or callable
         The share of the elements that a step sums, about (k / N), likewise; such as a :class:`DensityWarmup`. One element at least.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
@@ -105,6 +110,8 @@ class Optimizer(ABC):
         self.options = options
         self.steps = 0
         self._pending: list[_Pending] = []
+        self._updates: dict[PackDescent, SparseStream] = {}  # of the step that is not finished
+        self._failure: Exception | None = None  # the first of it
         self._descents: list[PackDescent] = []
         try:
             self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
@@ -139,11 +146,15 @@ class Optimizer(ABC):
         self._expect_idle()
         try:
             fed = self.prepare(gradients, rate, self.comm.size)
-        except Exception as error:  # the other ranks wait to be told of it
-            self._pending = [_Pending(None, self._agree(Intent((), 0, error)), 0.0) for _ in self._descents]
+        except BaseException as error:  # the other ranks wait to be told of it
+            for _ in self._descents:
+                self._tell(error)
+            if not isinstance(error, Exception):
+                self._pending.clear()
+                raise
         else:
             for descent, vector, used in reversed(fed):
-                self._pending.append(_Pending(descent, self._summing(descent, vector, used), used))
+                self._sum(descent, vector, used)
         return self.finish()
 
     def start(self, layer: int, gradient: Any, rate: float | None = None) -> None:
@@ -166,12 +177,11 @@ class Optimizer(ABC):
             used = self._rate(rate)
             vector = self._fed(descent, descent.pack.checked([gradient]), used, 1.0)
         except Exception as error:  # the other ranks wait to be told of it
-            pending = _Pending(None, self._agree(Intent((), 0, error)), 0.0)
+            self._tell(error)
         else:
-            pending = _Pending(descent, self._summing(descent, vector, used), used)
-        self._pending.append(pending)
-        with suppress(SparseAllreduceError):  # which finish raises
-            pending.request.test()
+            self._sum(descent, vector, used)
+        with suppress(Exception):  # which finish raises
+            self._pending[-1].test()
 
     def finish(self) -> list[SparseStream]:
         """Wait for all sums of this step, in the order in which they were started, and apply them.
@@ -184,19 +194,29 @@ class Optimizer(ABC):
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, the first there was. The parameters whose sums failed are as before, and so are their residuals.
+            On every rank the same, the first there was. The parameters whose sums failed are as before; their residuals have lost
+            nothing, see :class:`~sparseallreduce.ErrorFeedback`. The step does not count, and the optimiser is ready for the next.
+
+        Notes
+        -----
+        Where something else is raised, such as a KeyboardInterrupt while this rank waits, or a MemoryError where a sum is applied, the
+        step is not over: ``finish`` may be called again, and goes on where it stopped. A sum that is there is not lost so, which the
+        other ranks may have applied.
         """
-        pending, self._pending = self._pending, []
-        updates, failure = {}, None
-        for descent, request, rate in pending:
+        while self._pending:
+            pending = self._pending[0]
             try:
-                update = request.wait()
-            except SparseAllreduceError as error:
-                failure = failure or error
+                update = pending.wait()
+            except Exception as error:
+                self._failure = self._failure or error
+                pending.failed()
             else:
-                assert descent is not None
-                descent.apply(update, rate)
-                updates[descent] = update
+                assert pending.descent is not None
+                pending.descent.apply(update, pending.rate)
+                self._updates[pending.descent] = update
+            del self._pending[0]
+        updates, failure = self._updates, self._failure
+        self._updates, self._failure = {}, None
         if failure is not None:
             raise failure
         self.steps += 1
@@ -239,18 +259,32 @@ class Optimizer(ABC):
         AlgorithmError
             If a step is not finished.
         """
-        self._expect_idle()
+        before = self.state()
+        try:
+            self._restore(state)
+        except BaseException:
+            self._restore(before)
+            raise
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         if state.get("optimizer") != self.name:
             raise CheckpointError(f"this state is of the optimiser {state.get('optimizer')!r}, and this one is {self.name!r}")
-        self.steps = int(state["steps"])
-        for number, descent in enumerate(self._descents):
-            descent.feedback.reducer = self._reducer(descent.pack.size)
-            prefix = f"{number}."
-            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            try:
+        try:
+            self.steps = int(state["steps"])
+            for number, descent in enumerate(self._descents):
+                prefix = f"{number}."
+                own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+                descent.feedback.reducer = self._reducer_of(descent.pack.size, own["k"])
                 descent.restore(own)
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(f"this state is of other parameters or settings: {error}") from error
+        except (KeyError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"this state is of other parameters or settings: {error}") from error
+
+    def _reducer_of(self, size: int, k: int) -> Reducer:
+        """Of the latest step, which had the density of that step; or of the next, which may have failed before."""
+        latest = self._k(size, max(0, self.steps - 1))
+        return self.reducer(size, latest if k == latest else self._k(size))
 
     @abstractmethod
     def reducer(self, size: int, k: int) -> Reducer:
@@ -291,8 +325,8 @@ class Optimizer(ABC):
         """For the density of this step."""
         return self.reducer(size, self._k(size))
 
-    def _k(self, size: int) -> int:
-        density = self.density(self.steps) if callable(self.density) else self.density
+    def _k(self, size: int, step: int | None = None) -> int:
+        density = self.density(self.steps if step is None else step) if callable(self.density) else self.density
         if not 0 < density <= 1:
             raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
         return min(size, max(1, round(density * size)))
@@ -300,8 +334,8 @@ class Optimizer(ABC):
     def _rate(self, rate: float | None) -> float:
         if rate is None:
             rate = self.learning_rate(self.steps) if callable(self.learning_rate) else self.learning_rate
-        if not 0 < rate < math.inf:
-            raise AlgorithmError(f"the learning rate must be a number above 0, not {rate}")
+        if not 0 <= rate < math.inf:
+            raise AlgorithmError(f"the learning rate must be a number, at least 0, not {rate}")
         return float(rate)
 
     def _clip(self, checked: Sequence[Sequence[Array]], ranks: int) -> float:
@@ -319,12 +353,21 @@ class Optimizer(ABC):
             descent.feedback.reducer = self._reducer(reducer.size)
         return descent.fed(gradients, rate, clip)
 
-    def _summing(self, descent: PackDescent, vector: Array, rate: float) -> mpi.Request:
-        """A sum on its way, of which all ranks know that it is of the same step, parameters and rate."""
-        plan = descent.feedback.planned(vector)
+    def _sum(self, descent: PackDescent, vector: Array, rate: float) -> None:
+        """Start a sum, of which all ranks know that it is of the same step, parameters and rate."""
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
+        pending = _Pending(descent, rate, descent.feedback.gradients)
+        self._pending.append(pending)
+        plan = descent.feedback.planned(vector)
         plan.intent = plan.intent._replace(terms=plan.intent.terms + tuple((name, str(value)) for name, value in said.items()))
-        return plan.start(self.comm, blocking=False)
+        pending.start(lambda: plan.start(self.comm, blocking=False))
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the other ranks what is wrong, in place of a sum."""
+        pending = _Pending()
+        self._pending.append(pending)
+        told = error if isinstance(error, Exception) else SparseAllreduceError(f"{type(error).__name__} before the step began")
+        pending.start(lambda: self._agree(Intent((), 0, told)))
 
     def _listed(self, gradients: Any) -> list[Any]:
         given = [gradients] if self._single else list(gradients)
@@ -347,7 +390,7 @@ class Optimizer(ABC):
         said = {"optimiser": self.name, "settings": self.settings, "options": self.options, "shapes of the parameters": shapes}
         said["dtypes of the parameters"] = [descent.pack.dtype.name for descent in self._descents]
         said["parameters, whose digest is"] = digest.hexdigest()
-        return tuple((name, str(value)) for name, value in said.items())
+        return tuple((name, _ADDRESS.sub("", str(value))) for name, value in said.items())
 
     def _agree(self, intent: Intent) -> mpi.Request:
         """An operation that only makes sure that all ranks want the same, or raises on all of them what is wrong on one."""
@@ -362,9 +405,36 @@ class Prepared(NamedTuple):
     rate: float
 
 
-class _Pending(NamedTuple):
+@dataclass(eq=False)
+class _Pending:
     """A sum in flight."""
 
-    descent: PackDescent | None  # None if the operation only tells of an error
-    request: mpi.Request
-    rate: float
+    descent: PackDescent | None = None  # None if the operation only tells of an error
+    rate: float = 0.0
+    gradients: int = 0  # that the residual had taken in before
+    request: mpi.Request | None = None  # None if it did not start
+    error: Exception = field(default_factory=lambda: SparseAllreduceError("a sum of this step was interrupted before it had started"))
+
+    def start(self, start: Callable[[], mpi.Request]) -> None:
+        """Start it; what goes wrong then is raised by :meth:`wait`."""
+        try:
+            self.request = start()
+        except Exception as error:
+            self.error = error
+
+    def test(self) -> None:
+        """Move it on."""
+        if self.request is not None:
+            self.request.test()
+
+    def wait(self) -> SparseStream:
+        """The mean over the ranks."""
+        if self.request is None:
+            raise self.error
+        mean: SparseStream = self.request.wait()
+        return mean
+
+    def failed(self) -> None:
+        """Note what has come of it all the same."""
+        if self.descent is not None and self.descent.feedback.gradients > self.gradients:
+            self.descent.taken()

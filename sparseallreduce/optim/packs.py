@@ -79,12 +79,13 @@ class Pack:
 
     def descend(self, update: SparseStream, rate: float) -> None:
         """Change the parameters by ``-rate`` times a stream, at the cost of its entries alone."""
-        for parameter, part in zip(self.parameters, split(update, self.bounds)):
-            steps = part._stored * -self.dtype.type(rate)
+        parts = split(update, self.bounds)
+        steps = [part._stored * -self.dtype.type(rate) for part in parts]  # all memory that it takes, before anything changes
+        for parameter, part, step in zip(self.parameters, parts, steps):
             if part.is_dense:
-                np.add(parameter, steps, out=parameter)
+                np.add(parameter, step, out=parameter)
             else:
-                kernels.scatter(part._entries()[0], steps, part.lo, SUM, parameter)
+                kernels.scatter(part._entries()[0], step, part.lo, SUM, parameter)
 
 
 def blocks(size: int) -> Iterator[slice]:

@@ -99,8 +99,8 @@ class AdamRule(Rule):
 
     def apply(self, update: SparseStream, rate: float) -> None:
         adam, number = self.adam, self.pack.dtype.type
-        self.steps += 1
         self._take(update)
+        self.steps += 1
         corrections = (1 - adam.beta1**self.steps, 1 - adam.beta2**self.steps) if adam.bias_correction else (1.0, 1.0)
         scale, root, kept = number(rate / corrections[0]), number(1 / math.sqrt(corrections[1])), number(1 - rate * self.weight_decay)
         for parameter, own in self.pack.parts():
@@ -117,12 +117,13 @@ class AdamRule(Rule):
     def _take(self, update: SparseStream) -> None:
         """Let the moments decay, and add the update to them."""
         adam, number = self.adam, self.pack.dtype.type
-        self.first *= number(adam.beta1)
-        self.second *= number(adam.beta2)
         values = update._stored
         places: Any = slice(None) if update.is_dense else update.indices
-        self.first[places] += number(1 - adam.beta1) * values
-        self.second[places] += number(1 - adam.beta2) * values * values
+        added, squared = number(1 - adam.beta1) * values, number(1 - adam.beta2) * values * values  # memory before anything changes
+        self.first *= number(adam.beta1)
+        self.second *= number(adam.beta2)
+        self.first[places] += added
+        self.second[places] += squared
 
     def state(self) -> dict[str, Any]:
         return {"adam_steps": self.steps, "first_moment": self.first, "second_moment": self.second}

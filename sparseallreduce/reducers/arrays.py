@@ -53,7 +53,9 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
 
 
 def viewed(array: Any) -> NDArray[Any]:
-    """The memory of ``array`` as an ndarray; raises StreamTypeError if there is none that can be read in place."""
+    """The memory of ``array`` as an ndarray; raises StreamTypeError if there is none that can be read in place, or a mask on it."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise StreamTypeError("a masked array has values that do not count: pass array.filled(0)")
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # not a subclass of it
     if not is_array(array):

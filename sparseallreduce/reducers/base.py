@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent, agree
 from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.errors import AlgorithmError, CheckpointError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import as_vector
 from sparseallreduce.runtime import mpi
 from sparseallreduce.streams.reduction import Reduction
@@ -34,7 +35,8 @@ class Reduced(NamedTuple):
     """What an operation comes to."""
 
     update: SparseStream  # a sum over the ranks, the same on each to the bit
-    contributed: Array  # the indices of this rank's accumulator whose values are in that sum, in increasing order
+    # The indices of this rank's accumulator whose values are in that sum, in increasing order; slice(None) of a sum of all.
+    contributed: Any
 
 
 Reducing = Generator[Step, Any, Reduced]
@@ -42,6 +44,10 @@ Reducing = Generator[Step, Any, Reduced]
 
 class Reducer(ABC):
     """A lossy allreduce with its state; one for each tensor and rank.
+
+    An operation that fails, whatever raises, leaves the state as it was, and the reducer ready for the next one. A rank that had all it
+    needed by then has its result all the same, and counts the operation. The next one is then a MismatchError on all ranks, lest replicas
+    that differ go on unnoticed: make them alike, as from a checkpoint, and :meth:`reset` or :meth:`restore` the reducers of all ranks.
 
     Parameters
     ----------
@@ -71,6 +77,7 @@ class Reducer(ABC):
     """
 
     name: ClassVar[str]
+    _changing: ClassVar[tuple[str, ...]] = ("steps", "returned")  # attributes that an operation changes, or replaces
 
     def __init__(self, size: int, k: int) -> None:
         self.size = _integer("size", size)
@@ -83,7 +90,7 @@ class Reducer(ABC):
         self.select_seconds = 0.0
         self.returned: SparseStream | None = None
         self.reduction = Reduction()
-        self._busy = False
+        self._in_flight: weakref.ref[Plan] | None = None  # an operation that is forgotten, however that comes about, is over
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
         """The sum over all ranks of what the system selects, and which of this rank's values are in it.
@@ -117,12 +124,13 @@ class Reducer(ABC):
     ) -> mpi.Request:
         """Start an :meth:`allreduce`, and return a request at once; ``accumulator`` has to stay as it is until that is done.
 
+        If it is changed all the same, the sum is of what was there when this rank selected, which may be now or later.
         ``progress`` is that of :func:`sparseallreduce.iallreduce`. The selection is part of the operation: with "thread" it, too, runs
         beside the program. A reducer takes one operation at a time; those of several reducers may be in flight together.
         """
         return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
-    def planned(self, accumulator: Any, *gradient: Any) -> Plan:
+    def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., Plan] | None = None) -> Plan:
         """An operation about to start, during which this reducer takes no other.
 
         Nothing is raised here: a rank that left now would let the others wait.
@@ -133,18 +141,22 @@ class Reducer(ABC):
             With a gradient, a residual: an ndarray, which is increased by it on the way.
         *gradient : array or SparseStream
             None or one.
+        kind : callable, optional
+            Makes the plan, with the parameters of :class:`Plan`.
         """
+        make = kind or Plan
         try:
             self._check_idle()
             vector = as_vector(accumulator, self.size)
-            added = [self._checked_gradient(one, vector.dtype) for one in gradient]
-        except SparseAllreduceError as error:
-            return Plan(self, Intent((), 0, error))
-        said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
-        said["number of operations before this one"] = self.steps
-        terms = tuple((name, str(value)) for name, value in said.items())
-        self._busy = True
-        return Plan(self, Intent(terms, self.k), vector, *added)
+            added = [self._checked_gradient(one, vector) for one in gradient]
+            said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
+            said["error feedback"] = bool(gradient)
+            said["number of operations before this one"] = self.steps
+            plan = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
+        except Exception as error:
+            return make(self, Intent((), 0, error))
+        self._in_flight = weakref.ref(plan)
+        return plan
 
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
@@ -154,8 +166,8 @@ class Reducer(ABC):
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         """The schedule behind the agreement.
 
-        With ``gradient``, ``accumulator`` is increased by it before the first step, and neither is changed otherwise. The reducer's
-        state changes once nothing can fail any more.
+        With ``gradient``, ``accumulator`` is increased by it before the first step, and neither is changed otherwise. If the operation
+        fails, here or later, what it has changed of the reducer's state is taken back.
         """
 
     def reset(self) -> None:
@@ -198,22 +210,41 @@ class Reducer(ABC):
         self.steps = int(state["steps"])
         self.returned = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_in_flight": None}  # a copy has no operation
+
     def _check_idle(self) -> None:
-        if self._busy:
+        if self._in_flight is not None and self._in_flight() is not None:
             raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
 
-    def _checked_gradient(self, gradient: Any, dtype: np.dtype[Any]) -> Array | SparseStream:
+    def _kept(self) -> dict[str, Any]:
+        """What an operation changes, to be given to :meth:`_take_back`."""
+        return {name: getattr(self, name) for name in self._changing}
+
+    def _take_back(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept)
+
+    def _checked_gradient(self, gradient: Any, residual: Array) -> Array | SparseStream:
         checked = gradient if isinstance(gradient, SparseStream) else as_vector(gradient, self.size)
-        if checked.dtype != dtype:
-            raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {dtype}: convert one of them")
-        if isinstance(checked, SparseStream) and (checked.size != self.size or checked.width is not None):
+        if checked.dtype != residual.dtype:
+            raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {residual.dtype}: convert one of them")
+        if not residual.flags.writeable:
+            raise StreamError("the residual is read-only, and a gradient cannot be added to it: make it writeable")
+        if not isinstance(checked, SparseStream):
+            if np.may_share_memory(checked, residual):
+                raise StreamError("the gradient lies in the memory of the residual, which changes: pass a copy")
+        elif checked.size != self.size or checked.width is not None:
             shape = (checked.size,) if checked.width is None else (checked.size, checked.width)
             raise StreamError(f"this reducer takes gradients of shape ({self.size},), not {shape}")
         return checked
 
 
 class Plan:
-    """An operation of a reducer: what to tell the other ranks of it, and its schedule."""
+    """An operation of a reducer: what to tell the other ranks of it, and its schedule.
+
+    The reducer is its own from :meth:`Reducer.planned` on, and until it is over: done, failed, abandoned or forgotten. What it has changed
+    by then counts only if it is done.
+    """
 
     def __init__(
         self, reducer: Reducer, intent: Intent, accumulator: Array | None = None, gradient: Array | SparseStream | None = None
@@ -222,71 +253,87 @@ class Plan:
         self.intent = intent
         self.accumulator = accumulator
         self.gradient = gradient
+        self._before: dict[str, Any] | None = None  # of the reducer, while this may have changed it
 
     def start(self, comm: Any, *, blocking: bool, progress: str = "manual") -> mpi.Request:
         """Start the operation over MPI."""
         try:
             return mpi.launch(comm, self.intent, self.agree_and_run, blocking=blocking, progress=progress)
-        except SparseAllreduceError:
-            self.abandon()  # it may not even have begun, as on what is no communicator
+        except BaseException:
+            self.abandon()  # it may not even have begun, as on what is no communicator, or be interrupted while others wait for it
             raise
 
     def agree_and_run(self, intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, Any]:
         """The schedule, agreement included; ``intent`` is the plan's own, or one with an error found since."""
         try:
             yield from agree(intent, rank, ranks)
-        except BaseException:
+            return (yield from self.run(rank, ranks))
+        finally:
             self.abandon()
-            raise
-        return (yield from self.run(rank, ranks))
 
     def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
         """The schedule behind the agreement."""
-        return (yield from self.reduced(rank, ranks))
-
-    def reduced(self, rank: int, ranks: int) -> Reducing:
-        """The reducer's own schedule."""
-        accumulator, gradient, reducer = self.accumulator, self.gradient, self.reducer
-        assert accumulator is not None
-        start = perf_counter()
         try:
-            if isinstance(gradient, SparseStream):
-                gradient.add_to(accumulator)
-                gradient = None
-            reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-            reduced = yield from self._timed(reducer.reduce(accumulator, gradient, rank, ranks), start)
-            reducer.steps += 1
-            return reduced
+            self._check_owner()
+            self._before = self.reducer._kept()
+            start = perf_counter()
+            self.take_in()
+            outcome = self.completed((yield from self._reduced(rank, ranks, start)), ranks)
+            self.reducer.steps += 1
+            self._before = None
+            return outcome
         finally:
             self.abandon()
 
-    def _timed(self, schedule: Reducing, start: float) -> Reducing:
-        """The schedule; the time from ``start`` to its first step is noted as that of selection."""
-        try:
-            step = next(schedule)
-        except StopIteration as stop:
-            alone: Reduced = stop.value
-            return alone
-        finally:
-            self.reducer.select_seconds = perf_counter() - start
-        return (yield from _resumed(schedule, step))
+    def take_in(self) -> None:
+        """What comes before the selection."""
+        if isinstance(self.gradient, SparseStream):
+            assert self.accumulator is not None
+            self.gradient.add_to(self.accumulator)
+            self.gradient = None
+
+    def completed(self, reduced: Reduced, ranks: int) -> Any:
+        """The result of the operation, of what the reducer has come to."""
+        return reduced
 
     def abandon(self) -> None:
-        """Let the reducer go."""
-        if self.intent.error is None:
-            self.reducer._busy = False
+        """Take back what is not done, and let the reducer go."""
+        if self._owns():
+            if self._before is not None:
+                self.reducer._take_back(self._before)
+            self.reducer._in_flight = None
 
-
-def _resumed(schedule: Reducing, step: Step) -> Reducing:
-    """The rest of a schedule that has yielded its first step."""
-    with closing(schedule):
-        while True:
-            value = yield step
+    def _reduced(self, rank: int, ranks: int, start: float) -> Reducing:
+        """The reducer's own schedule; the time from ``start`` to its first step is noted as that of selection."""
+        accumulator, reducer = self.accumulator, self.reducer
+        assert accumulator is not None
+        assert not isinstance(self.gradient, SparseStream)
+        reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
+        schedule = reducer.reduce(accumulator, self.gradient, rank, ranks)
+        with closing(schedule):
             try:
-                step = schedule.send(value)
+                step = next(schedule)
             except StopIteration as stop:
-                reduced: Reduced = stop.value
-                return reduced
+                alone: Reduced = stop.value
+                return alone
+            finally:
+                reducer.select_seconds = perf_counter() - start
+            while True:
+                value = yield step
+                self._check_owner()
+                try:
+                    step = schedule.send(value)
+                except StopIteration as stop:
+                    reduced: Reduced = stop.value
+                    return reduced
+
+    def _owns(self) -> bool:
+        in_flight = self.reducer._in_flight
+        return in_flight is not None and in_flight() is self
+
+    def _check_owner(self) -> None:
+        if not self._owns():
+            raise AlgorithmError(f"this operation of {self.reducer.name} was given up on one of its ranks before it was done")
 
 
 def no_indices(size: int) -> Array:

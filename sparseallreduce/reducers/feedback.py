@@ -6,13 +6,13 @@ rule: a gradient is added to the residual; the reducer selects from it; and what
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import CheckpointError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES
 from sparseallreduce.reducers.base import Plan, Reduced, Reducer, no_indices
@@ -47,7 +47,8 @@ class ErrorFeedback:
     residual : ndarray, shape (size,)
         What has come in on this rank and was not applied yet. It is the operation's own while one is in flight.
     contributed : ndarray
-        The indices of this rank's residual and gradient that were in the latest update, in increasing order.
+        The indices of this rank's residual and gradient that were in the latest update, in increasing order; ``slice(None)`` where a
+        reducer sums all.
     gradients : int
         Gradients that the residual has taken in.
 
@@ -58,11 +59,15 @@ class ErrorFeedback:
 
     Notes
     -----
-    A step that fails loses nothing. If the arguments of any rank were wrong, the error is raised before anything has happened, on all
-    ranks: ``gradients`` has not grown, and the step may be made again. If a rank fails later (it is out of memory, say, which the
-    others are told), nothing was taken out of the residuals of the ranks that raise the error, and they hold the gradient:
-    ``gradients`` has grown, and the next step is to be made with the next gradient. Only a rank that had received all it needed by then
-    has its update, as with any collective.
+    A step that fails, whatever is raised, loses nothing. If the arguments of any rank were wrong, or the step was interrupted before the
+    ranks had agreed on it, nothing has happened: ``gradients`` has not grown, and the step may be made again. If a rank fails later (it
+    is out of memory, say, or interrupted, which the others are told), the residuals of the ranks that raise the error hold the gradient,
+    and nothing was taken out of them: ``gradients`` has grown, and the next step is to be made with the next gradient. Only an interrupt
+    that strikes while a rank adds its gradient, and not while it waits, may leave a part of the gradient out. A rank that had received
+    all it needed by then has its update, as with any collective, and the next step is a MismatchError on all ranks: make the replicas
+    alike again, and call ``reducer.reset()`` on all ranks, which leaves the residuals as they are.
+
+    Of a request that is dropped, the step takes place all the same, and its mean is lost.
 
     In the simulator error feedback stands in the place of a reducer, and gradients in that of accumulators.
 
@@ -82,7 +87,7 @@ class ErrorFeedback:
             raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
         self.reducer = reducer
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
-        self.contributed = no_indices(reducer.size)
+        self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
 
     @property
@@ -125,7 +130,7 @@ class ErrorFeedback:
 
     def planned(self, gradient: Any) -> Plan:
         """A step about to start; nothing is raised here."""
-        return _Step(self, self.reducer.planned(self.residual, gradient))
+        return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
     def reset(self) -> None:
         """Forget residual and history; raises AlgorithmError if a step is in flight."""
@@ -167,21 +172,35 @@ class ErrorFeedback:
 class _Step(Plan):
     """The reducer's plan, between taking the gradient in and taking out what was applied."""
 
-    def __init__(self, feedback: ErrorFeedback, plan: Plan) -> None:
-        super().__init__(plan.reducer, plan.intent, plan.accumulator, plan.gradient)
+    def __init__(self, feedback: ErrorFeedback, *plan: Any) -> None:
+        super().__init__(*plan)
         self.feedback = feedback
 
-    def run(self, rank: int, ranks: int) -> Generator[Step, Any, SparseStream]:
-        feedback = self.feedback
-        feedback.gradients += 1
-        reduced: Reduced = yield from self.reduced(rank, ranks)
-        mean = _divided(reduced.update, ranks)
-        contributed, returned = reduced.contributed, self.reducer.returned
-        kernels.scatter_set(contributed, np.zeros(len(contributed), feedback.residual.dtype), 0, feedback.residual)
-        assert returned is not None
-        returned.add_to(feedback.residual)
-        feedback.contributed = contributed
+    def take_in(self) -> None:
+        super().take_in()
+        self.feedback.gradients += 1
+
+    def completed(self, reduced: Reduced, ranks: int) -> SparseStream:
+        mean, returned = _divided(reduced.update, ranks), self.reducer.returned
+        assert self.accumulator is not None and returned is not None
+        _take_out(self.accumulator, reduced.contributed, returned)
+        self.feedback.contributed = reduced.contributed
         return mean
+
+
+def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) -> None:
+    """Leave in a residual what was not applied; if anything is raised, all of it."""
+    if isinstance(contributed, slice):
+        residual[contributed] = 0
+        return
+    taken = residual[contributed] if returned.stored else None
+    kernels.scatter_set(contributed, np.zeros(len(contributed), residual.dtype), 0, residual)
+    if taken is not None:
+        try:
+            returned.add_to(residual)
+        except BaseException:
+            kernels.scatter_set(contributed, taken, 0, residual)
+            raise
 
 
 def _divided(stream: SparseStream, ranks: int) -> SparseStream:

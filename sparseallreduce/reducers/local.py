@@ -62,6 +62,14 @@ class LocalSelection(Reducer):
         self.selector = self._new_selector()
         _set_attributes(self.selector, "selector.", state)
 
+    def _kept(self) -> dict[str, Any]:
+        return super()._kept() | {"selector": self.selector, "of the selector": _attributes(self.selector, "")}
+
+    def _take_back(self, kept: dict[str, Any]) -> None:
+        of_selector = kept.pop("of the selector")
+        super()._take_back(kept)
+        _set_attributes(self.selector, "", of_selector)
+
     def _new_selector(self) -> Selector:
         make: Any = self._make_selector
         selector = make(self.k) if callable(make) and not isinstance(make, Selector) else None
@@ -77,7 +85,7 @@ def _attributes(of: Any, prefix: str) -> dict[str, Any]:
         if hasattr(value, "__dict__"):
             found |= _attributes(value, f"{prefix}{name}.")
         elif value is not None:
-            found[prefix + name] = value
+            found[prefix + name] = value.copy() if isinstance(value, np.ndarray) else value
     return found
 
 

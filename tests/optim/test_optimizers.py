@@ -1,6 +1,10 @@
 """The optimisers against plain NumPy: what they select, where the rate comes in, momentum, clipping, decay, Adam."""
 
 import json
+import pkgutil
+import tracemalloc
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +15,9 @@ from replicas import SIZE, Replicas, top
 import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, GTopkSGD, OkTopkSGD, TopKSGD, simulated_step
+from sparseallreduce.optim.descent import PackDescent
+from sparseallreduce.runtime import mpi
+from sparseallreduce.streams.selection import ExactTopK
 
 ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
 LOSSY = [kind for kind in ALL if kind is not optim.DenseSGD]
@@ -179,6 +186,29 @@ def test_adam_has_the_sums_for_gradients(decay, correction, ranks, density, seed
     replicas.assert_alike()
 
 
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "momentum_correction": True}, {"adam": Adam()}], ids=str)
+@pytest.mark.parametrize("kind", ALL)
+def test_a_rate_of_zero_moves_no_parameter(kind, settings):
+    """As with PyTorch: the step counts, velocity and moments go on."""
+    still = Replicas(kind, 2, lambda step: 0.0 if step < 2 else 0.1, 0.3, **settings)
+    before = still.joined()
+    for _ in range(2):
+        still.step()
+        assert still.joined().tobytes() == before.tobytes()
+    assert [optimizer.steps for optimizer in still.optimizers] == [2, 2]
+    still.step()
+    assert still.joined().tobytes() != before.tobytes()
+    still.assert_alike()
+
+
+def test_velocity_goes_on_at_a_rate_of_zero():
+    w = np.zeros(3)
+    optimizer = TopKSGD(w, 0.0, 1.0, sar.SERIAL, momentum=0.5)
+    for rate in (None, 1.0):
+        optimizer.step(np.ones(3), rate)
+    assert w.tolist() == [-1.5] * 3
+
+
 @pytest.mark.parametrize("kind", LOSSY)
 def test_the_density_warms_up(kind):
     density = DensityWarmup(0.02, epoch_steps=2)
@@ -211,6 +241,39 @@ def test_a_restored_optimiser_goes_on_to_the_bit(kind, settings):
         second.step(gradients)
     assert second.joined(2).tobytes() == first.joined().tobytes()
     assert all(np.array_equal(a, b) for a, b in zip(first.optimizers[1].residuals, second.optimizers[1].residuals))
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+@pytest.mark.parametrize("kind", ALL)
+def test_a_checkpoint_may_be_of_any_step_of_the_warm_up(kind, stop):
+    """Also of the last of an epoch, behind which the density is another."""
+    density = DensityWarmup(0.05, epoch_steps=2, densities=(0.5, 0.2))
+    first, second = (Replicas(kind, 2, 0.1, density, momentum=0.9) for _ in range(2))
+    for _ in range(stop):
+        first.step()
+    for rank, optimizer in enumerate(second.optimizers):
+        for ours, theirs in zip(second.parameters[rank], first.parameters[rank]):
+            ours[...] = theirs
+        optimizer.restore(stored(first.optimizers[rank].state()))
+    for _ in range(4):
+        gradients, _ = first.step()
+        second.step(gradients)
+    assert second.joined(1).tobytes() == first.joined(1).tobytes()
+
+
+def test_a_state_that_is_refused_changes_nothing():
+    optimizer, other = (TopKSGD([np.zeros(30), np.zeros(9)], 0.1, share, sar.SERIAL, by_layer=True, momentum=0.9) for share in (0.1, 0.4))
+    for one in (optimizer, other):
+        one.step([np.arange(30.0), np.arange(9.0)])
+    other.step([np.ones(30), np.ones(9)])
+    damaged = optimizer.state()
+    del damaged["1.velocity"]
+    before = optimizer.state()
+    for state, message in ((other.state(), "with k 12, and this one has 3"), (damaged, "velocity"), ({"optimizer": "topk"}, "other")):
+        with pytest.raises(sar.errors.CheckpointError, match=message):
+            optimizer.restore(state)
+        after = optimizer.state()
+        assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def stored(state):
@@ -277,7 +340,8 @@ def test_a_warm_up_out_of_range_is_an_error(make):
         ([np.zeros((2, 2)), np.zeros(4)], None, r"parameter 1 has to have its shape, \(3,\), not \(4,\)"),
         ([np.zeros((2, 2)), np.zeros(3, np.float32)], None, "parameter 1 has to be of its dtype, float64, not float32"),
         ([np.zeros((2, 2)), "no array"], None, "not str"),
-        ([np.zeros((2, 2)), np.zeros(3)], 0.0, "learning rate must be a number above 0"),
+        ([np.zeros((2, 2)), np.zeros(3)], -0.1, "learning rate must be a number, at least 0, not -0.1"),
+        ([np.zeros((2, 2)), np.zeros(3)], np.nan, "learning rate must be a number, at least 0, not nan"),
         ([np.full((2, 2), np.nan), np.zeros(3)], None, "norm of a gradient is nan"),
     ],
 )
@@ -311,6 +375,104 @@ def test_a_step_that_was_started_has_to_be_finished():
         optimizer.finish()
 
 
+def two_layers(count=1, **settings):
+    """Optimisers of two layers, each with parameters of its own, and gradients for five steps."""
+    rng = np.random.default_rng(3)
+    optimizers = [TopKSGD([np.ones(30), np.ones(9)], 0.1, 0.2, sar.SERIAL, by_layer=True, **settings) for _ in range(count)]
+    return [*optimizers, [[rng.normal(size=30), rng.normal(size=9)] for _ in range(5)]]
+
+
+def assert_same_state(first, second):
+    ours, theirs = first.state(), second.state()
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert all(np.array_equal(one, other) for one, other in zip(first.parameters, second.parameters))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("where", ["sparseallreduce.runtime.mpi.Request.wait", "sparseallreduce.optim.packs.Pack.descend"])
+def test_a_step_that_is_interrupted_goes_on_where_it_stopped(where, call, error):
+    """No sum that is there is lost, or applied twice."""
+    if where.endswith("wait") and error is MemoryError:
+        pytest.skip("an operation that fails is over")
+    optimizer, twin, gradients = two_layers(2, momentum=0.5, momentum_correction=True)
+    for number, own in enumerate(gradients):
+        expected = twin.step(own)
+        if number % 2:
+            got = optimizer.step(own)
+        else:
+            owner, name = pkgutil.resolve_name(where.rpartition(".")[0]), where.rpartition(".")[2]
+            original, calls = getattr(owner, name), iter(range(1, 9))
+
+            def failing(*arguments, original=original, calls=calls):
+                if next(calls) == call:
+                    raise error
+                return original(*arguments)
+
+            with mock.patch.object(owner, name, failing), pytest.raises(error):
+                optimizer.step(own)
+            with pytest.raises(sar.AlgorithmError, match="call finish first"):
+                optimizer.step(own)
+            got = optimizer.finish()
+        assert [update.indices.tolist() for update in got] == [update.indices.tolist() for update in expected]
+        assert_same_state(optimizer, twin)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_step_whose_start_fails_can_be_followed_by_others(monkeypatch, call, error):
+    optimizer, gradients = two_layers()
+    optimizer.step(gradients[0])
+    launch, calls = mpi.launch, iter(range(1, 9))
+
+    def failing(*arguments, **options):
+        if next(calls) == call:
+            raise error
+        return launch(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mpi, "launch", failing)
+        with pytest.raises(error):
+            optimizer.step(gradients[1])
+        if error is KeyboardInterrupt:
+            with pytest.raises(sar.SparseAllreduceError, match="interrupted before it had started"):
+                optimizer.finish()
+    assert optimizer.steps == 1
+    for own in gradients[2:]:
+        optimizer.step(own)
+    assert optimizer.steps == 4
+
+
+def test_a_velocity_goes_on_with_the_residual_of_a_step_that_fails():
+    """The gradient is part of both, and reaches the parameters with the next step."""
+    ours, twins = np.zeros(6), np.zeros(6)
+    settings = {"momentum": 0.5, "momentum_correction": True, "momentum_masking": False}
+    optimizer, twin = (TopKSGD(w, 1.0, 1.0, sar.SERIAL, **settings) for w in (ours, twins))
+    for number, gradient in enumerate(np.random.default_rng(1).integers(-8, 8, (4, 6)).astype(float)):
+        twin.step(gradient)
+        if number == 2:
+            with mock.patch("sparseallreduce.reducers.feedback._divided", side_effect=MemoryError), pytest.raises(MemoryError):
+                optimizer.step(gradient)
+        else:
+            optimizer.step(gradient)
+    assert ours.tolist() == twins.tolist()
+    assert (optimizer.steps, twin.steps) == (3, 4)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_step_that_fails_before_its_sums_start_may_be_made_again(monkeypatch, error):
+    optimizer, twin, gradients = two_layers(2)
+    told = mock.Mock(wraps=optimizer._agree)
+    with monkeypatch.context() as patch:
+        patch.setattr(PackDescent, "fed", mock.Mock(side_effect=error))
+        patch.setattr(optimizer, "_agree", told)
+        with pytest.raises(error if error is KeyboardInterrupt else sar.SparseAllreduceError):
+            optimizer.step(gradients[0])
+    assert [call.args[0].error is not None for call in told.call_args_list] == [True, True]
+    assert_same_state(optimizer, twin)
+    optimizer.step(gradients[0])
+
+
 def test_empty_parameters_take_part():
     parameters = [np.zeros((0, 3)), np.zeros(2)]
     for by_layer in (False, True):
@@ -324,6 +486,49 @@ def test_packed_parameters_are_of_one_dtype():
         TopKSGD(parameters, 1.0, comm=sar.SERIAL)
     TopKSGD(parameters, 1.0, 1.0, sar.SERIAL, by_layer=True).step([np.ones(2, np.float32), np.ones(3)])
     assert all((parameter == -1).all() for parameter in parameters)
+
+
+class Chooser:
+    def __call__(self, k):
+        return ExactTopK(k)
+
+    def method(self, k):
+        return ExactTopK(k)
+
+
+def makers():
+    """Callables that make a selector, as another rank makes them: others at other addresses, with the same names."""
+
+    def function(k, *_, **__):
+        return ExactTopK(k)
+
+    named = {"function": function, "lambda": lambda k: ExactTopK(k), "class": ExactTopK, "object": Chooser()}
+    return named | {"partial": partial(partial(function, option=function), option=named["lambda"]), "method": Chooser().method}
+
+
+@pytest.mark.parametrize("name", makers())
+def test_the_same_callable_makes_the_same_terms_on_all_ranks(name):
+    ours, theirs = (TopKSGD(np.zeros(8), 0.1, comm=sar.SERIAL, selector=makers()[name]) for _ in range(2))
+    assert ours.options["selector"] is not theirs.options["selector"] or name == "class"
+    assert ours._terms() == theirs._terms()
+    others = [makers()[other] for other in makers() if other != name]
+    assert all(TopKSGD(np.zeros(8), 0.1, comm=sar.SERIAL, selector=other)._terms() != ours._terms() for other in others)
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "momentum_correction": True}])
+def test_the_dense_sum_takes_one_copy_and_no_indices(settings):
+    """What others are compared with does no work of theirs."""
+    w = np.zeros(1_000_000)
+    optimizer = optim.DenseSGD(w, 0.5, comm=sar.SERIAL, **settings)
+    gradient = np.ones_like(w)
+    optimizer.step(gradient)
+    tracemalloc.start()
+    optimizer.step(gradient)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * w.nbytes, "the sum, and the step of the parameters"
+    assert not isinstance(optimizer._descents[0].feedback.contributed, np.ndarray)
+    assert (optimizer.residuals[0] == 0).all()
 
 
 def test_only_what_is_there_is_started():

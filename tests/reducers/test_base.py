@@ -8,10 +8,15 @@ from functools import partial
 import numpy as np
 import pytest
 from lossy import REDUCERS, Vectors
+from oracle import bits
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms.agreement import RECORD, agree, digest_of
+from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.reducers.arrays import as_vector
+from sparseallreduce.runtime import mpi
+from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.selection import ExactTopK
 
 every_reducer = pytest.mark.parametrize("name", REDUCERS)
@@ -88,6 +93,8 @@ def test_tensors_of_pytorch_are_read_in_place():
         (array("d", [1, 2, 3]), sar.StreamError, r"\(4,\), not \(3,\)"),
         (np.zeros((2, 2)), sar.StreamError, r"\(4,\), not \(2, 2\)"),
         (np.zeros(8)[::2], sar.StreamError, "contiguous"),
+        (np.ma.masked_array(np.zeros(4), [0, 1, 0, 0]), sar.StreamTypeError, "masked"),
+        (np.zeros(4, complex), sar.StreamTypeError, "complex128"),
         (OnAnotherDevice(np.zeros(4)), sar.StreamTypeError, "on device 0"),
         (sar.SparseStream([1], [1.0], 4), sar.StreamTypeError, "not SparseStream"),
     ],
@@ -160,6 +167,36 @@ def test_reducers_that_differ_are_a_mismatch(term):
     assert sar.simulate([np.ones(8)] * 2, reducers[::2]).outputs[0].update.nnz == 2, "usable as before"
 
 
+def planned(make, *options, **named):
+    return lambda: make(8, 2, *options, **named).planned(np.ones(8))
+
+
+PERIODS = {"threshold_period": 5, "boundary_period": 5, "balance_boundaries": False, "max_imbalance": None, "bucket": 2}
+PLANNED = {
+    "k": lambda: sar.TopkA(8, 3).planned(np.ones(8)),
+    "size": lambda: sar.TopkA(9, 2).planned(np.ones(9)),
+    "dtype": lambda: sar.TopkA(8, 2).planned(np.ones(8, np.float32)),
+    "residual": lambda: sar.ErrorFeedback(sar.TopkA(8, 2), np.float64).planned(np.ones(8)),
+    "selector": lambda: planned(sar.TopkA, selector=Renamed)(),
+    "switch density": planned(sar.TopkDSA, switch_density=0.5),
+    "group size": planned(sar.TopkDSA, algorithm="dsar_early_switch", group_size=2),
+    **{option: planned(sar.OkTopk, **{option: value}) for option, value in PERIODS.items()},
+    **{name: planned(make) for name, make in REDUCERS.items()},
+}
+
+
+def test_no_two_operations_are_taken_for_one():
+    """A reducer's, another's, that of the lossless sum: whatever ranks have confused, they hear of it, and none waits for another."""
+    plans = {name: make() for name, make in PLANNED.items()}
+    intents = {name: plan.intent for name, plan in plans.items()}
+    intents["allreduce"] = make_call(sar.SparseStream.from_dense(np.ones(8)), "sum", "auto", {})[1]
+    assert all(intent.error is None for intent in intents.values())
+    assert len({digest_of(intent.terms) for intent in intents.values()}) == len(intents)
+    for name, intent in intents.items():
+        with pytest.raises(sar.MismatchError, match="the ranks disagree on the"):
+            run([agree(intents["topka"] if name != "topka" else intents["allreduce"], 0, 2), agree(intent, 1, 2)])
+
+
 def test_ranks_that_are_steps_apart_are_a_mismatch():
     reducers = [sar.TopkA(8, 2), sar.TopkA(8, 2)]
     reducers[0].allreduce(np.ones(8), sar.SERIAL)
@@ -181,6 +218,143 @@ def test_a_reducer_takes_one_operation_at_a_time(name):
             refused()
     plan.abandon()
     assert reducer.allreduce(np.float64([0, 0, 0, 9, 0, 0, 10, 0]), sar.SERIAL).contributed.tolist() == [3, 6]
+
+
+class Interrupting:
+    """Picks what goes on in the simulator at random, and is interrupted at a number of its turns."""
+
+    def __init__(self, turn, error):
+        self.turn, self.error, self.turns, self.rng = turn, error, 0, np.random.default_rng(turn)
+
+    def __call__(self, choices):
+        self.turns += 1
+        if self.turns == self.turn:
+            raise self.error
+        return int(self.rng.integers(choices))
+
+
+def assert_same_sums(first, second, accumulators):
+    ours, theirs = (sar.simulate(accumulators, group).outputs for group in (first, second))
+    for one, other in zip(ours, theirs):
+        assert bits(one.update) == bits(other.update)
+        np.testing.assert_array_equal(one.contributed, other.contributed)
+
+
+@every_reducer
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_operation_that_is_interrupted_anywhere_has_not_been(name, error):
+    """Nor does it go on when the reducers have others, or when what is left of it is collected."""
+    case = Vectors(3, 60, 5, seed=1)
+    reducers, others = case.reducers(REDUCERS[name]), case.reducers(REDUCERS[name])
+    assert_same_sums(reducers, others, case.step(0))
+    turn = 0
+    while True:
+        turn += 1
+        before = [(one.state(), one.returned) for one in reducers]
+        chooser, caught = Interrupting(turn, error()), None
+        try:
+            sar.simulate(case.step(turn), reducers, delivery=chooser)
+        except error as raised:
+            caught = raised  # with all frames that its traceback holds
+        for one, (state, returned) in zip(reducers, before):
+            if one.steps == state["steps"]:
+                assert (one.state(), one.returned) == (state, returned)
+            else:  # this rank had all it needed
+                one.restore(state)
+        assert_same_sums(reducers, others, case.step(turn))
+        if caught is None:
+            break
+    assert turn > 4
+
+
+class Choosing(ExactTopK):
+    """Remembers more than its number of selections, and fails when told to."""
+
+    error = None
+
+    def __init__(self, k):
+        super().__init__(k)
+        self.steps, self.counts, self.part = 0, np.zeros(3), ExactTopK(2)
+
+    def choose(self, accumulator, gradient, clear):
+        self.steps += 1
+        self.counts += 1
+        self.part.k += 1
+        if Choosing.error is not None:
+            raise Choosing.error
+        return super().choose(accumulator, gradient, clear)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), MemoryError("no room"), ValueError("no sense")], ids=repr)
+def test_a_selection_that_fails_leaves_the_selector_as_it_was(monkeypatch, error):
+    reducer = sar.TopkA(8, 2, selector=Choosing)
+    reducer.allreduce(np.ones(8), sar.SERIAL)
+    before = reducer.state()
+    monkeypatch.setattr(Choosing, "error", error)
+    for operate in (lambda: reducer.allreduce(np.ones(8), sar.SERIAL), lambda: reducer.iallreduce(np.ones(8), sar.SERIAL).wait()):
+        with pytest.raises(type(error)) as caught:
+            operate()
+        after = reducer.state()
+        assert caught.value is error and before.keys() == after.keys()
+        assert all(np.array_equal(before[term], after[term]) for term in before)
+    monkeypatch.undo()
+    reducer.allreduce(np.ones(8), sar.SERIAL)
+    assert (reducer.steps, reducer.selector.steps, reducer.selector.counts.tolist(), reducer.selector.part.k) == (2, 2, [2, 2, 2], 4)
+
+
+@every_reducer
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, sar.StreamTypeError])
+@pytest.mark.parametrize("begun", [False, True], ids=["before it begins", "while others wait"])
+def test_a_start_that_fails_leaves_the_reducer_free(monkeypatch, name, error, begun):
+    """And what may have been started of it neither goes on nor counts, but tells the others that it does not."""
+    reducer, left = REDUCERS[name](8, 2), []
+
+    def launch(_comm, intent, schedule, **_):
+        left.append((schedule(intent, 1, 2), RECORD.pack(True, 0, digest_of(intent.terms), 2)))
+        if begun:
+            left[-1][0].send(None)
+        raise error
+
+    before = reducer.state()
+    for start in (lambda: reducer.allreduce(np.ones(8)), lambda: reducer.iallreduce(np.ones(8))):
+        with monkeypatch.context() as patch:
+            patch.setattr(mpi, "launch", launch)
+            with pytest.raises(error):
+                start()
+        assert reducer.state() == before
+    assert reducer.allreduce(np.arange(8.0), sar.SERIAL).contributed.tolist() == [6, 7]
+    after = reducer.state()
+    for schedule, record in left:
+        if begun:
+            with pytest.raises(sar.AlgorithmError, match="given up on one of its ranks"):
+                schedule.send([record, record])  # once all have agreed
+        schedule.close()
+    assert reducer.state() == after
+
+
+def test_an_operation_that_never_began_and_is_forgotten_is_over():
+    reducer = sar.TopkA(8, 2)
+    plan = reducer.planned(np.ones(8))
+    schedule = plan.agree_and_run(plan.intent, 0, 2)
+    schedule.close()
+    with pytest.raises(sar.AlgorithmError, match="in flight"):
+        reducer.reset()
+    del plan, schedule
+    reducer.reset()
+
+
+class Broken(sar.TopkA):
+    def options(self):
+        raise RuntimeError("no options")
+
+
+def test_whatever_is_wrong_on_one_rank_is_told_to_all():
+    reducers = [sar.TopkA(8, 2), Broken(8, 2)]
+    with pytest.raises(sar.SparseAllreduceError, match="on rank 1: RuntimeError: no options") as caught:
+        sar.simulate([np.ones(8)] * 2, reducers)
+    assert caught.value.on_all_ranks
+    reducers[0].reset()
+    reducers[1].reset()
 
 
 @every_reducer

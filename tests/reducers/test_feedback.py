@@ -1,6 +1,7 @@
 """Error feedback: nothing is ever lost, whatever the reducer, the ranks, the order of delivery, and what fails."""
 
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -179,6 +180,91 @@ def test_a_step_that_fails_on_its_way_keeps_the_gradient(name):
         np.testing.assert_array_equal(feedback.residual, kept)
     assert [feedback.gradients for feedback in group] == [2, 2]
     assert group[0].reducer.steps == 1
+
+
+@every_reducer
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_step_that_is_interrupted_anywhere_loses_nothing(name, error):
+    """Whoever has no update keeps residual and gradient whole; whoever has one has taken out what is in it."""
+    case = Vectors(3, 60, 5, "float64", INTEGERS, seed=7)
+    group, turn, interrupted = feedbacks(case, REDUCERS[name]), 0, True
+    sar.simulate(case.step(0), group)
+    while interrupted:
+        turn += 1
+        gradients = case.step(turn)
+        before = [(feedback.residual.copy(), feedback.gradients, feedback.reducer.steps) for feedback in group]
+        states = [feedback.reducer.state() for feedback in group]
+        interrupted = False
+        try:
+            sar.simulate(gradients, group, delivery=interrupt_at(turn, error()))
+        except error:
+            interrupted = True
+        for feedback, state, gradient, (residual, taken_in, steps) in zip(group, states, gradients, before):
+            held = residual + gradient * (feedback.gradients - taken_in)
+            if feedback.reducer.steps == steps:
+                np.testing.assert_array_equal(feedback.residual, held)
+            else:
+                left = np.delete(feedback.residual - held, np.union1d(feedback.contributed, feedback.reducer.returned.indices))
+                assert not left.any() and feedback.gradients == taken_in + 1
+                feedback.reducer.restore(state)
+    assert turn > 4
+
+
+def interrupt_at(turn, error):
+    """Picks what goes on in the simulator, and is interrupted at that one of its turns."""
+    turns = iter(range(1, 10**6))
+
+    def pick(choices):
+        if next(turns) == turn:
+            raise error
+        return turn % choices
+
+    return pick
+
+
+@pytest.mark.parametrize("where", ["sparseallreduce.reducers.feedback._divided", "sparseallreduce.streams.stream.SparseStream.add_to"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), MemoryError("no room")], ids=repr)
+def test_a_residual_is_given_back_what_was_taken_out(where, error):
+    """Of a step that fails when all ranks have summed, on rank 0 where a partial sum returns."""
+    group = [sar.ErrorFeedback(sar.GTopk(3, 1)) for _ in range(4)]
+    gradients = [np.float32(values) for values in ([6, 0, 0], [2, 9, 0], [8, 0, 0], [6, 0, 0])]
+    before = [feedback.reducer.state() for feedback in group]
+    with mock.patch(where, side_effect=error), pytest.raises(type(error)):
+        sar.simulate(gradients, group)
+    assert group[0].reducer.state() == before[0]
+    for feedback, gradient in zip(group, gradients):
+        held = gradient if feedback.reducer.steps == 0 else np.where(np.arange(3) == 0, 0, gradient)
+        np.testing.assert_array_equal(feedback.residual, held * feedback.gradients)
+
+
+def test_a_selection_that_runs_out_of_memory_has_taken_the_gradient_in(monkeypatch):
+    feedback = sar.ErrorFeedback(sar.TopkA(100_000, 10))
+    monkeypatch.setattr("sparseallreduce.streams.selection.exact.bracket", mock.Mock(side_effect=MemoryError))
+    gradient = np.arange(100_000, dtype=np.float32)
+    with pytest.raises(MemoryError):
+        feedback.step(gradient, sar.SERIAL)
+    np.testing.assert_array_equal(feedback.residual, gradient)
+    assert (feedback.gradients, feedback.reducer.steps) == (1, 0)
+    monkeypatch.undo()
+    assert feedback.step(gradient, sar.SERIAL).indices.tolist() == list(range(99_990, 100_000))
+
+
+@every_reducer
+def test_a_read_only_residual_is_refused_before_anything_happens(name):
+    group = [sar.ErrorFeedback(REDUCERS[name](8, 2)) for _ in range(2)]
+    group[1].residual.flags.writeable = False
+    for gradient in (np.ones(8, np.float32), sar.SparseStream([1], np.float32([1]), 8)):
+        with pytest.raises(sar.StreamError, match="the residual is read-only"):
+            sar.simulate([gradient] * 2, group)
+    assert [(feedback.gradients, feedback.residual.any()) for feedback in group] == [(0, False)] * 2
+
+
+def test_a_gradient_is_not_overwritten_as_a_part_of_the_residual():
+    feedback = sar.ErrorFeedback(sar.TopkA(8, 2))
+    feedback.step(np.ones(8, np.float32), sar.SERIAL)
+    for gradient in (feedback.residual, feedback.residual[:]):
+        with pytest.raises(sar.StreamError, match="pass a copy"):
+            feedback.step(gradient, sar.SERIAL)
 
 
 @every_reducer

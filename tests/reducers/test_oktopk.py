@@ -1,6 +1,7 @@
 """Ok-Topk: the exact top k where thresholds are new, at most k values in between, and no rank sends or receives more than its share."""
 
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from strategies import deliveries
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.exchange import gather_parts
-from sparseallreduce.reducers.oktopk import consensus, gather, reducer, regions
+from sparseallreduce.reducers.oktopk import consensus, gather, reducer, regions, thresholds
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams import wire
 
@@ -222,6 +223,78 @@ def test_an_operation_that_fails_leaves_the_state_as_it_was(monkeypatch, step):
 def _out_of_memory(*_):
     raise MemoryError("for the test")
     yield
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 2**32, 2**32 + 1])
+@pytest.mark.parametrize("places", ["at the end", "at both ends", "anywhere"])
+def test_vectors_of_four_billion_elements_are_cut_into_regions(monkeypatch, size, places):
+    """Bounds up to 2**32, which is one more than an index can be; what a rank chooses of its accumulator is given."""
+    ranks, k = 5, 60
+    rng, chosen = np.random.default_rng(7), {}
+    for rank in range(ranks):
+        near = rng.choice(4 * k, k, replace=False)
+        spread = near * (size // (4 * k - 1) - 1)
+        drawn = {"at the end": size - 1 - near, "at both ends": spread, "anywhere": rng.integers(0, size, k)}[places]
+        chosen[rank] = np.unique(drawn).astype(np.uint32 if size <= 2**32 else np.uint64)
+    own = {rank: np.full(0, rank, np.float32) for rank in chosen}  # in place of accumulators
+
+    def choose(accumulator, _gradient, _k, reuse):
+        (rank,) = (rank for rank, array in own.items() if array is accumulator)
+        return chosen[rank], np.ones(len(chosen[rank]), np.float32), reuse
+
+    monkeypatch.setattr(reducer, "choose_reusing", choose)
+    reducers = [sar.OkTopk(size, k, boundary_period=2) for _ in range(ranks)]
+    for _ in range(3):
+        out = run([one.reduce(own[rank], None, rank, ranks) for rank, one in enumerate(reducers)], through_wire=True)
+        update = out.outputs[0].update
+        assert 0 < update.nnz <= k
+        assert all(bits(reduced.update) == bits(update) for reduced in out.outputs)
+        total = sum(reduced.contributed.tolist().count(update.indices[0]) for reduced in out.outputs)
+        assert update.values[0] == total
+        bounds = reducers[0]._history.bounds
+        assert (bounds[0], bounds[-1]) == (0, size) and list(bounds) == sorted(bounds)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("nonzeros", [0, 1, 20])
+def test_a_threshold_that_lets_everything_pass_is_reused(monkeypatch, ranks, nonzeros):
+    """With fewer sums than k there is nothing to evaluate until there are more."""
+    evaluated = mock.Mock(wraps=thresholds._evaluate)
+    monkeypatch.setattr(thresholds, "_evaluate", evaluated)
+    reducers, rng = [sar.OkTopk(1000, 100) for _ in range(ranks)], np.random.default_rng(1)
+
+    def operate(count):
+        vectors = [np.zeros(1000, np.float32) for _ in range(ranks)]
+        for vector in vectors:
+            vector[rng.choice(1000, count, replace=False)] = rng.normal(size=count)
+        update = sar.simulate(vectors, reducers).outputs[0].update
+        return update.to_dense(), np.sum(vectors, axis=0)
+
+    for _ in range(5):
+        update, total = operate(nonzeros)
+        np.testing.assert_allclose(update, total, rtol=1e-5, atol=1e-6)
+    assert evaluated.call_count == ranks
+    for step in range(3):
+        update, total = operate(400)
+        assert 80 <= np.count_nonzero(update) <= 100
+        if step == 0:  # evaluated ahead of its time where there are more sums than k, of which one rank alone makes no more
+            assert evaluated.call_count == (2 * ranks if ranks > 1 else 1) and np.count_nonzero(update) == 100
+
+
+def test_regions_are_balanced_anew_when_their_period_is_over():
+    """Those of a reducer that begins with these values; in between, regions that hold what they may stay."""
+    ranks, k, size, period = 4, 200, 20_000, 3
+    reducers = [sar.OkTopk(size, k, threshold_period=1, boundary_period=period) for _ in range(ranks)]
+    seen = []
+    for step in range(2 * period + 1):
+        accumulators = accumulators_of("anywhere", ranks, k, size, step)
+        sar.simulate(accumulators, reducers)
+        fresh = [sar.OkTopk(size, k) for _ in range(ranks)]
+        sar.simulate(accumulators, fresh)
+        seen.append(reducers[0]._history.bounds)
+        expected = fresh[0]._history.bounds if step % period == 0 else seen[step - 1]
+        assert seen[step] == expected
+    assert len(set(seen)) == 3
 
 
 @given(ranks=st.integers(1, 20), length=st.integers(1, 40), most=st.sampled_from([0, 1, 255, 2**16, 2**40]), k=st.sampled_from([9, 10**6]))

@@ -88,6 +88,7 @@ class OkTopk(Reducer):
     """
 
     name = "oktopk"
+    _changing = (*Reducer._changing, "_history")
 
     def __init__(
         self,

@@ -101,7 +101,9 @@ def _attempts(k: int, ranks: int) -> int:
 
 def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
     """How many indices of all ranks lie below each of the places."""
-    below = np.searchsorted(indices, np.array(places[1:-1], indices.dtype))
+    below = np.full(len(places) - 2, len(indices))
+    inside = [place for place in places[1:-1] if place < places[-1]]  # the end of a vector of dimension 2**32 is no index of its dtype
+    below[: len(inside)] = np.searchsorted(indices, np.array(inside, indices.dtype))
     summed = yield from total(np.diff(below, prepend=0, append=len(indices)), k, rank, ranks)
     return dict(zip(places, [0, *np.cumsum(summed).tolist()]))
 

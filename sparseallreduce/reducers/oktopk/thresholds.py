@@ -46,13 +46,14 @@ def select_global(
     Notes
     -----
     Where a reused threshold lets too many values pass, each rank leaves out the smallest of its own, in proportion. Where the number is
-    far off, the threshold is evaluated all the same.
+    far off, the threshold is evaluated all the same. Where there were no more than k values, the threshold is zero, and stays so until
+    there are.
     """
     if threshold is not None:
         chosen = stream_at_least(region, threshold)
         sizes = yield from shared(min(chosen.stored, 2 * k), 2 * k, ranks)
         passed = sum(sizes)
-        if abs(passed - k) <= DRIFT * k or (passed <= k and threshold == 0):
+        if passed <= k if threshold == 0 else abs(passed - k) <= DRIFT * k:
             sizes = _in_proportion(sizes, k)
             return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)))
     return (yield from _evaluate(region, k, rank, ranks))
@@ -85,7 +86,7 @@ def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[
 
 
 def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any, tuple[int, int, int]]:
-    """The key of the k-th largest magnitude of all ranks, or a lower one that none is between; or the least if they are fewer than k.
+    """The key of the k-th largest magnitude of all ranks, or a lower one that none is between; or zero if they are no more than k.
 
     By a radix search from the highest bits down: the ranks add up how many of their values lie in each of some intervals, and go on
     with the interval of the k-th. That takes a few words where the paper gathers all reduced values, up to 2 k P words.
@@ -105,7 +106,7 @@ def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any,
         summed = yield from total(counts, all_k, rank, ranks)
         from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
         if from_top[0] <= k:
-            return max(low, 1), int(from_top[0]), int(from_top[0])
+            return 0, int(from_top[0]), int(from_top[0])  # only where this is the first interval, of all values
         interval = int(np.flatnonzero(from_top >= k)[-1])
         wanted, present = k - int(from_top[interval] - summed[interval]), int(summed[interval])
         low, bits = low + (interval << shift), shift
