@@ -17,13 +17,13 @@ __all__ = ["main"]
 _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model.",
-    "predict": "Predict the samples of a file by a trained model.",
-    "convert": "Turn svmlight text into the binary format.",
+    "predict": "Predict the samples of a file with a trained model.",
+    "convert": "Convert svmlight text to the binary format.",
     "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
     "plot": "Draw the reports of train and bench.",
-    "doctor": "What MPI, threads, GPU and network this machine offers.",
+    "doctor": "Show what MPI, threads, GPU and network this machine offers.",
 }
 
 
@@ -61,5 +61,5 @@ class _Subcommands(click.Group):
 def main() -> None:
     """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense allreduce.
 
-    Every subcommand runs alone or on all ranks of an mpiexec, and has its own --help.
+    Every subcommand runs alone or under mpiexec, and has its own --help.
     """

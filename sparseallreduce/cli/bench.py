@@ -62,26 +62,29 @@ class Measured:
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(["float32", "float64", "int32", "int64"]), default="float32", show_default=True)
 @click.option("--op", type=click.Choice(list(OPERATORS)), default="sum", show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timings of each algorithm and experiment.")
-@click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Each with new data.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
+@click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timings of each algorithm in an experiment.")
+@click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Number of experiments, each with new data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
-@click.option("--cold-caches", is_flag=True, help="Repeat all algorithms in turn, so that each finds the caches full of another's data.")
+@click.option(
+    "--cold-caches", is_flag=True, help="Run the algorithms one after the other, so that each finds the caches full of another's data."
+)
 @lossy_options()
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
-@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results, all times included.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
 @click.pass_context
 def bench(
     context: click.Context, /, names: list[str], json_path: Path | None, device: str, lossy: bool, reducers: Any, **chosen: Any
 ) -> None:
     """Measure every algorithm against the dense allreduce of the MPI library.
 
-    Every rank has k entries at random positions of its own. A time is that of the slowest rank from a barrier on. The repeats of an
-    algorithm follow each other, and the algorithms come in another order in each experiment. Every result is checked against the
-    dense reduction.
+    Every rank has k entries at random positions of its own. A time is that of the slowest rank, from a barrier on. The repeats of an
+    algorithm follow each other. The order of the algorithms changes from experiment to experiment. Every result is checked against
+    the dense reduction.
 
-    With --lossy every rank has a dense gradient and a residual: selection, communication and their total are timed, in multiples of
-    an array copy too, and checked: all ranks end with the same bits, and nothing is lost. --density is 0.01 then by default.
+    With --lossy every rank has a dense gradient and a residual, and the reducers run instead. Selection, communication and their
+    total are timed, also in multiples of an array copy. Checked are that all ranks end with the same bits, and that nothing is lost.
+    --density is then 0.01 by default.
     """
     if lossy:
         bench_lossy.run(context, reducers, json_path, chosen)

@@ -67,9 +67,7 @@ def _ratio(row: dict[str, Any], reference: dict[str, Any]) -> float | None:
     return row["median"] / reference["median"] if reference["median"] else None
 
 
-def _row(
-    name: str, measured: MeasuredReducer, setting: LossySetting, baseline: dict[str, Any], copy: dict[str, Any]
-) -> dict[str, Any]:
+def _row(name: str, measured: MeasuredReducer, setting: LossySetting, baseline: dict[str, Any], copy: dict[str, Any]) -> dict[str, Any]:
     total, select = np.array(measured.seconds), np.array(measured.select_seconds)
     row = {"algorithm": name, **spread(total)}
     steps, size = setting.experiments, max(1, setting.size)

@@ -23,12 +23,13 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", type=OUTPUT_FILE)
 @click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default the highest index in IN.")
-@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Of the values.")
-@click.option("--zero-based", is_flag=True, help="Indices in IN count from 0, not from 1.")
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Type of the values in OUT.")
+@click.option("--zero-based", is_flag=True, help="The indices in IN start at 0, not at 1.")
 def convert(source: Path, out: Path, features: int | None, dtype: str, zero_based: bool) -> None:
-    """Write IN, svmlight text, plain or compressed by gzip, bzip2 or xz, to OUT in the binary format.
+    """Convert svmlight text, IN, to the binary format, OUT.
 
-    Under mpiexec the ranks share the work. OUT appears when it is whole; what is unfinished lies in the folder .OUT.partial beside it.
+    IN may be compressed by gzip, bzip2 or xz. Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its
+    parts are in the folder .OUT.partial beside it.
     """
     stop_as_interrupted()
     comm = world()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ import click
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.errors import MPIUnavailableError
-from sparseallreduce.runtime.cores import MASK_BYTES, allowed_cores, count_cores
+from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
 from sparseallreduce.runtime.mpi import world
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
@@ -37,10 +38,13 @@ _THREAD_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIAL
 class Process:
     """What one rank sees."""
 
-    host: str
+    host: str  # its name
+    boot: str  # what ranks that share cores have in common
+    memory: str  # what ranks that may share memory have in common
     cpu: str
-    cores: int  # that it may run on
-    affinity: str  # which these are: the bits of a hexadecimal number
+    cores: int  # that it may use
+    affinity: str  # on which it may run: the bits of a hexadecimal number
+    cpu_limit: float | None  # cores' worth of processor time that its cgroups allow; None without a limit
     python: str
     versions: dict[str, str | None]  # of packages
     threads: int | None  # that numba may start; None without numba
@@ -60,23 +64,25 @@ class Findings:
 
 
 @click.command()
-@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the findings.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the findings.")
 @click.pass_context
 def doctor(context: click.Context, json_path: Path | None) -> None:
-    """What MPI, threads, GPU and network this machine offers, and what the library will use.
+    """Show what MPI, threads, GPU and network this machine offers, and what the library will use.
 
-    Under mpiexec it looks at the ranks and measures the network between them, too.
+    Under mpiexec it also measures the network between the ranks.
     """
     found = Findings()
     comm = _communicator(found)
     on_rank_0(comm, lambda: check_output(json_path))
-    processes = [_process()] if comm.size == 1 else comm.allgather(_process())
+    place = this_place()
+    processes, places = zip(*([(_process(place), place)] if comm.size == 1 else comm.allgather((_process(place), place))))
+    hosts = label_hosts([process.host for process in processes], places)
     _versions(found, processes)
     _mpi(found, comm)
-    _ranks(found, processes)
+    _ranks(found, processes, places, hosts)
     if release("numba") is not None:
         _kernels(found, processes)
-        _network(found, comm)
+        _network(found, comm, hosts)
     _gpu(found)
     surroundings = environment(comm)
     results = found.facts | {"processes": [asdict(process) for process in processes], "problems": found.problems}
@@ -112,18 +118,20 @@ def _communicator(found: Findings) -> Any:
     return comm
 
 
-def _process() -> Process:
+def _process(place: Place) -> Process:
     threads = cache = None
-    allowed = allowed_cores()
     if release("numba") is not None:
         import numba
 
         threads, cache = int(numba.get_num_threads()), _cache()
     return Process(
         host=platform.node(),
+        boot=place.host.hex(),
+        memory=place.memory.hex(),
         cpu=processor(),
-        cores=count_cores([allowed]),
-        affinity=f"{int.from_bytes(allowed, 'little'):x}",
+        cores=count_cores([place]),
+        affinity=f"{int.from_bytes(place.affinity, 'little'):x}",
+        cpu_limit=place.limits[-1].millicores / 1000 if place.limits else None,
         python=platform.python_version(),
         versions={"sparseallreduce": __version__, **{package: release(package) for package in _PACKAGES}},
         threads=threads,
@@ -146,7 +154,7 @@ def _cache() -> str | None:
         return None
 
 
-def _versions(found: Findings, processes: list[Process]) -> None:
+def _versions(found: Findings, processes: Sequence[Process]) -> None:
     first = processes[0]
     known = ", ".join(f"{name} {version or 'missing'}" for name, version in first.versions.items())
     found.say("software", f"{known}, Python {first.python}")
@@ -204,31 +212,40 @@ def _mpiexec() -> str | None:
     return shutil.which("mpiexec")
 
 
-def _ranks(found: Findings, processes: list[Process]) -> None:
-    hosts = Counter(process.host for process in processes)
-    here = processes[0]
-    spread = ", ".join(f"{count} on {host}" for host, count in list(hosts.items())[:8]) + (", ..." if len(hosts) > 8 else "")
-    found.say("ranks", f"{len(processes)}: {spread}")
+def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place], hosts: Sequence[str]) -> None:
+    here, counts = processes[0], Counter(hosts)
+    found.say("ranks", f"{len(processes)}: {_listed(f'{count} on {host}' for host, count in counts.items())}")
     threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) a process"
-    found.say("cores", f"{_cores(processes, here.host)} that ranks may use of {os.cpu_count()} ({here.cpu}); {threads}")
-    for host, ranks in hosts.items():
-        available = _cores(processes, host)
-        if ranks > available:
+    crowded = False
+    found.facts["hosts"] = []
+    for ranks in {place.host: same_host(places, rank) for rank, place in enumerate(places)}.values():
+        available = count_cores(places[rank] for rank in ranks)
+        unlimited = count_cores(places[rank]._replace(limits=()) for rank in ranks)
+        names = list(dict.fromkeys(hosts[rank] for rank in ranks))
+        if len(names) > 1:
+            found.say("", f"{_listed(names)} are parts of one machine: their ranks share its cores, but no memory")
+        if 0 in ranks:
+            limit = f" (a cgroup limits their time, else {unlimited})" if available < unlimited else ""
+            found.say("cores", f"{available} that ranks may use{limit} of {os.cpu_count()} ({here.cpu}); {threads}")
+        if len(ranks) > available:
+            crowded = True
             found.problems.append(
-                f"{ranks} ranks share {available} core(s) on {host}: they take turns, and times say little. Start at most {available} there"
+                f"{len(ranks)} ranks share {available} core(s) on {_listed(names)}: they take turns, and times say little. "
+                f"Start at most {available} there" + (", or raise the limit of the cgroup (cpu.max)" if available < unlimited else "")
             )
+        found.facts["hosts"].append({"names": names, "ranks": ranks, "cores": available, "cores_without_limit": unlimited})
     if len(processes) > 1 and (here.threads or 1) > 1:
         found.say("", "OMP_NUM_THREADS=1 keeps the ranks' threads from competing for cores")
-    crowded = any(count > _cores(processes, host) for host, count in hosts.items())
     found.facts |= {"oversubscribed": crowded, "numba_threads": here.threads}
 
 
-def _cores(processes: list[Process], host: str) -> int:
-    """Cores that the ranks of a host may run on, which may be bound to one each."""
-    return count_cores(int(process.affinity, 16).to_bytes(MASK_BYTES, "little") for process in processes if process.host == host)
+def _listed(names: Iterable[str]) -> str:
+    """The first of them."""
+    names = list(names)
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
-def _kernels(found: Findings, processes: list[Process]) -> None:
+def _kernels(found: Findings, processes: Sequence[Process]) -> None:
     from sparseallreduce.streams import kernels
     from sparseallreduce.streams.kernels import compiled
 
@@ -267,7 +284,7 @@ def _nvidia_devices() -> list[str]:
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
-def _network(found: Findings, comm: Any) -> None:
+def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     from sparseallreduce.cli.network import machine_of, stage_of, taken_by_auto
     from sparseallreduce.runtime.mpi import shares_memory
 
@@ -281,12 +298,18 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
     shared = shares_memory(comm)
-    found.say("agreement", "in memory that the ranks share" if shared else "by messages: the ranks share no memory")
+    sharing = list(dict.fromkeys(hosts)) if shared else _sharing_hosts(comm, hosts)
+    if shared:
+        found.say("agreement", "in memory that the ranks share")
+    elif sharing:
+        found.say("agreement", f"by messages: ranks share memory with those of their own host alone, on {_listed(sharing)}")
+    else:
+        found.say("agreement", "by messages: the ranks share no memory")
     pages = _large_pages()
     if shared and pages is not None:
         advice = "" if pages in _LARGE_PAGES_GIVEN else f"; 'advise' in {_LARGE_PAGES} lets the ranks have them"
         found.say("", f"large pages for what they share: {pages}{advice}")
-    found.facts |= {"shared_memory": shared, "shared_large_pages": pages}
+    found.facts |= {"shared_memory": shared, "hosts_sharing_memory": sharing, "shared_large_pages": pages}
     stage = stage_of(comm)
     choices = {
         f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True, stage=stage)
@@ -296,6 +319,19 @@ def _network(found: Findings, comm: Any) -> None:
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
     found.facts["network"] = machine._asdict()
     found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
+
+
+def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
+    """The hosts of several ranks that share memory; collective."""
+    from sparseallreduce.runtime.mpi import shares_memory
+
+    names = [name for name, count in Counter(hosts).items() if count > 1]
+    if not names:
+        return []
+    inside = comm.Split(list(hosts).index(hosts[comm.rank]), comm.rank)
+    shared = comm.allgather(inside.size > 1 and shares_memory(inside))
+    inside.Free()
+    return [name for name in names if shared[hosts.index(name)]]
 
 
 def _large_pages() -> str | None:

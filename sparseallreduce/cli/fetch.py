@@ -27,16 +27,20 @@ def _checksums(context: click.Context, parameter: click.Parameter, given: tuple[
 @click.command()
 @click.argument("name", type=click.Choice(list(SETS)))
 @click.option(
-    "--cache", type=click.Path(file_okay=False, path_type=Path), help=f"Folder; by default ${CACHE_VARIABLE} or the user's cache."
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Folder to keep the files in; by default ${CACHE_VARIABLE}, or the user's cache.",
 )
-@click.option("--mirror", default=COLLECTION, show_default=True, help="Where the files are.")
-@click.option("--checksum", "checksums", multiple=True, callback=_checksums, metavar="FILE=HEX", help="SHA-256, or as in FILE=md5:HEX.")
-@click.option("--convert/--no-convert", "binary", default=True, help="To the binary format.  [default: convert]")
+@click.option("--mirror", default=COLLECTION, show_default=True, help="Address of the files.")
+@click.option(
+    "--checksum", "checksums", multiple=True, callback=_checksums, metavar="FILE=HEX", help="SHA-256 of a file, or MD5 as FILE=md5:HEX."
+)
+@click.option("--convert/--no-convert", "binary", default=True, help="Whether to convert to the binary format.  [default: convert]")
 def fetch(name: str, cache: Path | None, mirror: str, checksums: dict[str, str], binary: bool) -> None:
-    """Fetch the data set NAME of the LIBSVM collection, and say where it is: the training set, and the test set if there is one.
+    """Fetch a data set of the LIBSVM collection, and print its path: the training set, and the test set if there is one.
 
-    A broken transfer is taken up where it broke, also by a later run. What is in the cache already is not fetched again; several
-    processes can share a cache. Under mpiexec the ranks share the conversion.
+    A broken transfer continues where it broke, also in a later run. Files in the cache are not fetched again. Several processes can
+    share a cache. Under mpiexec the ranks share the conversion.
     """
     stop_as_interrupted()
     logging.getLogger(pooch.get_logger().name).setLevel(logging.WARNING)

@@ -19,16 +19,25 @@ from sparseallreduce.runtime.mpi import world
 @click.command()
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("out", type=OUTPUT_FILE)
-@click.option("--samples", type=click.IntRange(min=1), help="By default 100,000 uniform, 2,396,130 url-like, 350,000 webspam-like.")
-@click.option("--features", type=click.IntRange(min=2, max=2**32 - 1), help="By default 100,000, 3,231,961 and 16,609,143.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Number of samples: 100,000 (uniform), 2,396,130 (url-like), 350,000 (webspam-like) by default.",
+)
+@click.option(
+    "--features", type=click.IntRange(min=2, max=2**32 - 1), help="Number of features: 100,000, 3,231,961 and 16,609,143 by default."
+)
 @click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros of a sample as a share of the features.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same arguments give the same bytes.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed; the same arguments give the same bytes.")
 def generate(kind: str, out: Path, samples: int | None, features: int | None, density: float | None, seed: int) -> None:
-    """Write samples of a KIND to OUT: binary if it ends in .csr, else svmlight text, compressed if it ends in .gz, .bz2 or .xz.
+    """Write synthetic samples to OUT.
 
-    uniform draws all features alike. url-like and webspam-like have the sizes, the non-zeros a sample and the power-law frequencies
-    of the two data sets that the sparse allreduce thesis trains on. Labels come from a sparse linear model with noise. Under
-    mpiexec the ranks share the work on a binary file; the bytes are the same.
+    The file is binary if its name ends in .csr. Else it is svmlight text, compressed if the name ends in .gz, .bz2 or .xz.
+
+    uniform draws all features with the same probability. url-like and webspam-like are like the two data sets of the sparse allreduce
+    thesis: in size, non-zeros a sample, and power-law frequencies of the features. Labels come from a sparse linear model with noise.
+
+    Under mpiexec the ranks share the work on a binary file. The bytes are the same.
     """
     stop_as_interrupted()
     comm = world()

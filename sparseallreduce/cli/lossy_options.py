@@ -21,9 +21,9 @@ def lossy_options() -> Callable[[Command], Command]:
     """The options ``--lossy``, and ``--reducers a,b|all``, passed on as a list or None."""
 
     def mark(command: Command) -> Command:
-        what = "Which of them to take with --lossy.  [default: all]"
+        what = "Reducers that --lossy runs.  [default: all]"
         command = click.option("--reducers", metavar="A,B|all", callback=_named, help=what)(command)
-        what = "Take the reducers instead, on dense values: they sum about k of N."
+        what = "Run the reducers instead: they sum about k of N dense values."
         return click.option("--lossy", is_flag=True, is_eager=True, help=what)(command)
 
     return mark

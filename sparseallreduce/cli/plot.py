@@ -38,10 +38,10 @@ Run = dict[str, Any]
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT.json...")
 @click.argument("out", type=OUTPUT_FILE, metavar="OUT.png")
 def plot(results: tuple[Path, ...], out: Path) -> None:
-    """Draw RESULT.json..., reports of train or of bench, into OUT.png; also .pdf, .svg and what else matplotlib writes.
+    """Draw the reports of `train --json` or `bench --json` into OUT.png, or .pdf, .svg, and what else matplotlib writes.
 
-    Of training runs: the loss against passes and against time, seconds a pass by phase, and the density of what was summed. Of
-    benchmarks: time and bytes of every algorithm. Runs are called as their files.
+    Training runs: the loss against epochs and against time, seconds an epoch by phase, and the density of the sums. Benchmarks: time
+    and bytes of every algorithm. The names of the files are those of the runs.
     """
     if launched_rank() > 0:
         return

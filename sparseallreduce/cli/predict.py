@@ -26,16 +26,16 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--out", type=OUTPUT_FILE, help="Where to write the predictions; by default to the terminal.")
-@click.option("--probabilities", is_flag=True, help="Add the probability of each class; of logistic models.")
-@click.option("--ignore-unknown", is_flag=True, help="Leave out features beyond those of the model, which are an error otherwise.")
+@click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
+@click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
+@click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str) -> None:
-    """Predict the samples of DATA by MODEL, a file that train --model-out or an estimator has written.
+    """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
-    A line is written for every sample, in the order of DATA, with its label as in the training data, or its number from a linear
-    regression. With --probabilities a first line names the labels, and the probability of each follows the predicted one, as in
-    LIBSVM's predict. How well the predictions agree with the labels in DATA is said besides.
+    There is one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear
+    regression predicts. With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in
+    LIBSVM's predict. The accuracy on the labels in DATA is printed besides.
     """
     comm = world()
     shown = comm.rank == 0

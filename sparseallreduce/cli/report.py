@@ -16,7 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
-from sparseallreduce.runtime.cores import usable_cores
+from sparseallreduce.runtime.hosts import count_cores, label_hosts, this_place
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
 
@@ -28,7 +28,8 @@ OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 def environment(comm: Any) -> dict[str, Any]:
     """What the results were obtained with; collective over ``comm``, the same on all ranks."""
-    hosts = [platform.node()] if comm.size == 1 else comm.allgather(platform.node())
+    here = (platform.node(), this_place())
+    names, places = zip(*([here] if comm.size == 1 else comm.allgather(here)))
     library = None
     if comm is not SERIAL:
         from mpi4py import MPI
@@ -43,9 +44,9 @@ def environment(comm: Any) -> dict[str, Any]:
         "mpi": library,
         "platform": platform.platform(),
         "cpu": processor(),
-        "cpus": usable_cores(),
+        "cpus": count_cores([here[1]]),
         "ranks": comm.size,
-        "hosts": dict(Counter(hosts)),  # ranks on each
+        "hosts": dict(Counter(label_hosts(names, places))),  # ranks on each
     }
 
 

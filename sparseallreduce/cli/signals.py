@@ -1,4 +1,4 @@
-"""What a command does when it is told to stop."""
+"""What a command does on SIGTERM."""
 
 from __future__ import annotations
 

@@ -34,27 +34,29 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch")  # al
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), required=True, help="How many are simulated.")
+@click.option("--ranks", type=click.IntRange(min=1), required=True, help="Number of simulated ranks, P.")
 @click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
-@click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="alpha, seconds a message.")
-@click.option("--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes a second.")
-@click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Where the ranks have entries.")
+@click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="Seconds a message (alpha).")
+@click.option(
+    "--bandwidth", type=click.FloatRange(0, min_open=True), default=_NETWORK.bandwidth, show_default=True, help="Bytes a second (1 / beta)."
+)
+@click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Positions of the ranks' entries.")
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
 @lossy_options()
-@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.pass_context
 def simulate(
     context: click.Context, /, names: list[str], json_path: Path | None, lossy: bool, reducers: list[str] | None, **chosen: Any
 ) -> None:
-    """Run every algorithm on a virtual network of any number of ranks, with real data in this one process.
+    """Run every algorithm on a virtual network of any number of ranks, with real data in one process.
 
     A message of L bytes takes latency + L / bandwidth, and computation no time (thesis section 3.1.1). Every result is checked
-    against the dense sum. Positions of the ranks are independent and uniform, or disjoint, or the same for all (fully overlapping).
+    against the dense sum. The positions of the ranks' entries are independent and uniform, or disjoint, or the same on all ranks.
 
-    With --lossy every rank has N values, and the words that reducers send are counted. --density is 0.01 then by default.
+    With --lossy every rank has N values, and the words that the reducers send are counted. --density is then 0.01 by default.
     """
     if launched_rank() != 0:  # one process does all; started by an mpiexec, the others have nothing to do
         return

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
-from sparseallreduce.linear.class_weights import weighted_by_class
+from sparseallreduce.linear.class_weights import of_mean_one, weighted_by_class
 from sparseallreduce.linear.datasets import Dataset, agreed, gather, load, two_classes
 from sparseallreduce.linear.early_stopping import WATCHED
 from sparseallreduce.linear.modelfile import FittedModel, save_model
@@ -41,53 +41,92 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--test", type=click.Path(path_type=Path), help="Samples to measure the model on after each epoch.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
-@click.option("--intercept", is_flag=True, help="Add a number to every score; it is not regularised.")
-@click.option("--class-weight", type=train_options.ClassWeights(), help="What samples count: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
+@click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
+@click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
-@click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples a rank and step.")
-@click.option("--learning-rate", type=_ABOVE_ZERO, default=0.5, show_default=True, help="Of the mean gradient of all ranks' samples.")
-@click.option("--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="Of the learning rate.")
+@click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples that a rank takes in a step.")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0),
+    default=0.5,
+    show_default=True,
+    help="Factor of the mean gradient over the samples of all ranks; 0 for a dry run.",
+)
+@click.option(
+    "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."
+)
 @click.option(
     "--decay",
     type=_ABOVE_ZERO,
-    help="Of inverse-scaling the power; of inverse-time the epochs until the rate has halved, by default 1 / (rate * l2) steps; "
-    "of step-decay and plateau the factor; of bold-driver the factor when the loss rises.",
+    help="inverse-scaling: the power. inverse-time: epochs until the rate has halved [1 / (rate * l2) steps]. step-decay, plateau: the "
+    "factor. bold-driver: the factor when the loss rises.",
 )
-@click.option("--decay-epochs", type=_COUNT, help="Epochs between two step-decays [1]; epochs that plateau waits [5].")
-@click.option("--scale-with-batch", type=_COUNT, metavar="SAMPLES", help="Samples a step, of all ranks, that --learning-rate is meant for.")
-@click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to that scale.")
+@click.option(
+    "--decay-epochs", type=_COUNT, help="step-decay: epochs between two decays [1]. plateau: epochs without progress before one [5]."
+)
+@click.option(
+    "--scale-with-batch",
+    type=_COUNT,
+    metavar="SAMPLES",
+    help="Scale the learning rate with the batch: --learning-rate is meant for this many samples a step, of all ranks together.",
+)
+@click.option(
+    "--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
+)
 @click.option("--l2", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L2 / 2 * |w|^2.")
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
-@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True, help="Share kept of the velocity.")
-@click.option("--nesterov", is_flag=True, help="Momentum that looks a step ahead.")
-@click.option("--average", type=_COUNT, metavar="EPOCH", help="Take the mean of the weights after all steps from this epoch on.")
-@click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="sparse", show_default=True, help="How gradients are summed.")
-@click.option("--algorithm", type=click.Choice(algorithms()), default="auto", show_default=True, help="Of sparse and overlapped.")
+@click.option(
+    "--momentum",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of the velocity that a step keeps.",
+)
+@click.option("--nesterov", is_flag=True, help="Nesterov's momentum, which looks a step ahead.")
+@click.option("--average", type=_COUNT, metavar="EPOCH", help="The model is the mean of the weights after all steps from this epoch on.")
+@click.option(
+    "--strategy",
+    type=click.Choice(list(STRATEGIES)),
+    default="sparse",
+    show_default=True,
+    help="How the gradients of the ranks come together.",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(algorithms()),
+    default="auto",
+    show_default=True,
+    help="Algorithm of the strategies sparse and overlapped.",
+)
 @click.option(
     "--density",
     type=click.FloatRange(0, 1, min_open=True),
-    help=f"Share of the N entries that the strategies {', '.join(LOSSY)} sum in a step [{DENSITY:g}]; the rest waits in residuals.",
+    help=f"Strategies {', '.join(LOSSY)}: share of the N entries that a step sums [{DENSITY:g}]. The rest waits in residuals.",
 )
-@click.option("--servers", type=_COUNT, default=1, show_default=True, help="Ranks that are parameter servers.")
-@click.option("--threads", type=_COUNT, default=1, show_default=True, help="Of each rank; how many changes no result.")
-@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="End when this figure gets no better.")
-@click.option("--patience", type=_COUNT, help="Epochs that early stopping waits [5].")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="How much is no better to early stopping [0].")
-@click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Where to write checkpoints, by default after each epoch.")
-@click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write one after so many steps.")
-@click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write one after so many minutes.")
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint, if there is one.")
+@click.option(
+    "--servers", type=_COUNT, default=1, show_default=True, help="Number of ranks that are parameter servers (ps-sync, ps-async)."
+)
+@click.option("--threads", type=_COUNT, default=1, show_default=True, help="Threads of each rank. Their number changes no result.")
+@click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this figure gets no better.")
+@click.option("--patience", type=_COUNT, help="Early stopping: epochs without progress before the end [5].")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Early stopping: the least change that is progress [0].")
+@click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Write checkpoints into FOLDER, after each epoch by default.")
+@click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every so many steps.")
+@click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write a checkpoint every so many minutes.")
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint, if there is one.")
 @click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order of samples.")
-@click.option("--densities", is_flag=True, help="Record in --json the density of gradient and sum at every step.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
+@click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
-@click.option("--json", "json_path", type=OUTPUT_FILE, help="Where to write the results.")
-@click.option("--model-out", type=OUTPUT_FILE, help="Where to write the weights (.npz).")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
+@click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
 def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
-    """Train a linear model on DATA: the binary format, or svmlight text, plain or .gz, .bz2, .xz.
+    """Train a linear model on DATA.
 
-    Under mpiexec the ranks share the samples of DATA; a step averages the gradients of --batch-size samples of every rank. On SIGINT
-    or SIGTERM, at any rank, all ranks write a checkpoint, if there is a --checkpoint, and end with status 1.
+    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`. Under mpiexec the ranks share its
+    samples. A step averages the gradients of --batch-size samples of every rank.
+
+    On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
     train_options.check(chosen, test is not None)
     comm = world()
@@ -164,7 +203,8 @@ def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, float
     strange = next((label for label in weights if label not in classes), None)
     if strange is not None:
         raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {classes[0]:g} and {classes[1]:g}")
-    return weighted_by_class(training, {1.0 if label == classes[1] else -1.0: weight for label, weight in weights.items()}, comm)
+    chosen = {1.0 if label == classes[1] else -1.0: weight for label, weight in weights.items()}
+    return of_mean_one(weighted_by_class(training, chosen, comm), comm)
 
 
 def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Trainer:

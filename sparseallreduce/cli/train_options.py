@@ -95,11 +95,11 @@ def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
     Raises
     ------
     click.UsageError
-        If --decay is nothing that the schedule can use.
+        If --decay is nothing that the schedule can use, or the rate is scaled beyond what --l2 bears.
     """
     name, rate, decay, epochs = chosen["schedule"], chosen["learning_rate"], chosen["decay"], chosen["decay_epochs"]
     options: dict[str, Any] = {}
-    if name == "inverse-time" and chosen["l2"]:
+    if name == "inverse-time" and chosen["l2"] and rate:
         options["halving"] = 1.0 / (rate * chosen["l2"])
     if name == "step-decay":
         options["every"] = (epochs or 1) * steps
@@ -113,7 +113,11 @@ def schedule(chosen: dict[str, Any], steps: int, batch: int) -> Schedule:
         raise click.UsageError(f"--decay {decay:g} does not suit --schedule {name}: {error}") from None
     if chosen["scale_with_batch"] is None:
         return base
-    return LargeBatch(base, batch / chosen["scale_with_batch"], chosen["warmup"] * steps)
+    factor = batch / chosen["scale_with_batch"]
+    if rate * factor * chosen["l2"] >= 1 - chosen["momentum"]:
+        scaled = f"--learning-rate, which is scaled by {factor:g} with the batch,"
+        raise click.UsageError(f"the product of {scaled} and --l2 must be below 1 minus --momentum: lower one of them")
+    return LargeBatch(base, factor, chosen["warmup"] * steps)
 
 
 def stopping(chosen: dict[str, Any]) -> EarlyStopping | None:
@@ -131,7 +135,7 @@ def checkpoints(chosen: dict[str, Any]) -> Checkpoints | None:
 
 
 def strategy_options(chosen: dict[str, Any]) -> dict[str, Any]:
-    """What the chosen strategy is told beside the data set, the communicator and the descent."""
+    """Options of the chosen strategy, beside the data set, the communicator and the descent."""
     kind = STRATEGIES[chosen["strategy"]]
     options = {"threads": chosen["threads"]}
     if issubclass(kind, LossyStrategy) and chosen["density"] is not None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
 
-__all__ = ["BALANCED", "weighted_by_class"]
+__all__ = ["BALANCED", "of_mean_one", "weighted_by_class"]
 
 BALANCED = "balanced"
 
@@ -23,7 +24,8 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, co
     ----------
     dataset : Dataset
     weights : mapping or "balanced"
-        From labels to numbers, 1 for labels that are left out; or such that all classes count alike, and a sample 1 on average.
+        From labels to what the weights of their samples are multiplied by, 1 for labels that are left out; or such that all classes
+        count alike, and a sample 1 on average.
 
     Examples
     --------
@@ -40,10 +42,37 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, co
     return replace(dataset, weights=counts)
 
 
+def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
+    """The data set with weights of samples that are 1 on average over all ranks; collective.
+
+    So the loss of the set is the mean by weights, whatever their scale: a sample of weight 2 counts as if it were there twice, and
+    weights change neither the learning rate nor what a penalty weighs beside the loss. The estimators' ``fit`` does the same.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if no sample counts.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> from scipy.sparse import csr_array
+    >>> samples = Dataset.from_scipy(csr_array(np.ones((4, 1))), [-1, 1, 1, 1])
+    >>> of_mean_one(weighted_by_class(samples, {-1: 6, 1: 2}, sar.SERIAL), sar.SERIAL).weights.round(3)
+    array([2.   , 0.667, 0.667, 0.667])
+    """
+    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+    samples, overall = (sum(column) for column in zip(*gather(comm, (dataset.rows, float(counts.sum())))))
+    if not overall > 0:
+        raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
+    return replace(dataset, weights=counts * (samples / overall))
+
+
 def _balancing(dataset: Dataset, comm: Any) -> dict[float, float]:
     labels, counts = np.unique(dataset.labels, return_counts=True)
     totals: dict[float, int] = {}
     for own in gather(comm, dict(zip(labels.tolist(), counts.tolist()))):
         for label, count in own.items():
             totals[label] = totals.get(label, 0) + count
-    return {label: dataset.total / (len(totals) * count) for label, count in totals.items()}
+    samples = sum(totals.values())  # which are P times those that there are, where each rank holds all
+    return {label: samples / (len(totals) * count) for label, count in totals.items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
+
+from sparseallreduce.errors import SparseAllreduceError
 
 __all__ = ["agreed", "gather"]
 
@@ -23,7 +26,16 @@ def agreed(comm: Any, action: Callable[[], T]) -> T:
         result = action()
     except Exception as error:
         failure = error
-    for raised in gather(comm, failure):
+    for raised in gather(comm, failure if comm.size == 1 else _portable(failure)):
         if raised is not None:
             raise raised
     return cast(T, result)
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The error, or what other ranks can be told of it: some cannot be pickled, or not be made again from their pickle."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return SparseAllreduceError(f"{type(error).__name__}: {error}")

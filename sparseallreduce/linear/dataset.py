@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from sparseallreduce.errors import DatasetError, MismatchError
+from sparseallreduce.linear.checks import check_rows
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.runtime.mpi import world
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Dataset", "Rows", "read_only"]
@@ -30,29 +34,31 @@ class Dataset:
     """The samples of one rank as compressed sparse rows, and where they stand among those of all ranks.
 
     Samples are numbered over all ranks as they stand in the file, whatever the number of ranks. The arrays are read-only views of
-    those given, which may be a memory-mapped file: so compiled loops meet them in one form, wherever they come from.
+    those given, which may be a memory-mapped file: so compiled loops meet them in one form, wherever they come from. What is said
+    here of the arrays is checked, on all ranks at once, by the strategy that is made of them.
     """
 
     indptr: Array  # int64, samples of this rank + 1: where each sample begins among the non-zeros
-    indices: Array  # the feature of every non-zero, from 0, in order within a sample; uint32, or uint64 above 2**32 features
+    indices: Array  # the feature of every non-zero, from 0, increasing within a sample; uint32, or uint64 above 2**32 features
     values: Array  # float32, or float64 for training in that; one a non-zero
     labels: Array  # float64, one a sample
     features: int  # dimension N
     first: int = 0  # number of this rank's first sample among all
     total: int = -1  # samples of all ranks; those of this rank if not given
     source: str = "samples"  # what errors call them
-    weights: Array | None = None  # float64, what each sample counts in loss and gradient, on average over all ranks 1; None if all alike
+    weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
 
     def __post_init__(self) -> None:
-        for name in ("indptr", "indices", "values", "labels"):
-            object.__setattr__(self, name, read_only(np.asarray(getattr(self, name))))
+        for name in ("indptr", "indices", "values", "labels", "weights"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, read_only(np.asarray(getattr(self, name))))
         if self.total < 0:
             object.__setattr__(self, "total", self.rows)
 
     @property
     def rows(self) -> int:
         """Samples of this rank."""
-        return len(self.labels)
+        return len(self.indptr) - 1
 
     @property
     def nnz(self) -> int:
@@ -65,7 +71,24 @@ class Dataset:
 
     @classmethod
     def from_scipy(cls, samples: Any, labels: Any, *, first: int = 0, total: int = -1) -> Dataset:
-        """The data set of a ``scipy.sparse`` matrix or array with a row a sample, whose features are sorted if they are not.
+        """The data set of a ``scipy.sparse`` matrix or array, or a dense one, with a row a sample.
+
+        Without ``first`` and ``total`` these are all samples there are. Where several ranks train, every one of them gives the same,
+        and takes its share of them: ranks that have samples of their own give them to :meth:`of_ranks`.
+
+        Parameters
+        ----------
+        samples : scipy.sparse matrix or array, or ndarray, shape (samples, features)
+            Of numbers, which are taken as float32. Features of a row are sorted, and duplicates added up, where they have to be.
+        labels : array-like, shape (samples,)
+            Numbers.
+        first, total : int, optional
+            Where ranks count their samples themselves: the number of this one's first, and the samples of all ranks.
+
+        Raises
+        ------
+        DatasetError
+            If these are no numbers, or samples no matrix.
 
         Examples
         --------
@@ -74,18 +97,85 @@ class Dataset:
         >>> dataset.indices, dataset.features, dataset.total
         (array([1, 0], dtype=uint32), 2, 2)
         """
-        rows = samples.tocsr()
-        if not rows.has_sorted_indices:
-            rows = rows.sorted_indices()
+        rows = _compressed(samples)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused where it is checked
+            values = rows.data.astype(np.float32)
         return cls(
             rows.indptr.astype(np.int64),
             rows.indices.astype(index_dtype(rows.shape[1])),
-            rows.data.astype(np.float32),
-            np.asarray(labels, dtype=np.float64),
+            values,
+            _numbers(labels),
             rows.shape[1],
             first,
             total,
         )
+
+    @classmethod
+    def of_ranks(cls, samples: Any, labels: Any, comm: Any = None) -> Dataset:
+        """The data set that the samples of all ranks make up together, rank by rank; collective over ``comm``.
+
+        Parameters
+        ----------
+        samples, labels
+            This rank's, as for :meth:`from_scipy`; there may be none.
+        comm : mpi4py.MPI.Intracomm or SERIAL, optional
+            ``MPI.COMM_WORLD`` by default.
+
+        Raises
+        ------
+        DatasetError
+            On all ranks alike, if the samples or labels of any rank cannot be trained on.
+        MismatchError
+            On all ranks alike, if two ranks that have samples give different numbers of features.
+
+        Examples
+        --------
+        >>> import sparseallreduce as sar
+        >>> dataset = Dataset.of_ranks(csr_array([[0.0, 2.0], [3.0, 0.0]]), [1, -1], sar.SERIAL)
+        >>> dataset.first, dataset.rows, dataset.total
+        (0, 2, 2)
+        """
+        comm = world() if comm is None else comm
+
+        def checked() -> Dataset:
+            dataset = cls.from_scipy(samples, labels)
+            check_rows(dataset)
+            return dataset
+
+        mine = agreed(comm, checked)
+        ranks = gather(comm, (mine.rows, mine.features))
+        widths = {features for rows, features in ranks if rows} or {max(features for _, features in ranks)}
+        if len(widths) > 1:
+            listed = ", ".join(str(features) for _, features in ranks)
+            raise MismatchError(f"all ranks must give as many features, but ranks 0 to {comm.size - 1} give {listed}")
+        features, total = widths.pop(), sum(rows for rows, _ in ranks)
+        indices = mine.indices.astype(index_dtype(features), copy=False)
+        return replace(mine, features=features, indices=indices, first=sum(rows for rows, _ in ranks[: comm.rank]), total=total)
+
+
+def _compressed(samples: Any) -> csr_array:
+    """Samples as rows whose features increase."""
+    try:
+        rows = csr_array(samples.tocsr() if hasattr(samples, "tocsr") else samples)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(f"samples are no matrix of numbers: {error}") from None
+    if rows.ndim != 2 or rows.dtype.kind not in "biuf":
+        raise DatasetError(f"samples must be a matrix of real numbers, not {rows.ndim}-dimensional of {rows.dtype}")
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    return rows
+
+
+def _numbers(labels: Any) -> Array:
+    """Labels as float64."""
+    try:
+        given = np.asarray(labels)
+        if given.dtype.kind in "USc":
+            raise TypeError(f"they are {given.dtype}")
+        return given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(f"labels must be real numbers ({error}): number the classes") from None
 
 
 def read_only(array: Array) -> Array:

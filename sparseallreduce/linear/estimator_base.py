@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import warnings
+import zlib
 from abc import abstractmethod
 from dataclasses import replace
 from numbers import Number
@@ -26,7 +27,7 @@ from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.schedules import SCHEDULES, Plateau, Reactive, Schedule
+from sparseallreduce.linear.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
@@ -53,14 +54,18 @@ PARAMETERS = """
     fit_intercept : bool
         Whether a number, which is not penalised, is added to every score.
     learning_rate : float or "auto"
-        "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples.
+        "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples; in calls of ``partial_fit``, from
+        those of all calls so far.
     schedule : str or callable
         How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
-        four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate.
+        four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate. Calls of
+        ``partial_fit`` go on with the steps and losses of those before, but "plateau" keeps the rate: losses of other samples do not say
+        whether it has fallen.
     momentum : float
         The share of a step's velocity that is left in the next, below 1.
     average : bool or int
-        Whether ``coef_`` is the mean of the weights after all steps of a call, or after all but the first so many.
+        Whether ``coef_`` is the mean of the weights after all steps, or after all but the first so many: of a ``fit``, or of the calls
+        of ``partial_fit`` that follow each other.
     batch_size : int
         Samples a rank and step.
     max_iter : int
@@ -80,7 +85,7 @@ PARAMETERS = """
         Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
     density : float, optional
         Of the lossy strategies, :data:`sparseallreduce.linear.LOSSY`: the share of the weights that a step may change, by default 0.01.
-        What the others would change waits in residuals, and is dropped at the end of a call.
+        What the others would change waits in residuals, for the next ``partial_fit``; at the end of a ``fit`` it is dropped.
     threads : int
         Of every rank; how many there are changes no bit.
     random_state : int, RandomState or None
@@ -112,6 +117,38 @@ class Samples(NamedTuple):
     rows: csr_array  # of float32 or float64
     labels: Array
     counts: Array  # float64, what each sample counts
+
+
+class _Progress(NamedTuple):
+    """How far the calls of ``partial_fit`` have come with one score, beside its weights."""
+
+    passes: int  # that have been made with the same seed
+    memory: dict[str, Any]  # of the weights
+    schedule: dict[str, float]  # its state
+    residual: Array | None  # of a lossy strategy: this rank's
+    scales: Array  # of the features in these
+
+    def checksum(self) -> int:
+        """A number that has to be the same on all ranks, whose weights would drift apart else."""
+        bits = zlib.crc32(repr((self.passes, sorted(self.schedule.items()))).encode())
+        for name in sorted(self.memory):
+            bits = zlib.crc32(np.asarray(self.memory[name]).tobytes(), bits)
+        return bits
+
+    @classmethod
+    def of(cls, strategy: Strategy, schedule: Schedule, passes: int, scales: Array) -> _Progress:
+        """What a run has left; collective."""
+        residual = strategy.residual.copy() if isinstance(strategy, LossyStrategy) else None
+        state = schedule.state() if isinstance(schedule, Reactive) else {}
+        return cls(passes, strategy.weights.memory(), state, residual, scales)
+
+
+class _Run(NamedTuple):
+    """One score, trained."""
+
+    learned: Array  # weights, intercept last
+    epochs: list[Epoch]
+    progress: _Progress | None  # for a partial_fit that follows
 
 
 class LinearEstimator(BaseEstimator):
@@ -174,7 +211,8 @@ class LinearEstimator(BaseEstimator):
             This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64.
         y : array-like, shape (samples,)
         sample_weight : array-like, shape (samples,), optional
-            What each sample counts: 2 is as good as having it twice.
+            What each sample counts: 2 is as good as having it twice. So the loss is the mean by weights, of which only the ratios
+            matter: they change neither the learning rate nor what a penalty weighs. ``sparseallreduce train`` does the same.
 
         Raises
         ------
@@ -183,7 +221,7 @@ class LinearEstimator(BaseEstimator):
         DivergenceError
             If the learning rate is too high.
         """
-        return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and hasattr(self, "coef_"))
+        return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and hasattr(self, "coef_"), partial=False)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""
@@ -246,24 +284,25 @@ class LinearEstimator(BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False, ensure_min_samples=least)
         return self._fitted().decision_function(X)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, classes: Any = None) -> Self:
-        """Train, from zero or ``onward`` from the weights that are there; collective."""
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
+        """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
         comm = self._communicator()
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward))
-        self._check_alike(samples, passes, comm)
+        self._check_alike(samples, passes, partial, comm)
         targets, counts = self._targets(samples, comm, onward, classes)
-        dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm), comm, onward)
-        rate = self._initial_rate(dataset, comm)
+        dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm, partial), comm, onward)
+        rate = self._initial_rate(dataset, comm, partial, onward)
         seed = gather(comm, int(check_random_state(self.random_state).randint(2**31)))[0]
         steps: int = getattr(self, "t_", 0) if onward else 0
 
+        before = self._progress_so_far(comm) if onward and partial else None
         runs = []
         for number, target in enumerate(targets):
             own = replace(dataset, labels=target)
             start = self._start(own, number if onward else None, scales, comm)
-            runs.append(self._run(own, start, rate, steps, passes, seed, comm))
-        weights = np.array([learned[: dataset.features] / scales for learned, _ in runs])
-        intercepts = np.array([learned[dataset.features :].sum(dtype=np.float64) for learned, _ in runs])
+            runs.append(self._run(own, start, rate, steps, passes, seed, comm, scales, partial, before[number] if before else None))
+        weights = np.array([run.learned[: dataset.features] / scales for run in runs])
+        intercepts = np.array([run.learned[dataset.features :].sum(dtype=np.float64) for run in runs])
         several = len(runs) > 1
         self._take(
             FittedModel(
@@ -273,7 +312,9 @@ class LinearEstimator(BaseEstimator):
                 getattr(self, "classes_", np.empty(0)),
             )
         )
-        self.history_ = [epochs for _, epochs in runs]
+        # Weights that somebody puts in the place of these are gone on from anew.
+        self._progress = (self.coef_, [run.progress for run in runs]) if partial else None
+        self.history_ = [run.epochs for run in runs]
         self.n_iter_ = max(len(epochs) for epochs in self.history_)
         self.t_ = steps + max(sum(epoch.steps for epoch in epochs) for epochs in self.history_)
         return self
@@ -320,12 +361,12 @@ class LinearEstimator(BaseEstimator):
         if not callable(self.schedule) and self.schedule not in (PLATEAU, *SCHEDULES):
             raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES))}, not {self.schedule!r}")
 
-    def _check_alike(self, samples: Samples, passes: int, comm: Any) -> None:
+    def _check_alike(self, samples: Samples, passes: int, partial: bool, comm: Any) -> None:
         """Refuse on every rank what differs between ranks."""
         own = self.get_params(deep=False)
         for name in ("comm", "random_state", "verbose"):
             del own[name]
-        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, passes))
+        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, (passes, partial)))
         widths = [shape[1] for shape, _, _ in ranks]
         if len(set(widths)) > 1:
             raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
@@ -346,10 +387,26 @@ class LinearEstimator(BaseEstimator):
         scales = feature_scales(self._magnitudes)
         return scaled(dataset, scales), scales
 
-    def _initial_rate(self, dataset: Dataset, comm: Any) -> float:
+    def _progress_so_far(self, comm: Any) -> list[_Progress] | None:
+        """That of the last ``partial_fit``, if weights and ranks are still those; collective."""
+        weights, progress = getattr(self, "_progress", None) or (None, None)
+        own: list[_Progress] | None = progress if weights is self.coef_ else None
+        ranks = gather(comm, None if own is None else [score.checksum() for score in own])
+        if any(rank is None for rank in ranks):
+            return None
+        if any(rank != ranks[0] for rank in ranks):
+            raise MismatchError("the ranks have made different calls of partial_fit before: give all the same model")
+        return own
+
+    def _initial_rate(self, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         if isinstance(self.learning_rate, int | float):
             return float(self.learning_rate)
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
+        if partial:
+            # Weights are not of mean one, and a step must be stable on the samples of any call.
+            eigenvalue *= _mean(np.ones(dataset.rows), dataset, comm)
+            eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
+        self._eigenvalue = eigenvalue
         shrinking = self.l2 / (1 - self.momentum)  # a step of rate * shrinking = 1 would end at zero
         return 1 / (self._curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
@@ -362,8 +419,7 @@ class LinearEstimator(BaseEstimator):
         """The rate of every step after so many of earlier calls."""
         if self.schedule == PLATEAU:
             return Plateau(rate, _CUT, patience, tolerance)
-        schedule: Schedule = (self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate)
-        return schedule if isinstance(schedule, Reactive) else lambda step: schedule(step + steps)
+        return Onward((self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate), steps)
 
     def _start(self, dataset: Dataset, number: int | None, scales: Array, comm: Any) -> Array:
         """The weights that a score starts from, intercept last: those of the score so far, or the best without features."""
@@ -380,12 +436,22 @@ class LinearEstimator(BaseEstimator):
         """The score to start from without features: for a regression the mean label."""
         if self._model.classifies or not self.fit_intercept:
             return 0.0
-        return _mean(dataset.labels, dataset, comm)
+        return _mean(dataset.labels, dataset, comm) / _mean(np.ones(dataset.rows), dataset, comm)
 
     def _run(
-        self, dataset: Dataset, start: Array, rate: float, steps: int, passes: int, seed: int, comm: Any
-    ) -> tuple[Array, list[Epoch]]:
-        """Train one score; the weights, intercept last, and what each pass came to."""
+        self,
+        dataset: Dataset,
+        start: Array,
+        rate: float,
+        steps: int,
+        passes: int,
+        seed: int,
+        comm: Any,
+        scales: Array,
+        partial: bool,
+        before: _Progress | None,
+    ) -> _Run:
+        """Train one score."""
         model, strategy = self._model(), self._strategy(dataset, comm)
         strategy.assign(start)
         constant = np.full(dataset.rows, self._constant(dataset, comm))
@@ -395,13 +461,27 @@ class LinearEstimator(BaseEstimator):
             plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
         schedule = self._schedule(rate, steps, patience, tolerance)
-        trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed), stopping=stopping)
+        if before is not None:
+            self._take_up(before, strategy, schedule, scales)
+        passed = 0 if before is None else before.passes
+        trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed, before=passed), stopping=stopping)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
         if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
             warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
-        return strategy.weights.to_array(), trainer.history
+        learned = strategy.weights.to_array()
+        return _Run(learned, trainer.history, _Progress.of(strategy, schedule, passed + passes, scales) if partial else None)
+
+    def _take_up(self, before: _Progress, strategy: Strategy, schedule: Schedule, scales: Array) -> None:
+        """Have a run go on where others ended."""
+        stretch = scales / before.scales
+        strategy.weights.remember(before.memory, stretch)
+        if isinstance(strategy, LossyStrategy) and before.residual is not None:
+            strategy.residual[:] = before.residual
+            strategy.residual[: strategy.dataset.features] *= stretch
+        if isinstance(schedule, Reactive) and self.schedule != PLATEAU and before.schedule:
+            schedule.restore(before.schedule)
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]
@@ -438,8 +518,8 @@ def counts_of(sample_weight: Any, samples: int) -> Array:
     return np.asarray(counts)
 
 
-def _dataset(rows: csr_array, counts: Array, comm: Any) -> Dataset:
-    """The samples of all ranks in the trainer's form, with weights of mean one; collective."""
+def _dataset(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Dataset:
+    """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective."""
     ranks = gather(comm, (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
     return Dataset(
@@ -450,5 +530,5 @@ def _dataset(rows: csr_array, counts: Array, comm: Any) -> Dataset:
         features=rows.shape[1],
         first=sum(share for share, *_ in ranks[: comm.rank]),
         total=total,
-        weights=counts * (total / overall),
+        weights=counts if partial else counts * (total / overall),
     )

@@ -99,16 +99,23 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         self.class_weight = class_weight
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Make one pass over the samples of all ranks, from the weights that are there; collective.
+        """Make one pass over the samples of all ranks, from where the last call ended; collective.
+
+        Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
+        are set.
 
         Parameters
         ----------
-        X, y, sample_weight
+        X, y
             As for :meth:`fit`.
+        sample_weight : array-like, shape (samples,), optional
+            What the loss of each sample is multiplied by, as in scikit-learn's ``SGDClassifier``: the samples of calls are weighed
+            against each other, too.
         classes : array-like, optional
             All labels that this and later calls may have; needed in the first call.
         """
-        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), classes=() if classes is None else classes)
+        onward = hasattr(self, "coef_")
+        return self._learn(X, y, sample_weight, passes=1, onward=onward, partial=True, classes=() if classes is None else classes)
 
     def decision_function(self, X: Any) -> Array:
         """The scores of this rank's samples: shape (samples,) for two classes, above zero for the second; else (samples, classes)."""
@@ -253,8 +260,20 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     _curvature = 1.0
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Make one pass over the samples of all ranks, from the weights that are there; collective. As :meth:`fit` else."""
-        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"))
+        """Make one pass over the samples of all ranks, from where the last call ended; collective.
+
+        Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
+        are set.
+
+        Parameters
+        ----------
+        X, y
+            As for :meth:`fit`.
+        sample_weight : array-like, shape (samples,), optional
+            What the loss of each sample is multiplied by, as in scikit-learn's ``SGDRegressor``: the samples of calls are weighed
+            against each other, too.
+        """
+        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), partial=True)
 
     def predict(self, X: Any) -> Array:
         """The predicted numbers of this rank's samples, shape (samples,)."""

@@ -156,9 +156,9 @@ def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
 
 @inlined
 def _soft(v: float, tau: float) -> float:
-    """``v`` drawn towards zero by ``tau``, at most to zero."""
+    """``v`` drawn towards zero by ``tau``, at most to zero; what is no number stays so, for the run to end by."""
     if v > tau:
         return v - tau
     if v < -tau:
         return v + tau
-    return 0.0 if tau > 0 else v
+    return 0.0 if tau > 0 and not np.isnan(v) else v

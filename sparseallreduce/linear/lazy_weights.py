@@ -129,6 +129,28 @@ class LazyWeights(Weights):
         self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
         self._written[:, : self._now + 1] = state["table"]
 
+    def memory(self) -> dict[str, Any]:
+        self.complete()
+        self._settle()
+        memory = super().memory() | {"intercept_velocity": self._intercept_velocity}
+        if self.descent.momentum:
+            memory["velocity"] = self._velocity.copy()
+        if self.descent.averages:
+            # What is learned is the average, and steps go on from the last weights.
+            memory |= {"weights": self.direction.copy(), "sums": self._sums.copy(), "averaged": self._averaged}
+            memory |= {"intercept": self.intercept, "intercept_sum": self._intercept_sum}
+        return memory
+
+    def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
+        super().remember(memory, stretch)
+        if self.descent.momentum and "velocity" in memory:
+            self._write(_velocity=memory["velocity"] / stretch)
+            self._intercept_velocity = memory["intercept_velocity"]
+        if self.descent.averages and "sums" in memory:
+            self._write(direction=memory["weights"] * stretch, _sums=memory["sums"] * stretch)
+            self._averaged, self.intercept = memory["averaged"], memory["intercept"]
+            self._intercept_sum = memory["intercept_sum"]
+
     def _shared_names(self) -> list[str]:
         features = len(self.direction)
         return [name for name in ("direction", "_velocity", "_sums", "_last") if len(getattr(self, name)) == features]

@@ -11,7 +11,6 @@ computed its own, and so has read the weights.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Generator
 from typing import Any
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.linear.collective import gather
-from sparseallreduce.runtime.cores import allowed_cores, count_cores
+from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory, this_place
 from sparseallreduce.runtime.shared import LINE, patience, shared_memory, word_kernels
 
 __all__ = ["Replica", "shared_replica"]
@@ -103,13 +102,15 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     """
     if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW:
         return None
-    told = gather(comm, (socket.gethostname(), threads, allowed_cores()))
-    here = [rank for rank, (host, _, _) in enumerate(told) if host == told[comm.rank][0]]
+    told = gather(comm, (this_place(), threads))
+    places = [place for place, _ in told]
+    here, neighbours = same_memory(places, comm.rank), same_host(places, comm.rank)
     rank, everyones = here.index(comm.rank), [told[other][1] for other in here]
     memory = _shared(shared_memory(rank, Replica.nbytes(arrays, len(here))), here, comm)
     if memory is None or len(here) == 1:
         return None
-    replica = Replica(memory, arrays, rank, everyones, len(here) > count_cores(told[other][2] for other in here), comm)
+    crowded = len(neighbours) > count_cores(places[other] for other in neighbours)
+    replica = Replica(memory, arrays, rank, everyones, crowded, comm)
     replica.come()
     replica.wait()
     return replica

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "InverseScaling",
     "InverseTime",
     "LargeBatch",
+    "Onward",
     "Plateau",
     "Reactive",
     "Schedule",
@@ -119,6 +120,9 @@ class Reactive(ABC):
     def react(self, loss: float) -> None:
         """An epoch has ended with this loss of the training set, penalty included."""
 
+    def limit(self, rate: float) -> None:  # noqa: B027  # not abstract: few schedules grow
+        """Never grow to this rate; a schedule that does not grow by itself need not listen."""
+
     @abstractmethod
     def state(self) -> dict[str, float]:
         """What it remembers, for a checkpoint."""
@@ -131,6 +135,8 @@ class Reactive(ABC):
 @dataclass
 class BoldDriver(Reactive):
     """The rate grows by 5 % after an epoch in which the loss fell, and halves after one in which it rose.
+
+    Growth that would take it to a :meth:`limit` is left out.
 
     The heuristic of Battiti (*Accelerated backpropagation learning*, 1989) in the form of Gemulla et al. (*Large-scale matrix
     factorization with distributed stochastic gradient descent*, 2011, section 5.1).
@@ -146,6 +152,7 @@ class BoldDriver(Reactive):
     growth: float = 1.05
     cut: float = 0.5
     last: float = math.inf  # loss
+    most: float = field(default=math.inf, repr=False)  # that the rate stays below as it grows
 
     def __post_init__(self) -> None:
         _require(self.growth >= 1, f"the growth must be at least 1, not {self.growth}")
@@ -155,9 +162,14 @@ class BoldDriver(Reactive):
         return self.rate
 
     def react(self, loss: float) -> None:
-        if self.last < math.inf:
-            self.rate *= self.growth if loss < self.last else self.cut
+        if self.last < math.inf and not loss < self.last:
+            self.rate *= self.cut
+        elif self.last < math.inf and self.rate * self.growth < self.most:
+            self.rate *= self.growth
         self.last = loss
+
+    def limit(self, rate: float) -> None:
+        self.most = rate
 
     def state(self) -> dict[str, float]:
         return {"rate": self.rate, "last": self.last}
@@ -235,6 +247,40 @@ class LargeBatch(Reactive):
     def react(self, loss: float) -> None:
         if isinstance(self.schedule, Reactive):
             self.schedule.react(loss)
+
+    def limit(self, rate: float) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.limit(rate / max(1.0, self.factor))
+
+    def state(self) -> dict[str, float]:
+        return self.schedule.state() if isinstance(self.schedule, Reactive) else {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.restore(state)
+
+
+@dataclass
+class Onward(Reactive):
+    """Another schedule from a later step on: that of a run which goes on where others ended.
+
+    >>> Onward(InverseTime(1.0, halving=1), 3)(0)
+    0.25
+    """
+
+    schedule: Schedule
+    steps: int  # of the others
+
+    def __call__(self, step: int) -> float:
+        return self.schedule(step + self.steps)
+
+    def react(self, loss: float) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.react(loss)
+
+    def limit(self, rate: float) -> None:
+        if isinstance(self.schedule, Reactive):
+            self.schedule.limit(rate)
 
     def state(self) -> dict[str, float]:
         return self.schedule.state() if isinstance(self.schedule, Reactive) else {}

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import DivergenceError, TrainingStopped
+from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.checks import check_alike, check_labels, check_parts, described, own_samples
 from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.consensus import Consensus
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.schedules import Reactive, Schedule
+from sparseallreduce.linear.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.trace import trace
@@ -36,6 +37,7 @@ PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "e
 # Of the permutation of samples. Six leave no visible trace in 70,000 samples, but prefer some orders of five to others.
 _ROUNDS = 6
 _FEW, _ROUNDS_OF_FEW = 1 << 16, 24
+_MOST = 0.99  # of the learning rate at which the L2 term would turn signs, that a schedule may come to by itself
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class Options:
     seed: int = 0  # of the order of samples
     global_batch: int = 0  # samples a step over all ranks; 0 for batch_size times the ranks that hold samples
     densities: bool = False  # whether an epoch reports the densities of every step
+    before: int = 0  # passes that earlier runs have made with this seed: orders of samples go on with the next
 
     def __post_init__(self) -> None:
-        for name, lowest in (("epochs", 0), ("batch_size", 1), ("seed", 0), ("global_batch", 0)):
+        for name, lowest in (("epochs", 0), ("batch_size", 1), ("seed", 0), ("global_batch", 0), ("before", 0)):
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
 
@@ -80,7 +83,7 @@ class Trainer:
     """Trains the weights of a model on the samples of all ranks.
 
     A step has three parts: every rank computes the gradient of those samples of the global batch that it holds, the strategy sums
-    these gradients, and every rank subtracts the sum from its own copy of the weights.
+    these gradients, and every rank subtracts the sum from its own copy of the weights. All ranks make their trainers together.
 
     Parameters
     ----------
@@ -88,7 +91,8 @@ class Trainer:
     strategy : Strategy
         Made of this rank's training samples and the communicator.
     schedule : callable
-        From the number of a step to its learning rate. A :class:`~sparseallreduce.linear.schedules.Reactive` one is told the loss.
+        From the number of a step to its learning rate: at least 0, and times ``l2`` below 1 minus the momentum. A
+        :class:`~sparseallreduce.linear.schedules.Reactive` one is told the loss.
     options : Options
     stopping : EarlyStopping, optional
     checkpoints : Checkpoints, optional
@@ -100,6 +104,15 @@ class Trainer:
         Steps taken, over all epochs.
     history : list of Epoch
         The epochs that have ended, those before a resumption included.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if there are no samples, or labels of another kind than the model's.
+    MismatchError
+        On all ranks alike, if settings differ between ranks, or their samples do not make up one data set.
+    AlgorithmError
+        On all ranks alike, if the first learning rate, or that at the end of a warm-up, is out of range.
     """
 
     def __init__(
@@ -125,10 +138,36 @@ class Trainer:
         self.history: list[Epoch] = []
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
-        l2 = strategy.descent.l2 * strategy.descent.pull
-        if schedule(0) * l2 >= 1:
-            raise ValueError(f"learning rate times l2 must be below 1, not {schedule(0):g} * {l2:g}: lower one of them")
+        agreed(self.comm, self._check)
+        check_alike(self.comm, self._settings())
+        check_parts(self.dataset, self.comm, strategy.workers)
+        if isinstance(schedule, Reactive) and strategy.descent.l2:
+            schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
         self._identity = {} if checkpoints is None else self._identified()
+
+    def _check(self) -> None:
+        """Refuse labels and rates that this model cannot be trained by."""
+        check_labels(self.dataset, self.model)
+        self._rate(0)
+        if isinstance(self.schedule, LargeBatch):
+            self._rate(self.schedule.steps)
+
+    def _settings(self) -> dict[str, Any]:
+        """What all ranks must have been told alike."""
+        checkpoints = self.checkpoints
+        identity = self.strategy.identity()
+        for agreed_in_sums in ("algorithm", "density"):
+            identity.pop(agreed_in_sums, None)
+        return {
+            "model": f"{self.model.name} ({type(self.model).__qualname__})",
+            "number of workers": self.strategy.workers,
+            **identity,
+            **asdict(self.options),
+            "schedule": self.schedule,
+            "first learning rate": self.schedule(0),
+            "early stopping": self.stopping,
+            "rhythm of checkpoints": checkpoints and (checkpoints.every_steps, checkpoints.after_epochs),
+        }
 
     @property
     def weights(self) -> Weights:
@@ -152,7 +191,7 @@ class Trainer:
         CheckpointError
             On all ranks, if data, model or options differ, with the difference named; the number of epochs may.
         """
-        check_identity(checkpoint.identity, self._identity)
+        agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
         progress = checkpoint.progress
         self.step, self._position = progress["step"], progress["position"]
         self.history = [Epoch(**record) for record in progress["epochs"]]
@@ -168,7 +207,8 @@ class Trainer:
         Parameters
         ----------
         test : Dataset, optional
-            Samples to measure the model on, with the features and the label coding of the training set.
+            Samples to measure the model on, with the features and the label coding of the training set; shared by the ranks, or given
+            whole on each, as the training set may be.
         on_step : callable, optional
             Called after every step.
 
@@ -179,11 +219,16 @@ class Trainer:
 
         Raises
         ------
+        DatasetError, MismatchError
+            On every rank, before the first step, if the test set is not such, or given on some ranks alone.
+        AlgorithmError
+            On every rank, if the learning rate of a step is out of range.
         DivergenceError
             On every rank, if a weight or the loss is no longer finite. The checkpoints that were written before are kept.
         TrainingStopped
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
+        test = self._tested(test)
         self.strategy.warm_up()
         threshold = class_threshold(self.model, self.dataset, self.comm)
         stop = False
@@ -202,6 +247,23 @@ class Trainer:
             stop = self.stopping is not None and self.stopping.after_epoch(getattr(epoch, self.stopping.watch))
             yield epoch
 
+    def _tested(self, test: Dataset | None) -> Dataset | None:
+        """This rank's samples of a test set; collective."""
+        check_alike(self.comm, {"test set": "given" if test is not None else "not given"})
+        if test is None:
+            return None
+        own = own_samples(test, self.comm, self.strategy.workers, "test set")
+
+        def check() -> None:
+            if own.features > self.dataset.features:
+                many = f"the test set has {own.features} features, and the training set {self.dataset.features}"
+                raise DatasetError(f"{own.source}: {many}: read both with the same number")
+            check_labels(own, self.model)
+
+        agreed(self.comm, check)
+        check_parts(own, self.comm, self.strategy.workers)
+        return own
+
     def _train(self, on_step: Callable[[], object] | None) -> None:
         """The rest of a pass over the training set."""
         stopped = None
@@ -212,7 +274,11 @@ class Trainer:
                 stopped = self._take_steps(on_step)
             self.strategy.drain()
         except Exception as error:
-            raise self.strategy.give_up(error) from error.__cause__
+            shared = self.strategy.give_up(error)
+            raise shared from (error.__cause__ if shared is error else error)
+        except BaseException as error:
+            self.strategy.give_up(InterruptedError(f"by a {type(error).__name__}"))
+            raise
         told = gather(self.comm, (stopped, self._stop))
         for stopped, _ in told:
             if stopped is not None:
@@ -223,7 +289,7 @@ class Trainer:
     def _take_steps(self, on_step: Callable[[], object] | None) -> str | None:
         """The steps of a worker; returns why they ended early, if they did, the same on all workers."""
         consensus = Consensus(self.strategy.workers_comm)
-        order = batches(self.dataset, self.batch, (self.options.seed, len(self.history) + 1))
+        order = batches(self.dataset, self.batch, (self.options.seed, self.options.before + len(self.history) + 1))
         for rows, count in islice(order, self._position, None):
             self._take_step(rows, count)
             if on_step is not None:
@@ -249,9 +315,20 @@ class Trainer:
             derivatives = derivatives * self.dataset.weights[rows]
         coefficients = np.empty(len(rows), self.dataset.values.dtype)
         gradient = self.strategy.gradient(rows, np.divide(derivatives, count, out=coefficients, casting="same_kind"))
-        self.strategy.update(gradient, self.schedule(self.step))
+        self.strategy.update(gradient, self._rate(self.step))
         self.step += 1
         self._position += 1
+
+    def _rate(self, step: int) -> float:
+        """The learning rate of a step, if the weights can bear it: it must not turn their signs by the L2 term alone."""
+        rate, descent = self.schedule(step), self.strategy.descent
+        if not 0 <= rate < math.inf:
+            raise AlgorithmError(f"a learning rate must be at least 0 and finite, not {rate:g} as in step {step + 1}: change the schedule")
+        if rate * descent.l2 * descent.pull >= 1:
+            below = f"1 minus the momentum, {1 - descent.momentum:g}" if descent.momentum else "1"
+            reason = f"learning rate times l2 must be below {below}, not {rate:g} * {descent.l2:g} as in step {step + 1}"
+            raise AlgorithmError(f"{reason}: lower one of them")
+        return rate
 
     def _wish(self) -> str | None:
         """What this rank wants after a step: why to stop; no reason for just a checkpoint; or nothing."""
@@ -301,7 +378,7 @@ class Trainer:
             **self.strategy.identity(),
             "batch of all ranks": self.batch,
             "seed": self.options.seed,
-            "schedule": repr(self.schedule),
+            "schedule": described(self.schedule),
             "early stopping": repr(self.stopping),
         }
 

@@ -273,6 +273,25 @@ class Weights:
         self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), float(state["intercept"])
         self._write(direction=state["direction"])
 
+    def memory(self) -> dict[str, Any]:
+        """What later steps depend on beside the weights, for a run that goes on from these: see :meth:`remember`. Collective as ``share``.
+
+        Copies, of which those of an array have an entry for every feature.
+        """
+        self.complete()
+        return {"steps": self.steps}
+
+    def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
+        """Go on with this memory of a run with the same descent, after :meth:`assign`.
+
+        Parameters
+        ----------
+        memory : dict
+        stretch : ndarray or float
+            Per feature, what weights have been multiplied by since, because samples have been divided by it.
+        """
+        self.steps = int(memory["steps"])
+
     def _shared_names(self) -> list[str]:
         """Of the arrays with an entry for every feature."""
         return ["direction"]

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from math import ceil
 
 from click.testing import CliRunner
 
 from sparseallreduce.cli import main
+from sparseallreduce.runtime.hosts import Limit, Place, label_hosts
 
 doctor = import_module("sparseallreduce.cli.doctor")
 WITHOUT = "import sys; sys.modules['mpi4py'] = None; from sparseallreduce.cli import main; main(sys.argv[1:])"
@@ -22,7 +24,9 @@ def test_alone(tmp_path):
     assert (report["schema"], report["command"]) == (1, "doctor")
     assert {"mpi", "kernels", "gpu", "network", "processes", "problems"} <= report["results"].keys()
     process = report["results"]["processes"][0]
-    assert process["cores"] == int(process["affinity"], 16).bit_count() >= 1
+    assert process["cores"] == min(int(process["affinity"], 16).bit_count(), ceil(process["cpu_limit"] or 1 << 20)) >= 1
+    (host,) = report["results"]["hosts"]
+    assert (host["ranks"], host["cores"]) == ([0], process["cores"])
     for subject in ("software", "MPI", "ranks", "cores", "kernels", "GPU", "network"):
         assert f"\n{subject} " in f"\n{result.output}"
 
@@ -63,3 +67,27 @@ def test_ranks_and_network_under_mpiexec(mpi_run, tmp_path):
     assert results["mpi"]["standard"]
     assert results["oversubscribed"] == any("share" in problem for problem in results["problems"])
     assert ran.stdout.count("network ") == 1
+
+
+def test_cores_are_those_of_a_machine_and_of_the_limits_of_its_cgroups():
+    host, other = b"h" * 8, b"o" * 8
+    half = [Place(host, bytes([rank]) * 8, b"\xff", (Limit(1 + rank, 500),)) for rank in range(2)]
+    places = [half[0], half[0], half[1], Place(other, other, b"\x03")]
+    processes = [doctor._process(place) for place in places]
+    hosts = label_hosts(["a", "a", "a", "b"], places)
+
+    found = doctor.Findings()
+    doctor._ranks(found, processes, places, hosts)
+
+    assert found.facts["hosts"] == [
+        {"names": ["a", "a (2)"], "ranks": [0, 1, 2], "cores": 1, "cores_without_limit": 8},
+        {"names": ["b"], "ranks": [3], "cores": 2, "cores_without_limit": 2},
+    ]
+    text = "\n".join(found.lines)
+    assert "4: 2 on a, 1 on a (2), 1 on b" in text
+    assert "a, a (2) are parts of one machine: their ranks share its cores, but no memory" in text
+    assert "1 that ranks may use (a cgroup limits their time, else 8)" in text
+    (problem,) = found.problems
+    assert "3 ranks share 1 core(s) on a, a (2)" in problem and "cpu.max" in problem
+    assert found.facts["oversubscribed"]
+    assert [process.cpu_limit for process in processes] == [0.5, 0.5, 0.5, None]

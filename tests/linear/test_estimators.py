@@ -18,7 +18,16 @@ from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.estimator_checks import check_class_weight_balanced_linear_classifier, parametrize_with_checks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import SCHEDULES, Constant, LinearRegression, LinearSVM, LogisticRegression, ModelFileError, load_model
+from sparseallreduce.linear import (
+    SCHEDULES,
+    Constant,
+    LargeBatch,
+    LinearRegression,
+    LinearSVM,
+    LogisticRegression,
+    ModelFileError,
+    load_model,
+)
 
 CLASSIFIERS = [LogisticRegression, LinearSVM]
 ESTIMATORS = [*CLASSIFIERS, LinearRegression]
@@ -306,3 +315,110 @@ def test_threads_change_no_bit():
     weights = [LinearSVM(threads=threads, max_iter=5, tol=None).fit(X, y).coef_ for threads in (1, 2, 3)]
     np.testing.assert_array_equal(weights[0], weights[1])
     np.testing.assert_array_equal(weights[0], weights[2])
+
+
+def passes(estimator, times, X, y, **parameters):
+    """As many calls of `partial_fit` with the same samples, and one of `fit` with as many passes."""
+    classes = {} if estimator is LinearRegression else {"classes": np.unique(y)}
+    parted = estimator(tol=None, **parameters)
+    for _ in range(times):
+        parted.partial_fit(X, y, **classes)
+    return parted, estimator(tol=None, max_iter=times, **parameters).fit(X, y)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.0},
+        {"momentum": 0.9, "l1": 0.01, "l2": 0.1},
+        {"average": True},
+        {"average": 25, "momentum": 0.0},
+        {"average": 25, "momentum": 0.5, "l1": 0.01},
+        {"schedule": "inverse-time", "l2": 0.1},
+        {"schedule": "bold-driver"},
+        {"schedule": lambda rate: LargeBatch(Constant(rate / 4), 4, 30)},
+        {"strategy": "gtopk", "density": 0.3},
+        {"batch_size": 30},
+    ],
+    ids=lambda parameters: ",".join(f"{name}={getattr(value, '__name__', value)}" for name, value in parameters.items()),
+)
+def test_calls_of_partial_fit_go_on_where_the_last_ended(estimator, parameters):
+    X, y = problem()
+    y = X @ np.arange(12.0) / 10 if estimator is LinearRegression else y
+    given = {"l2": 0.05, "learning_rate": 0.05, "schedule": "constant", "batch_size": 200} | parameters
+    parted, whole = passes(estimator, 40, X, y, **given)
+    np.testing.assert_allclose(parted.coef_, whole.coef_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(parted.intercept_, whole.intercept_, rtol=1e-6, atol=1e-9)
+    assert parted.history_[0][-1].loss == pytest.approx(whole.history_[0][-1].loss)
+    assert parted.history_[0][-1].learning_rate == pytest.approx(whole.history_[0][-1].learning_rate)
+
+
+@pytest.mark.parametrize("l1,l2", [(0.0, 0.1), (0.02, 0.0)])
+def test_partial_fit_penalises_as_fit_does(l1, l2):
+    X, y = problem(samples=400)
+    models = passes(LogisticRegression, 600, X, y, l1=l1, l2=l2, batch_size=400)  # a step a call
+    np.testing.assert_allclose(models[0].coef_, models[1].coef_, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_pickled_model_goes_on_as_the_model_itself(average):
+    X, y = problem()
+    model = LogisticRegression(average=average, batch_size=50).partial_fit(X, y, classes=["ant", "bee"])
+    twins = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+    for twin in (model, *twins):
+        twin.partial_fit(X / 2, y)
+    for twin in twins:
+        np.testing.assert_array_equal(twin.coef_, model.coef_)
+
+
+def test_weights_that_were_set_are_gone_on_from():
+    X, y = problem()
+    model = LogisticRegression(average=True, batch_size=50).partial_fit(X, y, classes=["ant", "bee"])
+    model.coef_ = np.full((1, 12), 5.0)
+    model.partial_fit(X[:1], y[:1])
+    np.testing.assert_allclose(model.coef_, 5.0, atol=0.5)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_features_that_turn_out_larger_change_nothing_that_was_learned(average):
+    X, y = problem()
+    settings = {"average": average, "learning_rate": 0.01, "schedule": "constant", "l2": 0.0}
+    model = LogisticRegression(**settings).partial_fit(X, y, classes=["ant", "bee"])
+    before = model.coef_.copy()
+    far = scipy.sparse.csr_array(([1e9], ([0], [3])), shape=(1, 12))
+    model.partial_fit(far, ["bee"], sample_weight=[1e-12])
+    still = np.arange(12) != 3
+    if not average:
+        assert (np.abs(model.coef_ - before)[0, still] > 0).all()  # the velocity lasts
+    np.testing.assert_allclose(model.coef_[0, still], before[0, still], rtol=1)
+    assert abs(model.coef_[0, 3] - before[0, 3]) < 1e-6
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_weights_of_samples_multiply_the_loss_of_a_partial_fit(estimator):
+    X, y = problem()
+    y = X @ np.arange(12.0) if estimator is LinearRegression else y
+    classes = {} if estimator is LinearRegression else {"classes": np.unique(y)}
+
+    def learned(rate, l2, weight, calls=3):
+        model = estimator(learning_rate=rate, l2=l2, batch_size=50)
+        for _ in range(calls):
+            model.partial_fit(X, y, sample_weight=None if weight is None else np.full(200, weight), **classes)
+        return np.append(model.coef_, model.intercept_)
+
+    np.testing.assert_allclose(learned(0.01, 0.2, 2.0), learned(0.02, 0.1, None), rtol=1e-9)  # as with SGDClassifier
+    assert np.abs(learned(0.01, 0.2, 2.0) - learned(0.01, 0.2, None)).max() > 1e-3
+    whole = [estimator(max_iter=5, tol=None).fit(X, y, weight).coef_ for weight in (None, np.full(200, 2.0))]
+    np.testing.assert_allclose(*whole, rtol=1e-12)  # in fit they count as repetitions
+
+
+def test_the_automatic_rate_of_partial_fits_never_rises():
+    X, y = problem()
+    model = LogisticRegression(batch_size=50)
+    rates = []
+    for scale in (1, 0.01, 1, 0.01):
+        model.partial_fit(scale * X, y, classes=["ant", "bee"])
+        rates.append(model.history_[0][-1].learning_rate)
+    assert rates[0] == pytest.approx(rates[1]) == pytest.approx(rates[2]) == pytest.approx(rates[3])

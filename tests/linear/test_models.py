@@ -41,7 +41,7 @@ def test_predictions_are_a_probability_a_class_and_a_number():
     np.testing.assert_array_equal(MODELS["linear"]().prediction(scores), scores)
 
 
-def test_the_model_of_the_readme_trains():
-    readme = Path(__file__).resolve().parents[2] / "README.md"
-    failed, tried = doctest.testfile(str(readme), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+def test_the_model_of_the_documentation_trains():
+    page = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert tried >= 7 and failed == 0

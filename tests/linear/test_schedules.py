@@ -43,6 +43,17 @@ def test_a_bold_driver_grows_on_success_and_halves_on_failure():
     assert rates == pytest.approx([1, 1.05, 1.05**2, 1.05**2 / 2, 1.05**2 / 4, 1.05**3 / 4])
 
 
+def test_a_bold_driver_stays_where_growth_would_reach_its_limit():
+    schedule = BoldDriver(1.0, growth=2.0)
+    schedule.limit(5.0)
+    rates = []
+    for loss in (5.0, 4.0, 3.0, 2.0, 1.0, 2.0):
+        schedule.react(loss)
+        rates.append(schedule(0))
+    assert rates == [1, 2, 4, 4, 4, 2]
+    assert repr(BoldDriver(1.0)) == "BoldDriver(rate=1.0, growth=1.05, cut=0.5, last=inf)"  # part of what a checkpoint is of
+
+
 def test_a_plateau_is_waited_for_and_cut():
     schedule, rates = Plateau(1.0, factor=0.5, patience=3, tolerance=0.01), []
     for loss in (0.5, 0.4, 0.395, 0.395, 0.395, 0.3, 0.3, 0.3, 0.3):

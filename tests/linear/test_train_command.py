@@ -170,17 +170,46 @@ def test_a_divergent_run_is_one_line_with_step_and_rate(folder):
     assert failed.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("options", [["--schedule", "inverse-time"], ["--schedule", "bold-driver"], ["--strategy", "oktopk"]])
+def test_a_learning_rate_of_zero_is_a_dry_run(folder, tmp_path, options):
+    run(folder, "--learning-rate", "0", "--l2", "0.1", *options, "--model-out", tmp_path / "model.npz", "--json", tmp_path / "out.json")
+    assert not np.load(tmp_path / "model.npz")["weights"].any()
+    assert [epoch["loss"] for epoch in json.loads((tmp_path / "out.json").read_text())["epochs"]] == pytest.approx([np.log(2)] * 3)
+
+
+def test_only_the_ratio_of_class_weights_counts_as_in_the_estimators(folder, tmp_path):
+    for name, weights in (("none", "-1=1,1=1"), ("alike", "-1=4,1=4"), ("ratio", "-1=1,1=3"), ("same ratio", "-1=2,1=6")):
+        run(folder, "--class-weight", weights, "--l2", "1e-2", "--model-out", tmp_path / f"{name}.npz")
+    none, alike, ratio, same = (np.load(tmp_path / f"{name}.npz")["weights"] for name in ("none", "alike", "ratio", "same ratio"))
+    np.testing.assert_array_equal(none, alike)
+    np.testing.assert_allclose(ratio, same, rtol=1e-5)
+    assert np.abs(none - ratio).max() > 0.01
+    refused = run(folder, "--class-weight", "-1=0,1=0", status=1)
+    assert "no sample whose weight is not zero" in refused.stderr and refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("l1", [0, 1e-3])
+def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
+    (tmp_path / "train.svm").write_text("1 1:1e20 2:-1e20\n1 1:1e20 2:1e20\n")
+    failed = run(tmp_path, "--model", "linear", "--batch-size", "1", "--l1", l1, status=1)
+    assert "lower the learning rate" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
         (["--model", "forest"], "'forest' is not one of"),
         (["--batch-size", "0"], "0 is not in the range"),
-        (["--learning-rate", "0"], "0.0 is not in the range"),
+        (["--learning-rate", "-1"], "-1.0 is not in the range"),
         (["--learning-rate", "nan"], "finite"),
         (["--strategy", "dense", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
         (["--servers", "2"], "--servers is of the strategies"),
         (["--l2", "-1"], "-1.0 is not in the range"),
         (["--l2", "3"], "must be below 1"),
+        (["--l2", "0.5", "--scale-with-batch", "10"], "must be below 1"),
+        (["--l2", "0.5", "--scale-with-batch", "10", "--warmup", "1"], "must be below 1"),
+        (["--l2", "0.1", "--momentum", "0.9", "--scale-with-batch", "50", "--learning-rate", "0.8"], "must be below 1 minus --momentum"),
         (["--momentum", "1"], "1.0 is not in the range"),
         (["--nesterov"], "give --momentum too"),
         (["--decay", "0.5"], "--decay is of every --schedule but constant"),

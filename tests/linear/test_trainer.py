@@ -14,14 +14,20 @@ from hypothesis import strategies as st
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
+from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import (
+    LOSSY,
     MODELS,
+    STRATEGIES,
+    BoldDriver,
+    Checkpoints,
     Constant,
     Dataset,
     DenseStrategy,
     Descent,
     DivergenceError,
     InverseTime,
+    LargeBatch,
     Options,
     SparseStrategy,
     Trainer,
@@ -241,6 +247,34 @@ def test_a_divergent_run_stops_with_the_remedy():
         list(trainer.run())
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("descent", [Descent(), Descent(l1=1e-3), Descent(l1=1e-3, momentum=0.5, average_from=0)], ids=repr)
+def test_a_gradient_that_is_no_number_ends_every_run(strategy, descent):
+    if strategy == "ps-async" and descent.momentum:
+        pytest.skip("does without")
+    dataset = Dataset.from_scipy(scipy.sparse.csr_array([[1e20, -1e20], [1e20, 1e20]]), [1.0, 1.0])
+    trainer = Trainer(MODELS["linear"](), STRATEGIES[strategy](dataset, sar.SERIAL, descent), Constant(0.5), Options(4, 1))
+    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match="lower the learning rate"):
+        list(trainer.run())
+
+
+@pytest.mark.parametrize("strategy", LOSSY)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_no_residual_hides_what_is_no_number(strategy, checkpoints, tmp_path):
+    matrix, labels = problem(features=2000)
+    made = STRATEGIES[strategy](Dataset.from_scipy(scipy.sparse.csr_array(matrix), labels), sar.SERIAL, density=0.01)
+    kept = Checkpoints(tmp_path, every_steps=4) if checkpoints else None
+    trainer = Trainer(MODELS["linear"](), made, Constant(0.01), Options(1, 10), checkpoints=kept)
+
+    def spoil():
+        if trainer.step == 3:
+            made.residual[1234] = np.nan  # which no threshold of the steps before selects
+
+    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match="lower the learning rate"):
+        list(trainer.run(on_step=spoil))
+    assert not list(tmp_path.iterdir())
+
+
 def test_options_out_of_range_are_refused():
     for options in ({"epochs": -1}, {"batch_size": 0}, {"seed": -1}):
         with pytest.raises(ValueError, match="must be at least"):
@@ -251,6 +285,50 @@ def test_options_out_of_range_are_refused():
     strategy = SparseStrategy(parted(*problem(), 1)[0], sar.SERIAL, Descent(0.1))
     with pytest.raises(ValueError, match="must be below 1"):
         Trainer(MODELS["svm"](), strategy, Constant(10.0), Options())
+
+
+def ramp(step):
+    """A schedule of a user's own that rises."""
+    return 0.5 + 0.1 * step
+
+
+@pytest.mark.parametrize("strategy", ["sparse", "ps-sync", "oktopk"])
+@pytest.mark.parametrize("schedule,step", [(ramp, 16), (LargeBatch(Constant(0.5), 8, 10), 11), (lambda t: np.nan if t == 4 else 0.5, 5)])
+def test_a_rate_that_l2_does_not_bear_is_refused_wherever_it_comes(strategy, schedule, step):
+    made = STRATEGIES[strategy](parted(*problem(), 1)[0], sar.SERIAL, Descent(0.25, momentum=0.5))
+    with pytest.raises(AlgorithmError, match=rf"in step {step}\b"):
+        list(Trainer(MODELS["logistic"](), made, schedule, Options(9, 10)).run())
+    assert np.isfinite(made.weights.to_array()).all()
+
+
+@pytest.mark.parametrize(
+    "wrapped", [BoldDriver, lambda rate: LargeBatch(BoldDriver(rate / 2), 2), lambda rate: LargeBatch(BoldDriver(rate), 0.5)]
+)
+def test_a_bold_driver_is_held_below_what_l2_bears(wrapped):
+    strategy = SparseStrategy(parted(*problem(), 1)[0], sar.SERIAL, Descent(0.02, momentum=0.9))
+    schedule = wrapped(4.5)
+    trainer = Trainer(MODELS["logistic"](), strategy, schedule, Options(60, 60))
+    rates = []
+    for _ in trainer.run():
+        schedule.react(-len(rates))  # the loss falls
+        rates.append(schedule(0))
+    assert 4.5 * (0.5 if rates[0] < 4 else 1) < max(rates) < 5
+    assert schedule.state().keys() == wrapped(1.0).state().keys()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_rate_of_zero_or_next_to_it_leaves_the_weights(strategy, momentum):
+    if strategy == "ps-async" and momentum:
+        pytest.skip("does without")
+    matrix, labels = problem()
+    made = STRATEGIES[strategy](parted(matrix, labels, 1)[0], sar.SERIAL, Descent(1e-3, True, 1e-3, momentum))
+    start = np.linspace(-1, 1, 31, dtype=np.float32)
+    made.assign(start)
+    trainer = Trainer(MODELS["logistic"](), made, lambda step: (0.0, 1e-41, 1e-320)[step % 3], Options(2, 7))
+    epochs = list(trainer.run())
+    np.testing.assert_allclose(trainer.weights.to_array(), start, atol=1e-30)
+    assert epochs[0].loss == epochs[1].loss > 0
 
 
 @pytest.fixture(scope="module")

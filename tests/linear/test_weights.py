@@ -157,3 +157,21 @@ def test_a_weight_that_is_no_number_is_named_with_its_step_and_rate(lazy):
     told = r"after step 2: lower the learning rate \(1e\+30 there\)"
     with np.errstate(all="ignore"), pytest.raises(DivergenceError, match=told):
         weights.descend(sar.SparseStream([1], np.float32([1e30]), 3), 1e30)
+
+
+@pytest.mark.parametrize("momentum,nesterov", [(0.0, False), (0.9, False), (0.8, True)])
+@pytest.mark.parametrize("average", [None, 0])
+@pytest.mark.parametrize("dense", [False, True])
+def test_l1_leaves_a_weight_that_is_no_number_one(momentum, nesterov, average, dense):
+    descent = Descent(l1=0.1, momentum=momentum, nesterov=nesterov, average_from=average)
+    weights = descent.weights(3, np.float64)
+    weights.assign(np.array([1.0, np.nan, 2.0]))
+    gradient = np.array([0.5, 0.0, 0.0])
+    for _ in range(3):  # sparse gradients never touch the second
+        weights.descend(sar.SparseStream.from_dense(gradient), 0.1)
+    assert np.isnan(weights.at(np.arange(3))).tolist() == [False, True, False]
+    assert np.isnan(weights.to_array()).tolist() == [False, True, False]
+    assert np.isnan(weights.penalty())
+    gradient[:] = 0.0, np.nan, 0.0
+    with pytest.raises(DivergenceError, match="no finite number after step 4"):
+        weights.descend(sar.SparseStream.from_dense(gradient, switch_density=0.0 if dense else None), 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.agreement import Intent, agree
+from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamError
 from sparseallreduce.linear import kernels
+from sparseallreduce.linear.checks import own_samples
 from sparseallreduce.linear.clock import Clock
+from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
+from sparseallreduce.runtime.mpi import launch
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -34,9 +40,9 @@ class Strategy(ABC):
     Parameters
     ----------
     dataset : Dataset
-        This rank's training samples.
+        This rank's training samples; or all there are, the same on every rank, of which this one takes its share.
     comm : communicator
-        All ranks of the run.
+        All ranks of the run, which make their strategies together.
     descent : Descent, optional
         How a step changes the weights.
     threads : int, optional
@@ -44,6 +50,8 @@ class Strategy(ABC):
 
     Attributes
     ----------
+    dataset : Dataset
+        The samples that this rank trains on: what a subclass reads, rather than what it was given.
     size : int
         Entries of the weights, the intercept included.
     team : Team
@@ -56,6 +64,13 @@ class Strategy(ABC):
     given_densities, summed_densities : list of float
         For each step, the share of entries in the gradient that this rank gave, and in the sum that changed the weights. The
         trainer empties them after every epoch.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if the arrays of any rank's data set are not what :class:`~sparseallreduce.linear.Dataset` says.
+    MismatchError
+        On all ranks alike, if strategies, dtypes or features differ, or samples that are said to be all.
     """
 
     name: str
@@ -67,7 +82,7 @@ class Strategy(ABC):
     serves = False
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
-        self.dataset = dataset
+        self.dataset = dataset = own_samples(dataset, comm, self._holders(comm), f"strategy {self.name}")
         self.comm = comm
         self.descent = descent or Descent()
         self.team = Team(threads)
@@ -81,6 +96,10 @@ class Strategy(ABC):
     def workers_comm(self) -> Any:
         """A communicator of the ranks that hold samples; the one of all ranks where there are no servers."""
         return self.comm
+
+    def _holders(self, comm: Any) -> int:
+        """How many ranks, the first ones, hold samples."""
+        return int(comm.size)
 
     @property
     def workers(self) -> int:
@@ -123,7 +142,14 @@ class Strategy(ABC):
         raise NotImplementedError(f"the strategy {self.name} has no servers")
 
     def assign(self, array: Array) -> None:
-        """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step."""
+        """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step.
+
+        Raises
+        ------
+        StreamError, MismatchError
+            On all ranks alike, if they are not of this shape, or differ between ranks.
+        """
+        self._check_start(array)
         self.weights.assign(array)
 
     def state(self) -> dict[str, Any]:
@@ -150,10 +176,29 @@ class Strategy(ABC):
         """Called where a step has raised: tell the ranks that would wait for this one; returns the error to raise here."""
         return error
 
+    def _said(self, error: Exception) -> Exception:
+        """Tell the ranks, which wait for this one in their next sum, that it fails; returns the error that all of them raise."""
+        if self.comm.size == 1 or isinstance(error, SparseAllreduceError):  # which all ranks come to by themselves
+            return error
+        try:
+            launch(self.comm, Intent((), 0, error), lambda intent, rank, ranks: agree(intent, rank, ranks), blocking=True)
+        except SparseAllreduceError as shared:
+            return shared
+        return error
+
     def _descend(self, total: SparseStream, rate: float) -> None:
         """Have the sum of all gradients change the weights: the last that a step does."""
         self.weights.descend(total, rate)
         self.clock.lap("update")
+
+    def _check_start(self, array: Array) -> None:
+        def check() -> None:
+            if np.shape(array) != (self.size,):
+                raise StreamError(f"start from {self.size} weights, the intercept included, not from those of shape {np.shape(array)}")
+
+        agreed(self.comm, check)
+        if self.comm.size > 1 and len(set(gather(self.comm, zlib.crc32(np.ascontiguousarray(array).data)))) > 1:
+            raise MismatchError("the weights to start from differ between ranks: give the same on all")
 
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:
         """Write down the densities of a step."""

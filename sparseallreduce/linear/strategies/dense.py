@@ -30,7 +30,7 @@ class DenseStrategy(Strategy):
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
         super().__init__(dataset, comm, descent, threads=threads)
-        self._gradient = DenseGradient(dataset, self.size, self.team)
+        self._gradient = DenseGradient(self.dataset, self.size, self.team)
         self._total = np.empty_like(self._gradient.array) if comm.size > 1 else self._gradient.array
 
     def warm_up(self) -> None:

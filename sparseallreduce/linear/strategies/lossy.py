@@ -1,4 +1,4 @@
-"""Lossy sums: each step sends the largest entries of what has gathered, and the rest stays for later steps (thesis algorithm 2)."""
+"""Lossy sums: each step sends the largest entries of what has gathered, and the rest stays for later steps (Ok-Topk algorithm 2)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,13 @@ class LossyStrategy(Strategy):
     entries that the batch touches. The reducer chooses among the N values of the residual and sums what the ranks chose. The sum,
     which all ranks hold alike, moves the weights, and is gone from the residuals.
 
-    A residual is in units of the weights, as in thesis algorithm 2 and Ok-Topk algorithm 2: so a gradient counts by the learning rate
-    of the step that it was computed in, as with the other strategies, however long it waits. Both penalties and the momentum act on
-    the weights at every step, and are not sent. What the residuals hold when training ends is not in the weights.
+    This is Ok-Topk algorithm 2, whatever the reducer: a residual gathers learning rates times gradients (its line 4), and is in units
+    of the weights. So a gradient counts by the learning rate of the step that it was computed in, as with the other strategies,
+    however long it waits. Thesis algorithm 2 (lines 8 and 13) and gTop-k algorithm 4 (lines 4 and 11) gather gradients alone, and
+    multiply what is sent by the rate of the step that sends it: the same while the rate stays, but as it falls, what has waited would
+    count for less. Gradients are those of the mean loss of the batch over all ranks, so the sum is not divided by P again. Both penalties
+    and the momentum act on the weights at every step, and are not sent. What the residuals hold when training ends is not in the
+    weights.
 
     Parameters
     ----------
@@ -50,6 +54,8 @@ class LossyStrategy(Strategy):
         What has come in on this rank and did not change the weights yet: learning rates times gradients.
     """
 
+    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
+
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, density: float = DENSITY
     ) -> None:
@@ -58,7 +64,7 @@ class LossyStrategy(Strategy):
         super().__init__(dataset, comm, descent, threads=threads)
         self.density = density
         self.k = min(self.size, max(1, round(density * self.size)))
-        self._batch = CompactBatch(dataset, self.size, self.team)
+        self._batch = CompactBatch(self.dataset, self.size, self.team)
         self._feedback = self._new_feedback()
 
     @staticmethod
@@ -76,6 +82,7 @@ class LossyStrategy(Strategy):
         return self._feedback.residual
 
     def scores(self, rows: Array) -> Array:
+        self._awaited = True
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
@@ -83,9 +90,14 @@ class LossyStrategy(Strategy):
         self.clock.lap("compute")
         return gradient
 
+    def give_up(self, error: Exception) -> Exception:
+        return self._said(error) if self._awaited else error
+
     def update(self, gradient: SparseStream, rate: float) -> None:
-        # A rate of zero moves no weight: the residuals wait for one that does.
-        total = self._exchanged(gradient, rate) if rate > 0 else SparseStream([], np.empty(0, gradient.dtype), self.size)
+        self._awaited = False
+        # A rate of zero, or one whose inverse is infinite, moves no weight: the residuals wait for one that does.
+        moves = rate > self.comm.size / float(np.finfo(gradient.dtype).max)
+        total = self._exchanged(gradient, rate) if moves else SparseStream([], np.empty(0, gradient.dtype), self.size)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
         self._descend(total, rate)
 

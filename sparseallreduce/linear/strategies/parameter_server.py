@@ -61,15 +61,15 @@ class ParameterServer(Strategy):
     server_class: type[Server]
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
-        super().__init__(dataset, comm, descent, threads=threads)
         self.servers = servers
+        super().__init__(dataset, comm, descent, threads=threads)
         workers = workers_of(comm, servers)
         self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
         self._workers_comm = workers if self._mailbox is None or workers is None else self._mailbox.watchful(workers)
-        self._bounds = balanced_bounds(dataset, comm, servers)
+        self._bounds = balanced_bounds(self.dataset, comm, servers)
         self._bounds[-1] = self.size  # the intercept comes after the features
         self._server: Server | None = None
-        dtype = dataset.values.dtype
+        dtype = self.dataset.values.dtype
         if comm.size == 1:
             self._server = self.server_class(self.weights, 1)
         elif self.serves:
@@ -78,9 +78,12 @@ class ParameterServer(Strategy):
             self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype, self.team), self.workers)
         if not self.serves:
             self._link = self._linked()
-            self._batch = CompactBatch(dataset, self.size, self.team)
-            self._intercept = np.arange(dataset.features, self.size, dtype=index_dtype(self.size))
+            self._batch = CompactBatch(self.dataset, self.size, self.team)
+            self._intercept = np.arange(self.dataset.features, self.size, dtype=index_dtype(self.size))
         self._speed = _Speed()
+
+    def _holders(self, comm: Any) -> int:
+        return max(1, int(comm.size) - self.servers)
 
     @property
     def workers_comm(self) -> Any:
@@ -143,6 +146,7 @@ class ParameterServer(Strategy):
         self.clock.lap("wait")
 
     def assign(self, array: Array) -> None:
+        self._check_start(array)
         self.weights.assign(array)
         if self.serves and self._server is not None:
             lo, hi = self._range

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import engine
-from sparseallreduce.runtime.cores import allowed_cores, count_cores
+from sparseallreduce.runtime.hosts import count_cores, same_host, this_place
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
 
@@ -249,7 +249,6 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
 
 def _is_crowded(comm: MPI.Intracomm) -> bool:
     """Whether the ranks of a communicator on this host outnumber the cores that they may run on."""
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    crowded = bool(host.size > count_cores(host.allgather(allowed_cores())))
-    host.Free()
-    return crowded
+    places = comm.allgather(this_place())
+    here = same_host(places, comm.rank)
+    return len(here) > count_cores(places[rank] for rank in here)

@@ -32,13 +32,14 @@ class SparseStrategy(Strategy):
 
     name = "sparse"
     buffers = 1  # gradients in use at once
+    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
     ) -> None:
         super().__init__(dataset, comm, descent, threads=threads)
         self.algorithm = algorithm
-        self._batch = CompactBatch(dataset, self.size, self.team, buffers=self.buffers)
+        self._batch = CompactBatch(self.dataset, self.size, self.team, buffers=self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()
@@ -47,6 +48,7 @@ class SparseStrategy(Strategy):
         warm_up(self.comm, self.size, dtype)
 
     def scores(self, rows: Array) -> Array:
+        self._awaited = True
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
@@ -54,7 +56,11 @@ class SparseStrategy(Strategy):
         self.clock.lap("compute")
         return gradient
 
+    def give_up(self, error: Exception) -> Exception:
+        return self._said(error) if self._awaited else error
+
     def update(self, gradient: SparseStream, rate: float) -> None:
+        self._awaited = False
         total = allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")
         self._note(gradient, total)

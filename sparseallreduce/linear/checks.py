@@ -1,0 +1,216 @@
+"""What a data set promises to the loops that read it, to the model and to the other ranks: checked on all ranks at once."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DatasetError, MismatchError
+from sparseallreduce.linear import binary_kernels as kernels
+from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.streams.kernels.compilation import compiled_entry
+from sparseallreduce.streams.stream import index_dtype
+
+if TYPE_CHECKING:
+    from sparseallreduce.linear.dataset import Dataset
+    from sparseallreduce.linear.models import LinearModel
+
+__all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum", "described", "own_samples"]
+
+Array = NDArray[Any]
+
+
+def check_rows(dataset: Dataset) -> None:
+    """Refuse arrays that no loop may read: of other forms than :class:`~.dataset.Dataset` says, or with what is no number.
+
+    Raises
+    ------
+    DatasetError
+        With the first thing that is wrong, and the number of its sample.
+    """
+    fault = _form_fault(dataset) or _number_fault(dataset)
+    if fault is not None:
+        raise DatasetError(f"{dataset.source}: {fault}")
+
+
+def check_labels(dataset: Dataset, model: LinearModel) -> None:
+    """Refuse labels that the model takes for others than they are.
+
+    Raises
+    ------
+    DatasetError
+        If it has classes, and a label is neither -1 nor +1.
+    """
+    if not model.classifies:
+        return
+    strange = np.flatnonzero(np.abs(dataset.labels) != 1)
+    if len(strange):
+        where = f"sample {dataset.first + strange[0]} has the label {dataset.labels[strange[0]]:g}"
+        remedy = "two_classes(dataset, comm) makes them of any two numbers"
+        raise DatasetError(f"{dataset.source}: {where}, and those of a classifier ({model.name}) are -1 and +1: {remedy}")
+
+
+def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dataset:
+    """This rank's samples of a data set whose rows have been checked; collective over ``comm``.
+
+    A data set that holds all samples on every rank, as one of :meth:`~.dataset.Dataset.from_scipy`, is dealt out: each of the first
+    ``holders`` ranks takes a block of its rows. Of all others a rank has what is its own.
+
+    Parameters
+    ----------
+    use : str
+        What the data set is for, which has to be the same on all ranks.
+
+    Raises
+    ------
+    DatasetError, MismatchError
+        On all ranks alike, if a rank's rows are wrong, or features, dtypes or samples do not go together.
+    """
+    agreed(comm, lambda: check_rows(dataset))
+    if comm.size == 1:
+        return dataset
+    whole = checksum(dataset) if dataset.first == 0 and dataset.total == dataset.rows > 0 else None
+    facts = {"use": use, "number of features": dataset.features, "dtype of values": str(dataset.values.dtype)}
+    check_alike(comm, facts)
+    ranks = gather(comm, (dataset.rows, whole))
+    if any(bits is None for _, bits in ranks):
+        return dataset
+    if len(set(ranks)) > 1:
+        counts = ", ".join(str(rows) for rows, _ in ranks)
+        said = f"every rank says that it holds all samples, but those of ranks 0 to {comm.size - 1} differ ({counts} rows)"
+        raise MismatchError(f"{said}: give all samples on every rank, or each rank's own by Dataset.of_ranks")
+    low, high = (dataset.rows * min(rank, holders) // holders for rank in (comm.rank, comm.rank + 1))
+    begin, end = dataset.indptr[low], dataset.indptr[high]
+    return replace(
+        dataset,
+        indptr=dataset.indptr[low : high + 1] - begin,
+        indices=dataset.indices[begin:end],
+        values=dataset.values[begin:end],
+        labels=dataset.labels[low:high],
+        weights=None if dataset.weights is None else dataset.weights[low:high],
+        first=low,
+    )
+
+
+def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
+    """Refuse, on all ranks alike, parts that do not make up a data set: each sample is to be on one rank, of the first ``holders``.
+
+    Raises
+    ------
+    DatasetError
+        If there are no samples, or none that counts.
+    MismatchError
+        If the numbers of samples on the ranks do not fit together.
+    """
+    weight = float(dataset.rows if dataset.weights is None else dataset.weights.sum())
+    ranks = gather(comm, (dataset.rows, dataset.first, dataset.total, weight))
+    found = 0
+    for rank, (rows, first, total, _) in enumerate(ranks):
+        if total != ranks[0][2] or (rows and first != found):
+            _refuse(f"rank {rank} holds {rows} of {total} samples from number {first} on, where {found} of {ranks[0][2]} come before")
+        if rows and rank >= holders:
+            _refuse(f"rank {rank} is a parameter server, and holds {rows} samples that no worker would train on")
+        found += rows
+    if found != ranks[0][2]:
+        _refuse(f"all ranks together hold {found} samples of {ranks[0][2]}")
+    if found == 0:
+        raise DatasetError(f"{dataset.source}: there are no samples on any rank")
+    if sum(weight for *_, weight in ranks) <= 0:
+        raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
+
+
+def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:
+    """Refuse, on all ranks alike, facts that differ between ranks.
+
+    Raises
+    ------
+    MismatchError
+        Naming the first that does.
+    """
+    ranks = gather(comm, {name: described(fact) for name, fact in facts.items()})
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        for number, rank in enumerate(ranks):
+            if rank.get(name) != ranks[0].get(name):
+                what = f"the {name} is {ranks[0].get(name)} on rank 0 and {rank.get(name)} on rank {number}"
+                raise MismatchError(f"all ranks must train alike, but {what}")
+
+
+def checksum(dataset: Dataset) -> int:
+    """A number that other samples hardly have."""
+    bits = 0
+    for array in (dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights):
+        bits = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, bits)
+    return bits
+
+
+def described(fact: Any) -> str:
+    """What a thing is made of, without where it lies in memory, which no two ranks have in common."""
+    return re.sub(r" at 0x[0-9a-f]+", "", fact if isinstance(fact, str) else repr(fact))
+
+
+@cache
+def _compile(index: np.dtype[Any], value: np.dtype[Any]) -> None:
+    """Compile the check of rows of these dtypes, or load it from disk; of several processes at once, one compiles."""
+    arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, *map(numba.from_dtype, (index, value))))
+    compiled_entry(kernels.first_fault, (*arrays, types.uint64))
+
+
+def _refuse(reason: str) -> None:
+    remedy = "make it by Dataset.of_ranks, or give all samples on every rank"
+    raise MismatchError(f"the samples of the ranks do not make up one data set: {reason}; {remedy}")
+
+
+def _form_fault(dataset: Dataset) -> str | None:
+    """What is wrong with the forms of the arrays."""
+    indptr, indices, values, labels, weights = dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights
+    for name in ("indptr", "indices", "values", "labels", "weights"):
+        array = getattr(dataset, name)
+        if array is not None and np.ndim(array) != 1:
+            return f"{name} has the shape {np.shape(array)}, not one dimension"
+    rows = len(indptr) - 1
+    if rows < 0 or indptr.dtype != np.int64:
+        return f"indptr is {indptr.dtype} of length {len(indptr)}, not int64 of one more than there are samples"
+    if len(labels) != rows:
+        return f"there are {len(labels)} labels for {rows} samples"
+    if weights is not None and len(weights) != rows:
+        return f"there are weights of {len(weights)} samples, and {rows} samples"
+    if dataset.features < 0 or indices.dtype != index_dtype(dataset.features):
+        return f"indices are {indices.dtype}, not {index_dtype(max(0, dataset.features))} as for {dataset.features} features"
+    if values.dtype not in (np.float32, np.float64) or len(values) != len(indices):
+        return f"there are {len(values)} values of {values.dtype} for {len(indices)} indices, not as many of float32 or float64"
+    if labels.dtype != np.float64 or (weights is not None and weights.dtype != np.float64):
+        return f"labels are {labels.dtype}{'' if weights is None else f' and weights {weights.dtype}'}, not float64"
+    if indptr[0] < 0 or indptr[-1] > len(indices) or (np.diff(indptr) < 0).any():
+        return f"indptr does not increase from 0 to {len(indices)}, the number of non-zeros"
+    return None
+
+
+def _number_fault(dataset: Dataset) -> str | None:
+    """What is wrong with the numbers in them."""
+    _compile(dataset.indices.dtype, dataset.values.dtype)
+    fault, row, entry = kernels.first_fault(dataset.indptr, dataset.indices, dataset.values, np.uint64(dataset.features))
+    sample = dataset.first + row
+    if fault == kernels.ABOVE:
+        return f"index {dataset.indices[entry]} of sample {sample} is not below the {dataset.features} features"
+    if fault == kernels.UNSORTED:
+        return f"index {dataset.indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted, without duplicates"
+    if fault == kernels.NOT_FINITE:
+        return f"feature {dataset.indices[entry]} of sample {sample} is {dataset.values[entry]}, no finite {dataset.values.dtype}"
+    strange = np.flatnonzero(~np.isfinite(dataset.labels))
+    if len(strange):
+        return f"the label of sample {dataset.first + strange[0]} is {dataset.labels[strange[0]]}"
+    if dataset.weights is not None:
+        strange = np.flatnonzero(~((dataset.weights >= 0) & (dataset.weights < math.inf)))
+        if len(strange):
+            return f"the weight of sample {dataset.first + strange[0]} is {dataset.weights[strange[0]]}, not at least 0 and finite"
+    return None
