@@ -1,4 +1,14 @@
-"""Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``."""
+"""Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``.
+
+Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
+:class:`Request`. :func:`simulate` runs any number of ranks in one process. The lossy sums are :class:`OkTopk`, :class:`GTopk`,
+:class:`TopkA`, :class:`TopkDSA` and :class:`GaussianK`.
+
+>>> import sparseallreduce as sar
+>>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)
+>>> sar.allreduce(stream, comm=sar.SERIAL).values
+array([10., 40.])
+"""
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.algorithms.cost import Machine

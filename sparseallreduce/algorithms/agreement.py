@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparseallreduce import errors
-from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.algorithms.steps import DenseAllreduce, Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
 __all__ = ["RECORD", "Agreed", "Intent", "agree", "common_error", "digest_of"]
@@ -33,7 +33,7 @@ class Intent(NamedTuple):
 
     terms: tuple[tuple[str, str], ...]
     entries: int
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def said(self) -> dict[str, str]:
         """The intent as the other ranks are told of it when something is wrong."""
@@ -49,7 +49,7 @@ class Agreed(NamedTuple):
 
 
 def agree(
-    intent: Intent, rank: int, ranks: int, payload: bytes = b"", room: int = 0, flags: int = 0
+    intent: Intent, rank: int, ranks: int, payload: bytes = b"", room: int = 0, flags: int = 0, ready: DenseAllreduce | None = None
 ) -> Generator[Step, Any, Agreed]:
     """What all ranks say, once it is certain that they mean the same operation.
 
@@ -61,6 +61,8 @@ def agree(
         What else to tell the others, up to ``room`` bytes; ``room`` is the same on all ranks.
     flags : int, optional
         Eight bits to tell the others.
+    ready : DenseAllreduce, optional
+        The step in which this rank blocks next, if the flags say so on all ranks.
 
     Raises
     ------
@@ -73,7 +75,7 @@ def agree(
         return Agreed((intent.entries,), (payload,), flags)
     digest = digest_of(intent.terms)
     ours = RECORD.pack(intent.error is None, flags, digest, intent.entries)
-    said: list[bytes] = yield Share(ours, payload, room)
+    said: list[bytes] = yield Share(ours, payload, room, ready)
     entries, payloads, common, alike = [], [], flags, intent.error is None
     for message in said:
         well, theirs, of_theirs, count = RECORD.unpack_from(message)

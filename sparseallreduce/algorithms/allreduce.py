@@ -14,7 +14,7 @@ from sparseallreduce.algorithms.agreement import Intent, agree
 from sparseallreduce.algorithms.choose import choose, choose_beginning
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
-from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, StreamTypeError
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
@@ -52,7 +52,7 @@ FREE = 4  # place of the first of their bits
 class Call(NamedTuple):
     """The arguments of an operation on one rank, checked as far as one rank can."""
 
-    stream: SparseStream
+    stream: Any  # a SparseStream
     op: Operator
     algorithm: str
     options: dict[str, Any]
@@ -67,6 +67,8 @@ class Told(NamedTuple):
     # Makes the step for which it is READY, or has WRITTEN or STAGED what it takes, from the entries of all ranks and their common flags.
     ready: Callable[[Sequence[int], int], Any] | None = None
     leave: Callable[[], None] | None = None  # to be called when the operation is over, however it ends
+    enters: DenseAllreduce | None = None  # that step, if this rank is READY
+    decline: Callable[[], None] | None = None  # to be called if it turns out that not all ranks take the step
 
 
 class Staging(NamedTuple):
@@ -79,16 +81,18 @@ class Staging(NamedTuple):
 def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[Call | None, Intent]:
     """The call, or None if its arguments are wrong, and what to tell the other ranks of it.
 
+    Of a mean the operation is the sum: who hands over the result divides it.
+
     Nothing is raised here: a rank that left now would let the others wait.
     """
     try:
         call = _checked(stream, op, algorithm, dict(options))
-    except SparseAllreduceError as error:
+        vector, told = call.stream, call.op.told(call.stream.dtype)
+        chosen = tuple(call.options.items())
+        terms = _terms(vector.size, vector.dtype, vector.width, told, call.algorithm, chosen, call.switch_density, call.machine)
+        return call, Intent(terms, vector.stored)
+    except BaseException as error:
         return None, Intent((), 0, error)
-    vector = call.stream
-    chosen = tuple(call.options.items())
-    terms = _terms(vector.size, vector.dtype, vector.width, call.op.name, call.algorithm, chosen, call.switch_density, call.machine)
-    return call, Intent(terms, vector.stored)
 
 
 def operation(
@@ -132,13 +136,15 @@ def operation(
         if told.flags == PACKED:
             payload = packed.pack(call.stream)
     try:
-        entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), told.flags)
+        entries, payloads, common = yield from agree(intent, rank, ranks, payload, room(ranks), told.flags, told.enters)
         if common == PACKED:
             kind = packed.Kind.of(call.stream, reduction)
             return packed.Rows.of(payloads).reduced(entries, list(map(len, payloads)), kind, reduction)
         if common:
             assert told.ready is not None
             return reduction.leave((yield told.ready(entries, common)))
+        if told.decline is not None:
+            told.decline()
     finally:
         if told.leave is not None:
             told.leave()
@@ -154,7 +160,7 @@ def _beginning(call: Call, ranks: int, reduction: Reduction, machine: Machine | 
         if not patient:
             return Told(0)
         step = DenseAllreduce(reduction.densify(reduction.enter(call.stream)), call.op, soon=True)
-        return Told(flags, lambda *_: step)
+        return Told(flags, lambda *_: step, enters=step)
     return Told(flags)
 
 
@@ -225,6 +231,11 @@ def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> C
         if not (isinstance(density, Real) and 0 <= float(density) <= 1):
             raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {density!r}")
         density = float(density)
-    if machine is not None and not isinstance(machine, Machine):
-        raise AlgorithmError(f"machine must be a sparseallreduce.Machine, not {type(machine).__name__}")
+    if machine is not None:
+        if not isinstance(machine, Machine):
+            raise AlgorithmError(f"machine must be a sparseallreduce.Machine, not {type(machine).__name__}")
+        for name, value in machine._asdict().items():
+            known = value is None and Machine._field_defaults[name] is None
+            if not (known or (isinstance(value, Real) and float(value) >= 0)):
+                raise AlgorithmError(f"machine has {name}={value!r}: its constants are numbers, 0 or more")
     return Call(stream, as_operator(op), algorithm, checked_options(algorithm, options), density, machine)

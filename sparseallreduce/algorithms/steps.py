@@ -106,11 +106,15 @@ class DenseAllgather(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Tell all ranks a few bytes: a record, as long on every rank, and a payload of up to ``room`` bytes, the same bound on all."""
+    """Tell all ranks a few bytes: a record, as long on every rank, and a payload of up to ``room`` bytes, the same bound on all.
+
+    If the record says that this rank enters a blocking dense allreduce next, should all others say so too, ``ready`` is that step.
+    """
 
     record: bytes
     payload: bytes = b""
     room: int = 0
+    ready: DenseAllreduce | None = None
 
 
 class Clock(NamedTuple):

@@ -38,7 +38,7 @@ class Calibration:
     library : str
         Name and version of the MPI library.
     hosts : sequence of bytes
-        What stands for the host of each rank.
+        For each rank, what ranks that may share memory with it have in common.
     cores : int
         That the ranks of the first rank's host may run on.
     folder : Path, optional
@@ -64,7 +64,7 @@ class Calibration:
 
 
 def _digest(library: str, hosts: Sequence[bytes], cores: int) -> str:
-    """A name for a layout: which ranks are on a host together, not on which host, since a job's hosts change."""
+    """A name for a layout: which ranks may share memory, not on which host, since a job's hosts change."""
     places: dict[bytes, int] = {}
     layout = [places.setdefault(host, len(places)) for host in hosts]
     what = json.dumps([__version__, library, _processor(), cores, layout])

@@ -19,7 +19,8 @@ from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllredu
 from sparseallreduce.errors import AlgorithmError, MPIUnavailableError, StreamTypeError
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.operator import MEAN, Operator
+from sparseallreduce.streams.reduction import divided
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def allreduce(
         ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
     op : str, Operator or mpi4py.MPI.Op
         ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
-        :class:`~sparseallreduce.Operator`. All positions that no rank holds are absent from the result.
+        :class:`~sparseallreduce.Operator`. All positions that no rank holds are absent from the result. ``"mean"`` is the sum divided
+        by the number of ranks, of floats.
     algorithm : str
         One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
     **options
@@ -68,7 +70,9 @@ def allreduce(
     ------
     SparseAllreduceError
         On every rank the same, and with the communicator fit for the next operation: StreamTypeError or AlgorithmError for bad
-        arguments on any rank, MismatchError if size, dtype, width, operator, algorithm or options differ.
+        arguments on any rank, MismatchError if size, dtype, width, operator, algorithm or options differ. So does whatever else goes
+        wrong on one rank, which the text names: no memory, an operator that raises, Ctrl-C. A rank that is interrupted raises
+        KeyboardInterrupt itself; one that needs nothing more of the others has the result.
 
     Examples
     --------
@@ -101,7 +105,7 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
     if not _short.engine.at_ease(channel):
         return None
     result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending)
-    return result
+    return result if result is None or op != MEAN.name else divided(result, channel.ranks)
 
 
 def iallreduce(
@@ -154,10 +158,11 @@ class Request:
     [1, 1]
     """
 
-    def __init__(self, operation: Operation | None, result: Any = None, error: Exception | None = None) -> None:
+    def __init__(self, operation: Operation | None, result: Any = None, error: BaseException | None = None) -> None:
         self._operation = operation
         self._result = result
         self._error = error
+        self._divisor = 0  # by which the result is still to be divided, if it is a mean
 
     def __del__(self) -> None:
         _pending.discard(id(self))
@@ -209,6 +214,8 @@ class Request:
             _pending.discard(id(self))
         if self._error is not None:
             raise self._error
+        if self._divisor:
+            self._result, self._divisor = divided(self._result, self._divisor), 0
         return self._result
 
 
@@ -249,7 +256,10 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
         # What "auto" or a call without sense takes is not known beforehand.
         return call is None or call.algorithm == AUTO or _engine().takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
 
-    return _launched(comm, intent, schedule, collective, blocking, progress)
+    request = _launched(comm, intent, schedule, collective, blocking, progress)
+    if call is not None and call.op.is_mean:
+        request._divisor = _size(world() if comm is None else comm)
+    return request
 
 
 def launch(
@@ -291,7 +301,14 @@ def _launched(
 ) -> Request:
     comm = world() if comm is None else comm
     ranks = _size(comm)
-    if progress not in ("manual", "thread"):
+    if intent.error is not None and not isinstance(intent.error, Exception):  # an interrupt waits for nobody
+        hit = intent.error
+
+        def schedule(*_: Any) -> Generator[Step, Any, Any]:
+            raise hit
+            yield
+
+    elif progress not in ("manual", "thread"):
         intent = intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
     if ranks == 1:
         try:
@@ -301,7 +318,7 @@ def _launched(
                 raise
             return Request(None, error=error)
     engine = _engine()
-    if progress == "thread" and not _threads():
+    if progress == "thread" and intent.error is None and not _threads():
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
 
@@ -313,10 +330,15 @@ def _launched(
 
     if blocking:
         return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
-    request = Request(engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel)))
-    _pending.add(id(request))
-    if progress == "thread":
-        engine.progress_thread()
+    operation = engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel))
+    try:
+        request = Request(operation)
+        _pending.add(id(request))
+        if progress == "thread":
+            engine.progress_thread()
+    except BaseException as error:  # nobody could wait for it
+        engine.give_up(operation, error)
+        raise
     return request
 
 
@@ -368,8 +390,14 @@ def _channel(comm: MPI.Intracomm) -> Channel:
         from sparseallreduce.runtime import short as _short
 
         channel = make(comm)
-        comm.Set_attr(keyval, channel)
+        comm.Set_attr(keyval, channel)  # before the duplicate: a rank that failed in between would make another one
     found: Channel = channel
+    if found.messages is None:  # also if its first operation was interrupted before
+        try:
+            found.begin(comm)
+        except BaseException as error:
+            found.give_up(comm, error)
+            raise
     return found
 
 
@@ -399,7 +427,7 @@ def warm_up(comm: MPI.Intracomm | SerialCommunicator, size: int, dtype: np.dtype
 
 def _ready_channel(comm: MPI.Intracomm) -> Channel:
     channel = _channel(comm)
-    _engine().wait_until(lambda: channel.ready)
+    _engine().prepare(channel)
     return channel
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.allreduce import WRITTEN, Told
 from sparseallreduce.errors import StreamError
 from sparseallreduce.runtime.board import CLAIMED, LEFT, SUMMED, Area
 from sparseallreduce.runtime.shared import SharedStep, Words, claim, come
@@ -74,7 +75,6 @@ class PartSum:
 
     def join(self, turn: int, total: NDArray[Any], polls: int) -> bool:
         """Add up parts that nobody has begun to, and fill in the sum if all are there, or will be while we look so many times."""
-        self.area.enter(turn)
         joined = self._join(turn, polls, total.reshape(-1))
         if joined < 0:
             raise StreamError(f"rows of {self._rows[:1].nbytes} bytes do not hold a vector of {total.size} values")
@@ -86,6 +86,7 @@ class Joining(SharedStep):
 
     def __init__(self, part_sum: PartSum, turn: int) -> None:
         self._part_sum, self._turn = part_sum, turn
+        part_sum.area.enter(turn)  # from when the others are told on, they may read what we have written
         self._total: NDArray[Any] = np.empty(part_sum.shape, part_sum.dtype)  # before the ranks agree, when all learn that there is no room
 
     def result(self, polls: int = 1) -> SparseStream | None:
@@ -96,6 +97,13 @@ class Joining(SharedStep):
 
     def moved(self) -> tuple[int, int, int]:
         return self._part_sum.moved()
+
+    def told(self) -> Told:
+        """What this rank tells the others."""
+        return Told(WRITTEN, lambda *_: self, self.abandon, decline=self.decline)
+
+    def decline(self) -> None:
+        self._part_sum.area.enter(0)
 
     def abandon(self) -> None:
         self._part_sum.area.leave(self._turn)
@@ -124,6 +132,8 @@ def _join(
     """Add up some columns of a part at a time, row after row, and leave the part in the row of its number."""
     first, length = start // U(values.itemsize), U(out.shape[0])
     if first + length > U(values.shape[1]) or parts * size < length:
+        return np.int64(MALFORMED)
+    if max(parts, rank + U(1)) > U(values.shape[0]) or U(values.shape[0]) * step > U(words.shape[0]):
         return np.int64(MALFORMED)
     while True:
         claimed = claim(words, U(CLAIMED), turn, parts)

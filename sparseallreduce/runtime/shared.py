@@ -1,6 +1,10 @@
 """Memory that the ranks of one host share, and words in it by which they tell each other how far they have come.
 
 A rank writes a word after all that it wrote before, and who reads the word finds the rest (release and acquire).
+
+The memory is a file without a name. Its size costs nothing. Address space goes to what a rank has mapped, memory to what has been reserved:
+a page that is touched without either being left kills the process, so that a rank reserves what an operation may use before it says to
+the others that it is ready, and a refusal sends the operation another way.
 """
 
 from __future__ import annotations
@@ -10,25 +14,47 @@ import ctypes
 import mmap
 import os
 import secrets
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import types
 from numba.core import config
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.allreduce import Told
 from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import LINE, call, compare_exchange, load_acquire, store_release
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["LINE", "SharedStep", "Words", "claim", "claim_kernel", "come", "patience", "shared_memory", "word_kernels"]
+__all__ = [
+    "LINE",
+    "PAGE",
+    "Mapping",
+    "SharedFile",
+    "SharedStep",
+    "Words",
+    "claim",
+    "claim_kernel",
+    "come",
+    "page_multiple",
+    "patience",
+    "shared_file",
+    "shared_memory",
+    "word_kernels",
+]
 
 Words = NDArray[np.uint64]
+T = TypeVar("T")
+
+PAGE = mmap.PAGESIZE  # bytes
 
 # How long to look before what should be over at once is taken for a long wait: seconds of a core of our own, or so many turns of the
 # others that share it. From then on MPI is called in between, so that messages of the user's arrive, too. After 5 microseconds, which is
@@ -39,12 +65,18 @@ _TRIED = 1 << 12  # looks that tell how long one takes
 # Of a word by which ranks claim parts: how many have been claimed, in the turn whose number is above these bits.
 _CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 # Bytes from which on memory is asked for in large pages, which Linux gives where the administrator lets processes share them ("advise"
-# in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million.
-_LARGE = 1 << 22
+# in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million. Such a page lies in memory and in
+# the file at multiples of its size.
+_LARGE, _LARGE_PAGE = 1 << 22, 1 << 21
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_MARGIN = 1 << 26  # bytes that a reservation leaves to what the ranks take otherwise, meanwhile
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
 _MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
+# Of Linux, which Python's mmap does not have.
+_MAP_FIXED, _MADV_POPULATE_WRITE = 0x10, 23
+_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # what mmap returns then
 
 
 class SharedStep(ABC):
@@ -61,48 +93,187 @@ class SharedStep(ABC):
         """Bytes that this rank would have sent and received by messages, in equal parts, and how many it would have sent."""
 
     @abstractmethod
+    def told(self) -> Told:
+        """What this rank tells the others, once it can take the step."""
+
+    @abstractmethod
+    def decline(self) -> None:
+        """Not all ranks take the step: nobody does."""
+
+    @abstractmethod
     def abandon(self) -> None:
-        """Let the others use the memory: this rank takes no part any more, if it did."""
+        """This rank takes no part any more, if it did, and gives the memory of the others back; they may still be at it."""
 
 
-def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:
-    """Memory filled with zeros that all ranks have mapped; None on all of them if any cannot.
+class SharedFile:
+    """A file in memory, zeros at first, of which each rank of a host maps what it uses.
+
+    Parameters
+    ----------
+    file : int
+        Its descriptor, which is closed with this object.
+    nbytes : int
+        How long it is, but for what tells it from others.
+    """
+
+    def __init__(self, file: int, nbytes: int) -> None:
+        self.file, self.nbytes = file, nbytes
+        weakref.finalize(self, os.close, file).atexit = False  # the system closes it then
+
+    def map(self, places: Sequence[int], nbytes: int, writeable: bool = True) -> NDArray[np.uint8]:
+        """The bytes from each of some places on, as rows of one array; unmapped when the array and all views of it are gone.
+
+        Parameters
+        ----------
+        places : sequence of int
+            In the file; multiples of :data:`PAGE`.
+        nbytes : int
+            Of a row; if there are several, a multiple of :data:`PAGE`.
+        writeable : bool
+            If not, nobody can write there through the array, nor through a pointer: the system ends a process that does.
+
+        Raises
+        ------
+        OSError
+            If there is no address space left.
+        """
+        calls, length = _calls(), page_multiple(nbytes) * len(places)
+        aligned = _LARGE_PAGE if nbytes >= _LARGE_PAGE else PAGE
+        # Rows lie side by side, as compiled code has them, in addresses that are taken first.
+        start = calls.map(None, length + aligned, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if start in (None, _FAILED):
+            raise OSError(ctypes.get_errno(), f"no address space for {length} bytes of shared memory")
+        begin = -(-start // aligned) * aligned
+        for address, rest in ((start, begin - start), (begin + length, start + aligned - begin)):
+            if rest:
+                calls.unmap(address, rest)
+        mapping = Mapping(begin, length, (len(places), nbytes), writeable)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writeable else 0)
+        for row, place in enumerate(places):
+            mapped = calls.map(begin + row * nbytes, page_multiple(nbytes), protection, mmap.MAP_SHARED | _MAP_FIXED, self.file, place)
+            if mapped in (None, _FAILED):
+                raise OSError(ctypes.get_errno(), f"cannot map {nbytes} bytes of shared memory")
+        if length >= _LARGE:
+            calls.advise(begin, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # which not every system has, nor has to
+        return np.asarray(mapping)
+
+    def taken(self) -> int:
+        """Bytes of memory that it takes, whoever has reserved them."""
+        return 512 * os.fstat(self.file).st_blocks
+
+    def reserve(self, pieces: Iterable[tuple[int, int]], needed: int | None = None) -> bool:
+        """Take memory for pieces of the file, each from a place on so many bytes, unless there is not enough.
+
+        ``needed`` tells for how many bytes there has to be memory, by default for as many as are in the pieces: fewer where others have
+        taken some of it, more where they are about to.
+        """
+        pieces = [(place, nbytes) for place, nbytes in pieces if nbytes > 0]
+        total = sum(nbytes for _, nbytes in pieces)
+        if memory_left() < (total if needed is None else needed) + _MARGIN:
+            return False
+        large = total >= _LARGE and _gives_large_pages()
+        try:
+            for place, nbytes in pieces:
+                if large:
+                    self._touch(place, nbytes)
+                os.posix_fallocate(self.file, place, nbytes)
+        except OSError:
+            return False
+        return True
+
+    def _touch(self, place: int, nbytes: int) -> None:
+        """Take memory in large pages, which the system gives to who has mapped it, if it has this call."""
+        begin = place // _LARGE_PAGE * _LARGE_PAGE
+        array = self.map([begin], max(_LARGE, page_multiple(place + nbytes - begin)))
+        untouched = (place - begin) // PAGE * PAGE
+        _calls().advise(array.ctypes.data + untouched, page_multiple(place + nbytes - begin) - untouched, _MADV_POPULATE_WRITE)
+
+
+def shared_file(
+    rank: int, nbytes: int, reserved: Iterable[tuple[int, int]], make: Callable[[SharedFile], T]
+) -> Generator[Step, Any, T | None]:
+    """What each rank makes of a file that all ranks have; None on all of them if any cannot.
 
     It belongs to no file system, and is gone with the last process that has it. Without compiled kernels there is no use for it.
+
+    Parameters
+    ----------
+    rank, nbytes : int
+    reserved : iterable of (int, int)
+        Pieces for which there is to be memory at once, as for :meth:`SharedFile.reserve`.
+    make : callable
+        May raise OSError or MemoryError.
     """
-    secret, path, file = secrets.token_bytes(_SECRET), b"", -1
-    memory: NDArray[np.uint8] | None = None
+    secret, path, file = secrets.token_bytes(_SECRET), b"", None
+    made: T | None = None
+    jit = not config.DISABLE_JIT  # type: ignore[attr-defined]
     try:
-        if rank == 0 and not config.DISABLE_JIT:  # type: ignore[attr-defined]
-            file = os.memfd_create(_NAME)
-            os.ftruncate(file, nbytes + _SECRET)
-            memory = _mapped(file, nbytes)
-            memory[nbytes:] = np.frombuffer(secret, np.uint8)
-            path = f"/proc/{os.getpid()}/fd/{file}".encode()
-    except (OSError, AttributeError, ValueError):  # there is none to be had, or no such call on this system
-        memory = None
+        if rank == 0 and jit:
+            file = SharedFile(os.memfd_create(_NAME), nbytes)
+            os.ftruncate(file.file, nbytes + _SECRET)
+            if file.reserve(reserved):
+                os.pwrite(file.file, secret, nbytes)
+                made = make(file)
+                path = f"/proc/{os.getpid()}/fd/{file.file}".encode()
+    except (OSError, AttributeError, ValueError, MemoryError):  # there is none to be had, or no such call on this system
+        made = None
     records = yield Share(path.ljust(_PATH, b"\0") + secret)
     path, secret = records[0][:_PATH].rstrip(b"\0"), records[0][_PATH:]
     try:
-        if rank and path and not config.DISABLE_JIT and os.readlink(path).startswith(_MEMORY):  # type: ignore[attr-defined]
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            memory = _mapped(file, nbytes) if os.fstat(file).st_size == nbytes + _SECRET else None
-    except (OSError, ValueError):
-        memory = None
-    if memory is not None and memory[nbytes:].tobytes() != secret:  # that of other ranks, in a container that numbers its own
-        memory = None
-    everyone: list[bytes] = yield Share(bytes([memory is not None]))
-    if file >= 0:
-        os.close(file)
-    return memory[:nbytes] if memory is not None and all(map(any, everyone)) else None
+        if rank and path and jit and os.readlink(path).startswith(_MEMORY):
+            file = SharedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes)
+            if os.fstat(file.file).st_size == nbytes + _SECRET and os.pread(file.file, _SECRET, nbytes) == secret:
+                made = make(file)  # and not of that of other ranks, in a container that numbers its own
+    except (OSError, ValueError, MemoryError):
+        made = None
+    everyone: list[bytes] = yield Share(bytes([made is not None]))
+    return made if all(map(any, everyone)) else None
 
 
-def _mapped(file: int, nbytes: int) -> NDArray[np.uint8]:
-    memory = mmap.mmap(file, nbytes + _SECRET)
-    if nbytes >= _LARGE:
-        with contextlib.suppress(AttributeError, OSError):  # not every system has large pages, nor lets processes share them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:
+    """Memory filled with zeros that all ranks have mapped, and that is reserved; None on all of them if any cannot."""
+    return (yield from shared_file(rank, nbytes, [(0, nbytes)], lambda file: file.map([0], nbytes)[0]))
+
+
+def page_multiple(nbytes: int) -> int:
+    """Bytes of the pages that so many bytes lie on."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+class _Calls(NamedTuple):
+    map: Callable[..., int | None]
+    unmap: Callable[..., int]
+    advise: Callable[..., int]
+
+
+@lru_cache(maxsize=1)
+def _calls() -> _Calls:
+    """The system's own: Python's mmap chooses the place itself, and keeps a descriptor open for each."""
+    library = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes, library.mmap.restype = (address, size, number, number, number, ctypes.c_long), address
+    library.munmap.argtypes, library.madvise.argtypes = (address, size), (address, size, number)
+    return _Calls(library.mmap, library.munmap, library.madvise)
+
+
+class Mapping:
+    """What all arrays on a mapping refer to; it leads to nothing else."""
+
+    __slots__ = ("__array_interface__", "_place", "_unmap")
+
+    def __init__(self, address: int, length: int, shape: tuple[int, ...], writeable: bool) -> None:
+        self._place, self._unmap = (address, length), _calls().unmap  # since globals may be gone when the interpreter ends
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": (address, not writeable)}
+
+    def __del__(self) -> None:
+        self._unmap(*self._place)
+
+
+def _gives_large_pages() -> bool:
+    """Whether shared memory comes in large pages to who asks for them by madvise, which reserving does not."""
+    with contextlib.suppress(OSError):
+        return "[advise]" in _LARGE_PAGES.read_text()
+    return False
 
 
 def patience(crowded: bool) -> tuple[int, int]:

@@ -8,9 +8,11 @@ the ranks tell each other is the same on both, so that no rank needs to know whi
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -24,7 +26,6 @@ from sparseallreduce.runtime import engine
 from sparseallreduce.runtime.board import Board, Slot
 from sparseallreduce.runtime.part_sum import Joining, PartSum
 from sparseallreduce.runtime.shared import SharedStep
-from sparseallreduce.runtime.stage import Split
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
@@ -39,6 +40,7 @@ _ALWAYS_ON_BOARD = 1 << 13
 # vectors of so many bytes at most, and for others. By the former, 20 % of 1 MiB took 539 microseconds by parts at P = 4, and 20 % of 4 MiB
 # 2,919, where splits take 390 and 1,040; by the latter, 30 % of 256 KiB would take 214 by a split, and take 187 by parts.
 _SHORT_PARTS, _PARTS_SHARES = 1 << 18, (0.35, 0.7)
+_RETRIES = 3  # of the way to fail, which may be interrupted, too
 _REMEMBERED = 256  # kinds of streams, and sizes of streams of a kind
 
 
@@ -55,7 +57,7 @@ class _Kind:
     def __init__(self, call: long.Call, intent: Intent, channel: engine.Channel) -> None:
         dtype = call.stream.dtype
         self.channel = channel
-        self._call = call
+        self._call = call._replace(stream=None)  # which would be kept as long as the channel
         self.terms = intent.terms
         self.digest = digest_of(intent.terms)
         self.reduction = Reduction(call.op)
@@ -91,7 +93,8 @@ class _Kind:
                 machine = machine._replace(beta_blocking=_PARTS_SHARES[self.nbytes > _SHORT_PARTS] * beta)
             flags = long.begins(self.call(stream), channel.ranks, self.reduction, machine, 0 if stage is None else stage.room)
         if flags == long.READY:
-            flags = long.WRITTEN if self.sums else flags if self.native else 0
+            reserved = all(part_sum.area.reserve(self.nbytes) for part_sum in self.sums)
+            flags = long.WRITTEN if self.sums and reserved else flags if self.native else 0
         _make_room(self.beginnings)
         self.beginnings[stream.stored] = flags
         return flags
@@ -108,6 +111,8 @@ class _ByMessages:
         self._channel = channel
         self._others = [rank for rank in range(channel.ranks) if rank != channel.rank]
         self._requests: list[MPI.Request] = []
+        self._told = 0  # the last operation of which we have told
+        self._telling: Any = None
 
     def is_free(self, turn: int) -> bool:
         """Whether we can tell the others anything."""
@@ -119,13 +124,29 @@ class _ByMessages:
         comm, payload = channel.collectives, packed.pack(stream) if flags == long.PACKED else b""
         word = _WORD.pack(channel.sound, len(payload), True, flags, digest, len(stream._stored)) + payload
         places[channel.rank][: len(word)] = word
-        requests = [comm.Irecv(places[other], other, tag) for other in self._others]
-        self._requests = requests + [comm.Isend(word, other, tag) for other in self._others]
+        requests: list[MPI.Request] = []
+        self._requests, self._told = requests, turn
+        self._telling = functools.partial(_tell, comm, word, places, self._others, tag, requests)
+        self._telling()
+
+    def has_told(self, turn: int) -> bool:
+        """Whether we have told the others anything, or begun to."""
+        return self._told == turn
+
+    def commit(self, turn: int) -> bool:
+        """All have said that they enter a collective of MPI: whether none has told us since that it does not."""
+        mailbox, tag = self._channel.mailbox, self._channel.tag(turn)
+        box = mailbox.box(tag)
+        mailbox.take_in()
+        if box.failures or box.error is not None:
+            return False
+        mailbox.close(tag)
+        return True
 
     def begun(self, turn: int) -> engine.Begun:
         """Where an operation stands that has told the others."""
         self._channel.hearings = []  # something may still be on its way into this memory
-        return engine.Begun(turn, requests=self._requests, received=self.rows.bytes)
+        return engine.Begun(turn, requests=self._requests, received=self.rows.bytes, telling=self._telling)
 
     def agreed(self, turn: int, flags: int, kind: _Kind) -> int:
         """The flags that all ranks have set, or -1 if they do not agree, or not before long."""
@@ -153,13 +174,20 @@ class _ByMessages:
         """What they have told is no longer needed."""
 
 
+def _tell(comm: MPI.Intracomm, word: bytes, places: list[memoryview], others: list[int], tag: int, requests: list[MPI.Request]) -> None:
+    """Receive from all others, and send to them; called again with the same list, it goes on where it was interrupted."""
+    sources = others[len(requests) :]
+    requests.extend(map(comm.Irecv, [places[other] for other in sources], sources, repeat(tag)))  # no interrupt loses a request here
+    requests.extend(map(comm.Isend, repeat(word), others[len(requests) - len(others) :], repeat(tag)))
+
+
 class _OnBoard:
     """The same on a slot of the channel's board."""
 
     def __init__(self, channel: engine.Channel, slot: Slot, polls: int) -> None:
         self._channel = channel
         self._slot, self._polls = slot, polls
-        self.is_free, self.leave = slot.is_free, slot.take
+        self.is_free, self.leave, self.commit, self.has_told = slot.is_free, slot.take, slot.commit, slot.has_posted
 
     def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> None:
         slot = self._slot
@@ -209,28 +237,35 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
     SparseAllreduceError
         On all ranks the same.
     """
-    stored, dense = stream._stored, stream._array
-    kind = channel.kinds.get((stream.size, stored.dtype, stored.shape[1:], op)) or _new_kind(stream, op, channel)
-    if kind is None:
-        return None
-    hearings = channel.hearings or _new_hearings(channel)
-    hearing = hearings[(channel.turn + 1) % len(hearings)]
-    if not hearing.is_free(channel.turn + 1):
-        return None
-    entries, turn = len(stored), channel.next_turn()
+    before, turn, flags, entries = channel.turn, 0, 0, 0
     array: NDArray[Any] | None = None
+    source: Any = None
+    hearing: Any = None
+    kind: Any = None
     step: Any = None
+    steps: Any = None
     taken: Any = None  # a step which has been
-    told = left = False
+    promise: DenseAllreduce | None = None
+    left = committed = entering = entered = False
     try:
+        stored, dense = stream._stored, stream._array
+        kind = channel.kinds.get((stream.size, stored.dtype, stored.shape[1:], op)) or _new_kind(stream, op, channel)
+        if kind is None:
+            return None
+        hearings = channel.hearings or _new_hearings(channel)
+        hearing = hearings[(before + 1) % len(hearings)]
+        if not hearing.is_free(before + 1):
+            return None
+        entries, turn = len(stored), channel.next_turn()
         flags = kind.beginnings.get(entries, -1)
         if flags < 0:
             flags = kind.begins(stream)
-        # Memory is taken before this rank says that it is ready, and filled while the others hear of it: they may be waiting for that.
+        # What can fail is done before this rank says that it is ready: then others may be where nothing but this rank ends their wait.
         if flags > long.PACKED and not patient:
             flags = 0
         if flags == long.WRITTEN:
             part_sum = kind.sums[turn % len(kind.sums)]
+            part_sum.area.leave(turn - 1)  # also if an operation failed before it came here
             if part_sum.area.is_free():
                 part_sum.write(stream)
                 step = Joining(part_sum, turn)
@@ -238,21 +273,18 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                 flags = long.READY
         if flags == long.READY:
             array, source = _arrays(dense, kind)
+            _fill(source, stream, array)
         if flags == long.STAGED and channel.stage is not None:
             step = channel.stage.offer(turn, stream, kind.streams, kind.reduction)
             flags = 0 if step is None else step.flags
         hearing.tell(turn, stream, flags, kind.digest)
-        told = True
         if traces:
             _count_told(stream, flags, channel)
-        if array is not None:
-            _fill(source, stream, array)
         agreed = hearing.agreed(turn, flags, kind)
         if agreed < 0:
             if array is not None:
-                summand = kind.reduction.enter(stream) if source is dense else SparseStream._dense_form(source, stream.size)
-                step = DenseAllreduce(summand, kind.reduction.op, soon=True, into=None if source is array else array)
-            said = step.told() if isinstance(step, Split) else long.Told(flags, lambda *_: step)
+                step = promise = _entry(kind, stream, array, source)
+            said = step.told() if isinstance(step, SharedStep) else long.Told(flags, lambda *_: step, enters=promise)
             intent = Intent(kind.terms, entries)
             steps = long.operation(kind.call(stream), intent, channel.rank, channel.ranks, channel.machine, patient, said)
             taken = steps.send(None)
@@ -263,19 +295,26 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             hearing.leave(turn)
             return result
         else:
+            if agreed == long.READY:
+                committed = hearing.commit(turn)
             hearing.leave(turn)
             left = True
             if agreed == long.READY and array is not None:
-                channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
-                array.flags.writeable = False
-                result = SparseStream._dense_form(array, stream.size)
-                if traces:
-                    nbytes, rounds = 2 * array.nbytes * (channel.ranks - 1) // channel.ranks, (channel.ranks - 1).bit_length()
-                    _count_result(entries, result, nbytes, nbytes, 2 * rounds)
-                return result
-            if agreed & long.STAGED:
-                step.begin(*hearing.counted(agreed))
-            if agreed & (long.WRITTEN | long.STAGED):
+                if committed:
+                    entering = True
+                    channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
+                    entered = True
+                    array.flags.writeable = False
+                    result = SparseStream._dense_form(array, stream.size)
+                    if traces:
+                        nbytes, rounds = 2 * array.nbytes * (channel.ranks - 1) // channel.ranks, (channel.ranks - 1).bit_length()
+                        _count_result(entries, result, nbytes, nbytes, 2 * rounds)
+                    return result
+                steps = _awaited(_entry(kind, stream, array, source))  # of which we are told that it is not to be
+                taken = steps.send(None)
+            elif agreed & (long.WRITTEN | long.STAGED):
+                if agreed & long.STAGED:
+                    step.begin(*hearing.counted(agreed))
                 joined: SparseStream | None = step.result(kind.polls)
                 if joined is not None:
                     if traces:
@@ -287,17 +326,66 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                     counts.rounds += 1  # the rest is counted when the step has been
             else:
                 if step is not None:
-                    step.abandon()
+                    step.decline()
                 reduction = Reduction(kind.reduction.op)
                 steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
-    except Exception as error:
-        steps = engine.failed(error)
-        if isinstance(step, SharedStep):
-            step.abandon()
-    begun = engine.Begun(turn) if left else hearing.begun(turn) if told else engine.Begun(turn, shared=False, taken=False)
-    operation = engine.Operation(channel, lambda: steps, entries, begun=begun._replace(step=taken))
+        begun = (engine.Begun(turn) if left else hearing.begun(turn))._replace(step=taken, promise=promise)
+    except BaseException as error:
+        if channel.turn == before:
+            channel.next_turn()
+        entered = entered or (entering and engine.has_entered(error))
+        reached = _Reached(channel.turn, hearing, kind, stream, step, promise, (array, source), flags, left, committed, entered)
+        begun = reached.begun(error)
+    operation = engine.Operation(channel, lambda: steps, entries, begun=begun)  # which sees to errors itself
     outcome: SparseStream = engine.outcome(operation)
     return outcome
+
+
+class _Reached(NamedTuple):
+    """How far an operation has come that was hit by an error."""
+
+    turn: int
+    hearing: Any
+    kind: Any
+    stream: SparseStream
+    step: Any
+    promise: DenseAllreduce | None
+    arrays: tuple[NDArray[Any] | None, Any]
+    flags: int
+    left: bool
+    committed: bool
+    entered: bool
+
+    def begun(self, hit: BaseException) -> engine.Begun:
+        """Where the operation stands. Of what else hits this rank here, interrupts alone are raised in the end."""
+        for _ in range(_RETRIES):
+            try:
+                return self._begun(hit)
+            except BaseException as another:
+                hit = hit if isinstance(another, Exception) else another
+        return engine.Begun(self.turn, shared=False, taken=False, hit=hit)
+
+    def _begun(self, hit: BaseException) -> engine.Begun:
+        if isinstance(self.step, SharedStep):
+            self.step.abandon()
+        promise, (array, source) = self.promise, self.arrays
+        if array is not None and self.flags == long.READY and promise is None:
+            promise = _entry(self.kind, self.stream, array, source)
+        if self.left:
+            begun = engine.Begun(self.turn)
+        elif self.hearing is not None and self.hearing.has_told(self.turn):
+            begun = self.hearing.begun(self.turn)
+        else:
+            begun = engine.Begun(self.turn, shared=False, taken=False)
+        return begun._replace(promise=promise, committed=self.committed, entered=self.entered, hit=hit)
+
+
+def _entry(kind: _Kind, stream: SparseStream, array: NDArray[Any], source: NDArray[Any]) -> DenseAllreduce:
+    """The step in which this rank enters MPI's own sum, of an array into another or in place."""
+    if source is array:
+        return DenseAllreduce(SparseStream._dense_form(array, stream.size), kind.reduction.op, soon=True)
+    summand = kind.reduction.enter(stream) if stream._array is not None else SparseStream._dense_form(source, stream.size)
+    return DenseAllreduce(summand, kind.reduction.op, soon=True, into=array)
 
 
 def _count_told(stream: SparseStream, flags: int, channel: engine.Channel) -> None:

@@ -33,7 +33,7 @@ from sparseallreduce.algorithms.steps import (
 from sparseallreduce.errors import DeadlockError, StreamError
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.operator import Operator
-from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.reduction import Reduction, divided
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Network", "Simulation", "run", "same_bits", "simulate"]
@@ -146,7 +146,17 @@ def simulate(
     schedules = [
         allreduce(call, entries, rank, ranks, machine, reductions[rank]) for rank, (call, _) in enumerate(calls) if call is not None
     ]
-    return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+    simulation = run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+    handed_over = {id(output): _handed_over(output, streams, reductions[0]) for output in simulation.outputs}
+    simulation.outputs = [handed_over[id(output)] for output in simulation.outputs]
+    return simulation
+
+
+def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
+    """What a user gets of a rank's result, on none of the arrays that came in, also by way of another rank."""
+    if any(output.overlaps(stream) for stream in streams):
+        output = reduction.leave(output.copy())
+    return divided(output, len(streams)) if reduction.op.is_mean else output
 
 
 def _simulate_reducers(
@@ -159,8 +169,12 @@ def _simulate_reducers(
         for plan in plans:
             plan.abandon()
         raise common_error([plan.intent.said() for plan in plans])
-    schedules = [plan.run(rank, len(plans)) for rank, plan in enumerate(plans)]
-    return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=[reducer.reduction for reducer in reducers])
+    schedules, reductions = [plan.run(rank, len(plans)) for rank, plan in enumerate(plans)], [reducer.reduction for reducer in reducers]
+    try:
+        return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+    finally:
+        for plan in plans:
+            plan.abandon()
 
 
 def run(

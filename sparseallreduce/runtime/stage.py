@@ -17,6 +17,11 @@ adds up its part in the dense result itself, and there is no third step either.
 
 A result lies in one of a few blocks, and the block is free again when no rank has the result any more. If none is free, each rank
 copies the result to memory of its own. Results that a process has when it forks stay for good, as its child may have them.
+
+A rank writes to the blocks through one mapping and gives its user another, through which nobody can write.
+
+Before a rank says that its stream is there, it has reserved the memory for its row, and in each block P times as many bytes: whichever rank
+has the longest stream has reserved enough for the result of all. What is reserved stays so, and a loop over sums of one size asks once.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.allreduce import FREE, STAGED, Told
 from sparseallreduce.errors import StreamError
-from sparseallreduce.runtime.shared import LINE, SharedStep, claim_kernel, patience, word_kernels
+from sparseallreduce.runtime.shared import LINE, PAGE, SharedFile, SharedStep, claim_kernel, page_multiple, patience, word_kernels
 from sparseallreduce.runtime.stage_kernels import ADDED, ENTRIES, FIRST, LEFT, WORDS, WRITTEN, sum_parts_kernel
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.operator import SUM
@@ -44,8 +49,11 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["KEPT", "Split", "Stage"]
 
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
-_BYTES = 1 << 29  # of the streams of all ranks; memory that is not used is only numbers
-_PAGE = 4096
+_BYTES = 1 << 29  # of the streams of all ranks, at most
+_MAPPED = 1 << 18  # bytes of a row that are mapped at first; then twice as many, and so on
+_RESERVED = 1 << 16  # bytes of a row that are reserved at least
+_LATER = 256  # turns after which memory is asked for again that was refused
+_WHOLE = 1 << 21  # bytes of a large page, of which rows and blocks begin at a multiple if they are as long
 _NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 _TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
 _LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
@@ -57,30 +65,31 @@ class Stage:
 
     Parameters
     ----------
-    memory : ndarray of uint8
-        The same for all ranks, zeros at first; of :meth:`nbytes`.
+    memory : SharedFile
+        The same for all ranks, zeros at first; of :meth:`nbytes`, of which what :meth:`reserved` says is there.
     rank, ranks : int
     crowded : bool
         Whether ranks share cores.
     cores : int
         Of the host, as all ranks know.
+
+    Raises
+    ------
+    OSError
+        If the memory cannot be mapped.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], rank: int, ranks: int, crowded: bool, cores: int) -> None:
+    def __init__(self, memory: SharedFile, rank: int, ranks: int, crowded: bool, cores: int) -> None:
         self.rank, self.ranks, self.cores = rank, ranks, cores
         self.polls, self.offered = patience(crowded)
-        self.room = _room(ranks)  # bytes that a stream may take
-        head, rows = _head(ranks), ranks * self.room
-        self.words = memory[: (ranks + 1) * LINE].view(np.uint64)
-        self.rows = memory[head : head + rows].reshape(ranks, -1)
-        self.blocks = memory[head + rows :].reshape(KEPT + 1, -1)
-        self._place = memoryview(self.rows[rank])
+        self.room = self._most = _room(ranks)  # bytes that a stream may take
+        self._file = memory
+        self.words = memory.map([0], (ranks + 1) * LINE)[0].view(np.uint64)
         self.bounds = np.empty((4, ranks + 1), np.uint64)  # for us alone, as all below
-        self._views: dict[np.dtype[Any], NDArray[Any]] = {}
-        self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._summed: tuple[packed.Kind | None, Any] = None, None  # the kind of streams that were summed last, and how
+        self._map(min(_MAPPED, self._most))
+        self._reserved = [0, 0]  # bytes of our row, and of each block
+        self._asked = 0  # the turn from which on more may be asked for
         self._kept = [_NOT] * KEPT
-        self._readable = [memoryview(block).toreadonly() for block in self.blocks[:KEPT]]
         self._released = [_release(self._kept, place) for place in range(KEPT)]
         self._leases: list[Any] = [None] * KEPT
         self._last = 0  # turn which we have entered, until we have its result
@@ -90,23 +99,78 @@ class Stage:
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Bytes of memory that it takes, of which those are used that streams and results have covered."""
+        """Bytes of the file, of which those take memory that have been reserved, and those address space that a rank has mapped."""
         return _head(ranks) + (ranks + (KEPT + 1) * (ranks + 1)) * _room(ranks)
 
+    @staticmethod
+    def reserved(ranks: int) -> list[tuple[int, int]]:
+        """The pieces of it, each a place and bytes, that are used from the first turn on."""
+        return [(0, (ranks + 1) * LINE)]
+
+    def _map(self, length: int) -> None:
+        """Map so many bytes of each row, and of each block one more than for all of them. Results stay where they are."""
+        file, ranks, count = self._file, self.ranks, KEPT + 1
+        first, block = _head(ranks) + ranks * self._most, (ranks + 1) * self._most
+        places = [first + number * block for number in range(count)]
+        rows = file.map([_head(ranks) + rank * self._most for rank in range(ranks)], length)
+        blocks = file.map(places, (ranks + 1) * length)
+        self._readable = [memoryview(file.map([place], (ranks + 1) * length, writeable=False)[0]) for place in places[:KEPT]]
+        self.rows, self.blocks, self._length = rows, blocks, length
+        self._place = memoryview(rows[self.rank])
+        self._views: dict[np.dtype[Any], NDArray[Any]] = {}
+        self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._summed: tuple[packed.Kind | None, Any] = None, None  # the kind of streams that were summed last, and how
+
+    def reach(self, row: int, block: int = 0) -> None:
+        """Map as many bytes of each row, and of each block, if fewer are."""
+        needed = min(max(row, -(-block // (self.ranks + 1))), self._most)
+        if needed > self._length:
+            self._map(min(1 << (needed - 1).bit_length(), self._most))
+
+    def _secure(self, turn: int, row: int, block: int) -> bool:
+        """Whether our row and each block have memory for so many bytes: from then on no rank can fail to have it."""
+        if row <= self._reserved[0] and block <= self._reserved[1]:
+            return True
+        if turn < self._asked:
+            return False
+        row, block = (max(old, new and _rounded(new)) for old, new in zip(self._reserved, (row, block), strict=True))
+        row, block = min(row, self._most), min(block, (self.ranks + 1) * self._most)
+        first, (had_row, had_block) = _head(self.ranks), self._reserved
+        first_block, step = first + self.ranks * self._most, (self.ranks + 1) * self._most
+        pieces = [(first + self.rank * self._most + had_row, row - had_row)]
+        pieces += [(first_block + number * step + had_block, block - had_block) for number in range(KEPT + 1)]
+        try:
+            self.reach(row, block)
+            # All ranks may be asking at this moment, or have done so: what counts is that there is memory for all of it, or for the rest.
+            whole = self.ranks * row + (KEPT + 1) * block
+            enough = self._file.reserve(pieces, max(row - had_row, whole - self._file.taken()))
+        except (OSError, MemoryError):
+            enough = False
+        if enough:
+            self._reserved = [row, block]
+        else:
+            self._asked = turn + _LATER
+        return enough
+
     def offer(self, turn: int, stream: SparseStream, kind: packed.Kind, reduction: Reduction) -> Split | None:
-        """Write our stream, of at most ``room`` bytes, for a split of all ranks; None if the memory is in use.
+        """Write our stream, of at most ``room`` bytes, for a split of all ranks; None if the memory is in use, or cannot be had.
 
         Also None if the caller wants the result dense where that takes more bytes, which a block might not have.
         """
         if self.held is not None:
             return None
-        if reduction.switch_density is not None and math.prod(kind.shape) * kind.dtype.itemsize > self.blocks.shape[1]:
-            return None
-        if not self.have_come(LEFT, self.ranks, self._last):
-            return None
+        row = packed.packed_bytes(stream)
+        block = self.ranks * row + LINE
+        if reduction.switch_density is not None:
+            block = max(block, math.prod(kind.shape) * kind.dtype.itemsize)
+            if block > (self.ranks + 1) * self._most:
+                return None
         self.say(self.rank, LEFT, turn - 1)  # also if an operation failed before it came here
+        if not self.have_come(LEFT, self.ranks, self._last) or not self._secure(turn, row, block):
+            return None
         packed.pack_into(stream, self._place)
         self.held = Split(self, turn, kind, reduction)
+        self.enter(turn)  # from when the others are told on, whether we hear that all agree or not
         return self.held
 
     def view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -124,7 +188,7 @@ class Stage:
         return free
 
     def enter(self, turn: int) -> None:
-        """Others may read what we have written, as long as they have not left this turn; 0 when nobody does any more."""
+        """Others may read what we have written, as long as they have not left this turn; 0 if nobody does, or does any more."""
         self._last = turn
 
     def claim(self, turn: int, parts: int) -> int:
@@ -167,9 +231,9 @@ class Stage:
 
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
-        self._kept[place] = _HERE
         array = np.frombuffer(self._readable[place], np.uint8)  # which all views refer to
         self._leases[place] = weakref.ref(array, self._released[place])
+        self._kept[place] = _HERE  # last, so that no interrupt can keep a block for nobody
         return array
 
     def pin(self) -> None:
@@ -214,7 +278,6 @@ class Split(SharedStep):
     """
 
     __slots__ = (
-        "_begun",
         "_block",
         "_counts",
         "_dense",
@@ -228,14 +291,14 @@ class Split(SharedStep):
         "_stage",
         "_sum",
         "_total",
-        "_turn",
         "flags",
+        "turn",
     )
 
     def __init__(self, stage: Stage, turn: int, kind: packed.Kind, reduction: Reduction) -> None:
-        self._stage, self._turn, self._kind, self._reduction = stage, turn, kind, reduction
+        self._stage, self.turn, self._kind, self._reduction = stage, turn, kind, reduction
         self.flags = STAGED | stage.free_blocks() << FREE
-        self._begun = self._dense = self._direct = False
+        self._dense = self._direct = False
         self._parts = min(stage.ranks, stage.cores)  # into which the index space is cut
         self._total = self._first = 0  # entries of a sparse result, and how many do not count before them
         self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
@@ -243,7 +306,7 @@ class Split(SharedStep):
 
     def told(self) -> Told:
         """What this rank tells the others."""
-        return Told(self.flags, self.begin, self.abandon)
+        return Told(self.flags, self.begin, self.abandon, decline=self.decline)
 
     def begin(self, entries: Sequence[int] | NDArray[np.int64], common: int, total: int | None = None) -> Split:
         """This step, for streams of so many entries on each rank, all positions if dense, and the flags that all ranks have set.
@@ -252,20 +315,25 @@ class Split(SharedStep):
         """
         self._counts = entries if isinstance(entries, np.ndarray) else np.array(entries, np.int64)
         self._sum = int(self._counts.sum()) if total is None else total
+        self._stage.reach(self._longest())
         free = common >> FREE
         self._block = (free & -free).bit_length() - 1 if free else KEPT
-        self._stage.enter(self._turn)
-        self._begun = True
         return self
+
+    def _longest(self) -> int:
+        """Bytes of a row that the longest stream takes; if one is dense, as many as any sparse one could take."""
+        kind, entries = self._kind, max(self._counts.tolist())
+        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
+        nbytes: int = packed.aligned(entries * value, index) + (index if entries == kind.size else entries * index)
+        return nbytes
 
     def result(self, polls: int = 1) -> SparseStream | None:
         while self._next is not None:
             if not self._next(polls):
                 return None
         made = self._made()
-        self._begun = False
         self._stage.enter(0)
-        self.abandon()
+        self._release()
         return made
 
     def moved(self) -> tuple[int, int, int]:
@@ -277,16 +345,23 @@ class Split(SharedStep):
         sent = others * (ours + total) // stage.ranks
         return sent, (sum(streams) - ours + others * total) // stage.ranks, others + others.bit_length()
 
+    def decline(self) -> None:
+        if self._stage.held is self:
+            self._stage.enter(0)
+        self._release()
+
     def abandon(self) -> None:
-        if self._begun:
+        if self._stage.held is self:
             self._leave()
-        self._begun = False
+        self._release()
+
+    def _release(self) -> None:
         if self._stage.held is self:
             self._stage.held = None
 
     def _leave(self) -> None:
         """We no longer read what the others have written."""
-        self._stage.say(self._stage.rank, LEFT, self._turn)
+        self._stage.say(self._stage.rank, LEFT, self.turn)
 
     def _add(self, polls: int) -> bool:
         """Add up our part, and what other ranks have not yet begun to."""
@@ -295,14 +370,14 @@ class Split(SharedStep):
         if self._dense:
             self._parts = stage.ranks
             self._add_dense()
-            stage.say(stage.rank, WRITTEN, self._turn)
+            stage.say(stage.rank, WRITTEN, self.turn)
             self._next = self._await
         elif self._kind.compiled and self._parts <= 2 and self._sum <= self._kind.limit:
             self._direct = True
             self._next = self._await
             return self._sum_parts(polls)
         else:
-            while (part := stage.claim(self._turn, self._parts)) >= 0:
+            while (part := stage.claim(self.turn, self._parts)) >= 0:
                 self._sum_part(part)
             self._next = self._write
         self._leave()
@@ -311,7 +386,7 @@ class Split(SharedStep):
     def _sum_parts(self, polls: int) -> bool:
         """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
         stage, kind = self._stage, self._kind
-        come = stage.sum_parts(kind)(self._turn, self._parts, polls, self._counts, kind.size, self._block)
+        come = stage.sum_parts(kind)(self.turn, self._parts, polls, self._counts, kind.size, self._block)
         if come < 0:
             raise StreamError(f"rows of {stage.room} bytes cannot hold {self._counts.tolist()} entries")
         if come:
@@ -354,7 +429,7 @@ class Split(SharedStep):
             indices, values = Reduction(SUM, 1.0).many(streams)._entries()
         self._ours.append((part, first, indices, values))
         stage.tell(part, len(indices), first)
-        stage.say(part, ADDED, self._turn)
+        stage.say(part, ADDED, self.turn)
 
     def _add_dense(self) -> None:
         """Add up a part of the dense result where it is to lie."""
@@ -377,7 +452,7 @@ class Split(SharedStep):
     def _write(self, polls: int) -> bool:
         """Write our parts to their places, once it is known what comes before them."""
         stage = self._stage
-        if not stage.have_come(ADDED, self._parts, self._turn, polls):
+        if not stage.have_come(ADDED, self._parts, self.turn, polls):
             return False
         counts, firsts = self._words(ENTRIES), self._words(FIRST)
         self._total = sum(counts)
@@ -392,7 +467,7 @@ class Split(SharedStep):
                 before = sum(counts[:part])
                 place = self._sparse(block, before, before + len(indices))
                 place[0][:], place[1][:] = indices, values
-            stage.say(part, WRITTEN, self._turn)
+            stage.say(part, WRITTEN, self.turn)
         self._ours.clear()
         self._next = self._await
         return True
@@ -404,10 +479,10 @@ class Split(SharedStep):
 
     def _await(self, polls: int) -> bool:
         stage = self._stage
-        if not stage.have_come(WRITTEN, self._parts, self._turn, polls):
+        if not stage.have_come(WRITTEN, self._parts, self.turn, polls):
             return False
         # Who has the result may write another stream. If all know that it is sparse, who comes last reads none any more.
-        if not (self._direct or stage.have_come(LEFT, stage.ranks, self._turn, polls)):
+        if not (self._direct or stage.have_come(LEFT, stage.ranks, self.turn, polls)):
             return False
         if self._direct:
             self._find()
@@ -465,8 +540,19 @@ def _array(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype:
 
 
 def _head(ranks: int) -> int:
-    return -(-(ranks + 1) * LINE // _PAGE) * _PAGE
+    """Bytes before the rows."""
+    return -(-(ranks + 1) * LINE // _WHOLE) * _WHOLE
 
 
 def _room(ranks: int) -> int:
-    return _BYTES // ranks // _PAGE * _PAGE
+    """Bytes that a row may have."""
+    room = _BYTES // ranks
+    unit = _WHOLE if room >= _WHOLE else PAGE
+    return room // unit * unit
+
+
+def _rounded(nbytes: int) -> int:
+    """As many bytes or up to an eighth more, of which few numbers are told apart, so that streams that grow seldom ask for memory."""
+    nbytes = max(nbytes, _RESERVED)
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return page_multiple(-(-nbytes // step) * step)

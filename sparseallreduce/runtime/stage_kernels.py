@@ -79,7 +79,10 @@ def _sum_parts(
     for r in range(ranks):
         most += U(counts[r])
     start = behind_values(most, values.itemsize) // U(rows.itemsize)
-    if block >= U(indices.shape[0]) or start + most > U(indices.shape[1]) or most > U(results.shape[1]):
+    blocks, rooms = min(indices.shape[0], results.shape[0]), min(indices.shape[1], results.shape[1])
+    if block >= U(blocks) or most > U(rooms) or start + most > U(indices.shape[1]):
+        return np.int64(-1)
+    if parts > ranks or rank >= ranks or (ranks + U(1)) * width > U(words.shape[0]):
         return np.int64(-1)
     iout, vout = indices[block, start : start + most], results[block, :most]
     while True:

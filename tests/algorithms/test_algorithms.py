@@ -51,6 +51,29 @@ def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case,
     assert [bits(stream) for stream in case.streams] == before
 
 
+@every_algorithm
+@given(case=cases(), delivery=deliveries(), density=DENSITIES)
+def test_the_mean_is_the_sum_divided_by_the_number_of_ranks(algorithm, case, delivery, density):
+    chosen = {"switch_density": density}
+    if np.dtype(case.dtype).kind != "f":
+        with pytest.raises(sar.StreamTypeError, match="convert them to floats, or divide the result of op='sum'"):
+            sar.simulate(case.streams, algorithm, op="mean", **chosen)
+        return
+    before = [bits(stream) for stream in case.streams]
+    total = sar.simulate(case.streams, algorithm, op="sum", delivery=delivery, **chosen)
+    mean = sar.simulate(case.streams, algorithm, op="mean", delivery=delivery, **chosen)
+    for ours, theirs in zip(mean.outputs, total.outputs):
+        with np.errstate(all="ignore"):
+            expected = theirs.to_dense() / theirs.dtype.type(case.ranks)
+        assert ours.to_dense().tobytes() == expected.tobytes()
+        assert (ours.is_dense, ours.dtype, ours.switch_density) == (theirs.is_dense, theirs.dtype, theirs.switch_density)
+        assert not ours.values.flags.writeable
+        assert not any(ours.overlaps(stream) for stream in case.streams)
+    assert [bits(stream) for stream in case.streams] == before
+    assert mean.bytes_sent.tolist() == total.bytes_sent.tolist() and mean.messages.tolist() == total.messages.tolist()
+    assert len({id(output) for output in mean.outputs}) <= len({id(output) for output in total.outputs})
+
+
 def test_a_dense_form_that_has_been_made_is_not_made_again():
     stream = sar.SparseStream(np.arange(9_000), np.ones(9_000), 10_000)
     ready = DenseAllreduce(sar.SparseStream.from_dense(stream.to_dense()), SUM, soon=True)
@@ -81,6 +104,17 @@ def test_inputs_are_left_as_they_were(algorithm, case, delivery):
     for entries, (indices, values) in zip(case.entries, arrays):
         assert entries.values.flags.writeable
         assert (entries.indices.tobytes(), entries.values.tobytes()) == (indices.tobytes(), values.tobytes())
+
+
+@every_algorithm
+@pytest.mark.parametrize("op", ["sum", "max", "mean"])
+def test_no_result_shares_memory_with_the_input_of_any_rank(algorithm, op):
+    for ranks in (1, 2, 3, 4):
+        for holder in range(ranks):  # all others have nothing to add to its entries
+            streams = [sar.SparseStream([], [], 40) for _ in range(ranks)]
+            streams[holder] = sar.SparseStream([1, 2], [1.0, 2.0], 40)
+            for output in sar.simulate(streams, algorithm, op=op).outputs:
+                assert not any(output.overlaps(stream) for stream in streams)
 
 
 @every_algorithm

@@ -13,7 +13,7 @@ from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import engine, shared
 from sparseallreduce.runtime.board import SLOTS, Slot
 from sparseallreduce.runtime.mpi import measured
 from sparseallreduce.runtime.part_sum import PartSum
@@ -131,6 +131,27 @@ def case_failure_in_a_sum_on_the_board_leaves_nobody_waiting(comm, method):
         for _ in range(3):
             check_usable(ours)
             Inputs(comm.size, 5000, "float32", entries=5000).check(sar.allreduce(stream, ours))
+
+
+@limit(30)
+def case_where_a_rank_has_no_memory_left_nothing_is_summed_on_the_board(comm):
+    _, culprit = needs_two(comm, 5000)
+    inputs = Inputs(comm.size, 5000, "float32", entries=5000)
+    with duplicate(comm) as ours, mock.patch.object(allreduce, "choose_beginning", return_value="dense"):
+        left = 0 if comm.rank == culprit else 1 << 40
+        written = mock.Mock(wraps=PartSum.join)
+        with (
+            mock.patch.object(shared, "memory_left", return_value=left),
+            mock.patch.object(PartSum, "join", lambda *given: written(*given)),
+        ):
+            for _ in range(5):
+                inputs.check(sar.allreduce(inputs.dense_form(comm.rank), ours))
+            assert not written.called
+            inputs = Inputs(comm.size, 4999, "float32", entries=4999)
+            shared.memory_left.return_value = 1 << 40
+            for _ in range(5):
+                inputs.check(sar.allreduce(inputs.dense_form(comm.rank), ours))
+            assert written.called
 
 
 @limit(30)

@@ -1,15 +1,18 @@
 """Any intracommunicator will do, nothing of it is left behind, and whatever is none is refused by name."""
 
 import os
+import socket
 from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
-from mpi_cases import limit, skip
+from mpi_cases import each, limit, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.hosts import Limit, this_place, usable_cores
+from sparseallreduce.runtime.mpi import shares_memory
 
 
 def case_communicator_of_one(comm):
@@ -54,7 +57,8 @@ def case_duplicates_are_communicators_of_their_own(comm):
 
 def case_ranks_know_the_cores_they_may_use(comm):
     """Not those of the host: bound to one together they share it, and to one each they do not, as far as there are so many."""
-    allowed = sorted(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    allowed = sorted(before)[: usable_cores()]
     for core, cores in ((allowed[0], 1), (allowed[comm.rank % len(allowed)], min(comm.size, len(allowed)))):
         os.sched_setaffinity(0, {core})
         try:
@@ -65,7 +69,47 @@ def case_ranks_know_the_cores_they_may_use(comm):
                 assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
             duplicate.Free()
         finally:
-            os.sched_setaffinity(0, allowed)
+            os.sched_setaffinity(0, before)
+
+
+def case_host_names_do_not_tell_hosts_apart(comm):
+    """Processes of one machine and PID namespace share memory and cores, whatever each takes for the name of its host."""
+    with mock.patch.object(socket, "gethostname", return_value=f"host {comm.rank}"):
+        duplicate = comm.Dup()
+        check_usable(duplicate)
+    if comm.size > 1:
+        assert shares_memory(duplicate)
+    duplicate.Free()
+
+
+@each(boots=[1, 2], namespaces=[1, 2])
+def case_boot_and_namespace_tell_hosts_apart(comm, boots, namespaces):
+    """Ranks of one boot share cores, and of them those of one namespace of process ids memory; the names are all the same."""
+    host, memory = bytes([comm.rank % boots]) * 8, bytes([comm.rank % boots, comm.rank % namespaces]) * 4
+    here = this_place()._replace(host=host, memory=memory)
+    with mock.patch.object(engine, "this_place", return_value=here):
+        duplicate = comm.Dup()
+        check_usable(duplicate)
+    if comm.size > 1:
+        channel, ranks = engine._channels[-1], len(range(comm.rank % boots, comm.size, boots))
+        assert (channel.board is not None) == shares_memory(duplicate) == (boots == namespaces == 1)
+        assert (channel.cores, channel.crowded) == (usable_cores(), ranks > usable_cores())
+    duplicate.Free()
+
+
+@each(cgroups=[1, 2])
+def case_limits_of_cgroups_count(comm, cgroups):
+    """All in a cgroup that may use a core and a half, or each half of them in one that may use half of one."""
+    limits = (Limit(1, 1500),) if cgroups == 1 else (Limit(1 + comm.rank % 2, 500),)
+    here = this_place()._replace(affinity=b"\xff" + bytes(255), limits=limits)
+    with mock.patch.object(engine, "this_place", return_value=here):
+        duplicate = comm.Dup()
+        check_usable(duplicate)
+    if comm.size > 1:
+        channel, cores = engine._channels[-1], 2 if cgroups == 1 else 1
+        assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
+        assert shares_memory(duplicate)
+    duplicate.Free()
 
 
 def case_communicator_with_a_topology(comm):

@@ -18,6 +18,17 @@ MISTAKES = {
     "size": ({"stream": sar.SparseStream([1], [1.0], 11)}, sar.MismatchError, "size: 10 on rank"),
     "width": ({"stream": sar.SparseStream([1], [[1.0, 2.0]], 10)}, sar.MismatchError, "row width: None on rank"),
     "operator": ({"op": "max"}, sar.MismatchError, "operator: sum on rank"),
+    "mean": ({"op": "mean"}, sar.MismatchError, "operator: sum on rank"),
+    "mean of integers": (
+        {"op": "mean", "stream": sar.SparseStream([1], np.int32([1]), 10)},
+        sar.StreamTypeError,
+        "the mean of int32 values is no int32: convert them to floats, or divide the result of op='sum'",
+    ),
+    "no neutral element": (
+        {"op": sar.Operator("ours", np.minimum, "none")},
+        sar.AlgorithmError,
+        "operator 'ours' has no neutral element of float64",
+    ),
     "unknown operator": ({"op": "median"}, sar.AlgorithmError, "unknown operator 'median'"),
     "algorithm": ({"algorithm": "dense"}, sar.MismatchError, "algorithm: ssar_ring on rank"),
     "unknown algorithm": ({"algorithm": "magic"}, sar.AlgorithmError, "unknown algorithm 'magic'"),
@@ -59,6 +70,24 @@ def case_different_mistakes_on_all_ranks_are_one_error(comm):
     error = raised(lambda: call(comm, "wait", algorithm=f"magic {comm.rank}"))
     assert isinstance(error, sar.AlgorithmError)
     assert "magic 0" in str(error)
+    check_same_everywhere(comm, error)
+    check_usable(comm)
+
+
+@each(how=["blocking", "wait"])
+def case_mean_of_integers_is_refused_on_all_ranks(comm, how):
+    error = raised(lambda: call(comm, how, op="mean", stream=sar.SparseStream([1], np.int64([1]), 10), algorithm="auto"))
+    assert isinstance(error, sar.StreamTypeError) and "rank" not in str(error)
+    check_same_everywhere(comm, error)
+    check_usable(comm)
+
+
+def case_operators_of_one_name_that_differ(comm):
+    needs_two(comm)
+    ufunc = np.maximum if comm.rank else np.minimum
+    error = raised(lambda: call(comm, "blocking", op=sar.Operator("ours", ufunc, 0.0)))
+    assert isinstance(error, sar.MismatchError)
+    assert "ours (minimum, neutral element 0.0) on rank 0" in str(error)
     check_same_everywhere(comm, error)
     check_usable(comm)
 

@@ -138,11 +138,32 @@ def case_parameters_that_differ_are_the_same_error_on_all(comm):
     assert "max_iter is 3 and 4" in message
     told(comm, lambda: LogisticRegression(comm=comm, l2=-1.0 if comm.rank else 0.1).fit(X[own], y[own]))
 
-    def mixed():
-        model = LogisticRegression(comm=comm, max_iter=3)
+    def mixed(passes):
+        model = LogisticRegression(comm=comm, max_iter=passes)
         return model.partial_fit(X[own], y[own], np.unique(y)) if comm.rank else model.fit(X[own], y[own])
 
-    assert "call the same" in told(comm, mixed, MismatchError)
+    for passes in (1, 3):
+        assert "call the same" in told(comm, lambda passes=passes: mixed(passes), MismatchError)
+
+
+@each(parameters=[{}, {"average": True, "l1": 1e-3}, {"strategy": "oktopk", "density": 0.2}])
+def case_partial_fits_go_on_alike_on_all_ranks(comm, parameters):
+    X, y = problem(LogisticRegression)
+    own = share(comm)
+    model = LogisticRegression(comm=comm, batch_size=5, **parameters)
+    for call in range(4):
+        model.partial_fit(X[own] * (1 + call), y[own], np.unique(y), sample_weight=np.full(len(y[own]), 1.0 + comm.rank))
+        assert same(comm, model.coef_, model.t_, model.history_[0][-1].loss)
+    if comm.size > 1:
+        rate, model.learning_rate = model.learning_rate, 0.1
+        if comm.rank == 0:  # one rank forgets the calls, and all begin anew from the weights
+            model.coef_ = model.coef_.copy()
+        model.partial_fit(X[own], y[own])
+        assert same(comm, model.coef_)
+        model.learning_rate = rate
+        if comm.rank == 0:
+            model.coef_ += 1
+        told(comm, lambda: model.partial_fit(X[own], y[own]), MismatchError)
 
 
 def case_no_samples_anywhere_is_an_error(comm):

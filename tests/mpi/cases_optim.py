@@ -1,5 +1,7 @@
 """The optimisers over MPI: the same as simulated, errors that all ranks raise, and sums of layers that overlap."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mpi_cases import each, skip
@@ -8,6 +10,7 @@ import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, TopKSGD, simulated_step
 from sparseallreduce.runtime.serial import SerialCommunicator
+from sparseallreduce.streams import selection
 
 RANKS = (1, 3)
 ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
@@ -99,7 +102,7 @@ def other_rate(optimizer, own):
 WRONG = {
     wrong_gradient: (sar.StreamError, "each of the 3 parameters, not 2"),
     wrong_shape: (sar.StreamError, "parameter 2 has to have its shape"),
-    wrong_rate: (sar.AlgorithmError, "learning rate must be a number above 0"),
+    wrong_rate: (sar.AlgorithmError, "learning rate must be a number, at least 0"),
     other_rate: (sar.MismatchError, "learning rate: 0.1 on rank"),
 }
 
@@ -119,6 +122,27 @@ def case_a_mistake_on_one_rank_is_raised_on_all_and_changes_nothing(comm, mistak
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert np.array_equal(kept, joined(ours))
     optimizer.step(gradients(comm.rank, 1))
+    assert len(set(comm.allgather(joined(ours).tobytes()))) == 1
+
+
+def function(k):
+    return selection.NonZeroTopK(k)
+
+
+class Chooser:
+    def method(self, k):
+        return selection.NonZeroTopK(k)
+
+
+SELECTORS = {"function": function, "lambda": lambda k: selection.NonZeroTopK(k), "partial": partial(function), "method": Chooser().method}
+
+
+@each(selector=SELECTORS)
+def case_a_selector_may_be_any_callable(comm, selector):
+    """Which lies at another address on each rank."""
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, selector=SELECTORS[selector])
+    optimizer.step(gradients(comm.rank, 0))
     assert len(set(comm.allgather(joined(ours).tobytes()))) == 1
 
 

@@ -7,7 +7,7 @@ from mpi_cases import each
 from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import mailbox
 
 
 @each(algorithm=sar.algorithms(), piece=[64, 1000])
@@ -47,6 +47,6 @@ def pieces_of(nbytes, comm, inline=0):
     """Every rank cuts its messages so, and packs those that are shorter than `inline`."""
     check_usable(comm)  # with whole messages, if this is the communicator's first operation
     comm.Barrier()
-    with mock.patch.multiple(engine, PIECE_BYTES=nbytes, INLINE_BYTES=inline):
+    with mock.patch.multiple(mailbox, PIECE_BYTES=nbytes, INLINE_BYTES=inline):
         yield
         comm.Barrier()

@@ -1,9 +1,12 @@
 """Reducers and error feedback over MPI: what the simulator gives, in any order of completion; one rank's mistake is everyone's."""
 
+import signal
+from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
 import numpy as np
+import pytest
 from cases_errors import check_same_everywhere, raised
 from lossy import REDUCERS, Vectors
 from mpi4py import MPI
@@ -239,3 +242,49 @@ def case_a_rank_that_fails_on_its_way_loses_nothing(comm, blocking):
     assert (feedback.gradients, feedback.reducer.steps) == (2, 1)
     check_usable(comm)
     feedback.step(case.step(2)[comm.rank], comm)
+
+
+@each(name=["oktopk", "gtopk"])
+def case_an_interrupted_wait_leaves_reducers_usable(comm, name):
+    """One rank waits for the others, and is interrupted before they begin; they hear of it when it calls the library again."""
+    if comm.size == 1:
+        skip("nobody to wait for")
+    culprit, case = comm.size - 1, Vectors(comm.size, 400, 10, seed=6)
+    simulated, (reducer, *_) = case.reducers(REDUCERS[name]), case.reducers(REDUCERS[name])
+    expected = [simulated_once(comm, partial(updates, case.step(step), simulated)) for step in range(3)]
+    reducer.allreduce(case.step(0)[comm.rank], comm)
+    before = reducer.state()
+    if comm.rank == culprit:
+        with interrupted(), pytest.raises(KeyboardInterrupt):
+            reducer.allreduce(case.step(1)[culprit], comm)
+        for rank in range(culprit):
+            comm.send("interrupted", rank)
+    else:
+        comm.recv(source=culprit)
+        error = raised(lambda: reducer.allreduce(case.step(1)[comm.rank], comm))
+        assert isinstance(error, sar.SparseAllreduceError)
+    assert reducer.state() == before
+    for step in (1, 2):
+        assert bits(reducer.allreduce(case.step(step)[comm.rank], comm).update) == expected[step]
+    check_usable(comm)
+
+
+def updates(accumulators, reducers):
+    """Of each simulated rank: the bits of the update."""
+    return [bits(reduced.update) for reduced in sar.simulate(accumulators, reducers).outputs]
+
+
+@contextmanager
+def interrupted():
+    """Ctrl-C, while this rank waits for others."""
+
+    def strike(*_):
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGVTALRM, strike)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.2)  # of this process's time, of which polls take some
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)

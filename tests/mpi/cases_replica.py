@@ -1,7 +1,6 @@
 """Weights that all ranks of a host keep together: the same to the bit as those that each keeps alone."""
 
 import os
-import socket
 import time
 from contextlib import contextmanager
 from unittest import mock
@@ -30,6 +29,7 @@ from sparseallreduce.linear import (
 from sparseallreduce.linear.strategies.lossy import OkTopkStrategy
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
+from sparseallreduce.runtime.hosts import this_place
 
 RANKS = (1, 2, 5)
 SIZE = 5000
@@ -174,7 +174,8 @@ def case_ranks_that_read_nothing_for_some_steps_fall_behind_in_nothing(comm, des
 
 def case_each_host_has_a_replica(comm):
     hosts = [rank % 2 for rank in range(comm.size)]
-    with sharing(True), mock.patch.object(socket, "gethostname", return_value=f"host {hosts[comm.rank]}"):
+    here = this_place()._replace(host=bytes([hosts[comm.rank]]) * 8, memory=bytes([hosts[comm.rank]]) * 8)
+    with sharing(True), mock.patch.object(replica, "this_place", return_value=here):
         weights, alone = shared(comm, DESCENTS["small scale"]), DESCENTS["small scale"].weights(SIZE)
     ranks = hosts.count(hosts[comm.rank])
     assert weights._parts == ranks

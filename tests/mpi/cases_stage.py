@@ -11,7 +11,8 @@ from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import engine, shared
+from sparseallreduce.runtime import stage as stage_module
 from sparseallreduce.runtime.stage import KEPT, Split, Stage
 
 RANKS = (2, 5)
@@ -205,6 +206,25 @@ def case_an_operation_counts_the_same_whichever_way_it_takes(comm, entries):
         assert counts[0] == counts[1]
         assert counts[0]["operations"] == 1
         assert (counts[0]["bytes_sent"] > 0) == (comm.size > 1)
+
+
+@limit(30)
+@each(blocking=[True, False], entries=[FEW, MANY])
+def case_where_a_rank_has_no_memory_left_sums_go_by_messages(comm, blocking, entries):
+    """And do not as soon as it has some again."""
+    if comm.size == 1:
+        skip("no memory to share")
+    inputs = Inputs(comm.size, SIZE, "float32", entries=entries)
+    stream = inputs.stream(comm.rank)
+    with staging(comm) as (ours, made), mock.patch.object(stage_module, "_LATER", 3):
+        left = 0 if comm.rank == comm.size - 1 else 1 << 40
+        with mock.patch.object(shared, "memory_left", return_value=left):
+            for _ in range(3):
+                inputs.check(sar.allreduce(stream, ours) if blocking else sar.iallreduce(stream, ours).wait())
+        assert not made
+        for _ in range(3):
+            inputs.check(sar.allreduce(stream, ours))
+        assert made
 
 
 @limit(30)

@@ -14,6 +14,7 @@ def case_bytes_and_messages_equal_the_simulation(comm, algorithm):
     check_counts(comm, Inputs(comm.size, 1000, "float32"), algorithm, "sum")
     check_counts(comm, Inputs(comm.size, 2000, entries=50), algorithm, "sum")
     check_counts(comm, Inputs(comm.size, 100), algorithm, "max")
+    check_counts(comm, Inputs(comm.size, 2000, entries=50), algorithm, "mean")
 
 
 def case_bytes_of_what_mpi_has_no_collective_for(comm):

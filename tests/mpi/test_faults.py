@@ -2,11 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 from unittest import mock
 
 import pytest
-from mpi_launch import launcher
+from mpi_launch import FOREIGN, ROOT, SETTINGS, launcher
 
 import sparseallreduce as sar
 
@@ -32,6 +33,42 @@ def test_rank_that_leaves_ends_the_run(mpi_run):
 def test_killed_rank_ends_ranks_that_wait_with_a_thread(mpi_run):
     run = mpi_run(3, reduce_until_the_end_of_rank_1, "kill", "ssar_ring", "thread", timeout=SECONDS, check=False)
     assert run.returncode != 0
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("algorithm", ["auto", "ssar_ring"])
+def test_a_rank_that_has_ended_is_not_waited_for(algorithm, tmp_path):
+    """Where the launcher leaves the others alone, as MPICH's does if it is told to."""
+    own = launcher("mpich")
+    if own is None:
+        pytest.skip("no mpich here: `make test` installs it")
+    call = f"import runpy; runpy.run_path({__file__!r})['outlive_rank_1']({algorithm!r}, {str(tmp_path)!r})"
+    command = [own.mpiexec, "-disable-auto-cleanup", "-n", "3", own.python, "-c", call]
+    path = os.pathsep.join(str(folder) for folder in (ROOT, ROOT / "tests"))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)} | SETTINGS | {"PYTHONPATH": path}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL)
+    said = [file.read_text().splitlines() for file in sorted(tmp_path.iterdir())]
+    assert len(said) == 2 and said[0] == said[1], (said, run.stdout, run.stderr)
+    assert [line.startswith("rank 1 has ended: its process") for line in said[0]] == [True, True]
+
+
+def outlive_rank_1(algorithm, folder):
+    from mpi4py import MPI
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which the launcher tells of the end of another
+    comm = MPI.COMM_WORLD
+    stream = sar.SparseStream([comm.rank], [1.0], 1000)
+    for _ in range(20):
+        sar.allreduce(stream, comm, algorithm=algorithm)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open(os.path.join(folder, str(comm.rank)), "w") as file:
+        for _ in range(2):
+            try:
+                sar.allreduce(stream, comm, algorithm=algorithm)
+            except sar.SparseAllreduceError as error:
+                file.write(f"{error}\n")
+    os._exit(0)  # MPI waits for all ranks at its end
 
 
 def reduce_until_the_end_of_rank_1(how, algorithm, progress="manual"):

@@ -1,10 +1,13 @@
 """The board and the sums on it, seen by all ranks of one process: nobody reads what is not there, or is overwritten before it was read."""
 
 import functools
+import gc
 import os
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +16,10 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.steps import Share
+from sparseallreduce.runtime import shared
 from sparseallreduce.runtime.board import CLAIMED, PREFIX, SLOTS, Board
 from sparseallreduce.runtime.part_sum import Joining, PartSum
-from sparseallreduce.runtime.shared import claim_kernel, shared_memory
+from sparseallreduce.runtime.shared import PAGE, SharedFile, claim_kernel, shared_memory
 
 FIRST = 7
 
@@ -259,3 +263,100 @@ def test_a_file_of_another_process_is_not_even_opened(tmp_path, monkeypatch):
         with pytest.raises(StopIteration) as stop:
             stranger.send([b"\1", b"\1"])
     assert stop.value.value is None
+
+
+def test_memory_is_reserved_before_any_rank_has_it(monkeypatch):
+    left = 10**12
+    monkeypatch.setattr(shared, "memory_left", lambda: left)
+    memories = told([shared_memory(rank, 100_000) for rank in range(2)])
+    assert all(memory is not None for memory in memories)
+    left = 1000
+    assert told([shared_memory(rank, 100_000) for rank in range(3)]) == [None] * 3
+
+
+def test_without_address_space_on_one_rank_no_rank_has_any(monkeypatch):
+    original, calls = SharedFile.map, []
+
+    def fails(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("no address space")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(SharedFile, "map", fails)
+    assert told([shared_memory(rank, 1000) for rank in range(3)]) == [None] * 3
+
+
+def test_a_board_reserves_the_rows_of_vectors_as_they_are_used():
+    ranks, room, cores = 3, 256, 1
+    file = os.memfd_create("board")
+    os.ftruncate(file, Board.nbytes(ranks, room, cores))
+    memory = SharedFile(file, Board.nbytes(ranks, room, cores))
+    assert memory.reserve(Board.reserved(ranks, room, cores))
+    view = memory.map([0], memory.nbytes)[0]
+    parts = [Board(view, rank, ranks, room, cores, FIRST, memory.reserve) for rank in range(ranks)]
+    begun = memory.taken()
+    assert begun < 1 << 18
+    for turn, count in enumerate((1000, 100_000, 500, 300_000), FIRST):
+        sums = [PartSum(board.areas[1], (count,), np.dtype(np.float32)) for board in parts]
+        assert all(board.areas[1].reserve(4 * count) for board in parts)
+        before = memory.taken()
+        for part_sum in sums:
+            part_sum.write(sar.SparseStream.from_dense(np.ones(count, np.float32)))
+        assert all((Joining(part_sum, turn).result().to_dense() == ranks).all() for part_sum in sums)
+        assert memory.taken() == before
+    assert before >= ranks * 1_200_000
+    with mock.patch.object(shared, "memory_left", return_value=0):
+        assert not parts[0].areas[0].reserve(8000)
+        assert parts[0].areas[1].reserve(8000)
+
+
+def test_rows_lie_side_by_side_in_memory_whatever_lies_between_them():
+    file = os.memfd_create("rows")
+    os.ftruncate(file, 20 * PAGE)
+    memory = SharedFile(file, 20 * PAGE)
+    rows = memory.map([2 * PAGE, 7 * PAGE, 11 * PAGE], 2 * PAGE)
+    assert rows.flags.c_contiguous and rows.shape == (3, 2 * PAGE)
+    for number, row in enumerate(rows, 1):
+        row[:] = number
+    whole = memory.map([0], 20 * PAGE, writeable=False)[0].reshape(20, PAGE)
+    assert [int(page[0]) for page in whole] == [0, 0, 1, 1, 0, 0, 0, 2, 2, 0, 0, 3, 3, *[0] * 7]
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        whole.flags.writeable = True
+
+
+def test_memory_in_large_pages_is_taken_by_who_has_mapped_it(monkeypatch):
+    """Where the system gives them by advice, which reserving does not take."""
+    file, (begin, nbytes) = os.memfd_create("large"), (3 * PAGE, 5 << 20)
+    os.ftruncate(file, 16 << 20)
+    memory = SharedFile(file, 16 << 20)
+    monkeypatch.setattr(shared, "_gives_large_pages", lambda: True)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    assert memory.reserve([(begin, nbytes)])
+    assert memory.taken() >= nbytes
+
+
+@pytest.mark.parametrize(("text", "given"), [("always [advise] never", True), ("always advise [never]", False), (None, False)])
+def test_whether_large_pages_are_given_by_advice(text, given, tmp_path, monkeypatch):
+    if text is not None:
+        (tmp_path / "shmem_enabled").write_text(text)
+    monkeypatch.setattr(shared, "_LARGE_PAGES", tmp_path / "shmem_enabled")
+    assert shared._gives_large_pages() == given
+
+
+def test_files_are_closed_and_mappings_gone_with_the_last_array():
+    """A communicator that is given back leaves neither a descriptor nor address space."""
+
+    def kept():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:sparseallreduce")
+
+    files, mappings = kept()
+    memories = told([shared_memory(rank, 1 << 22) for rank in range(3)])
+    assert kept() == (files, mappings + 3)
+    view = memories[0][5:7]
+    del memories
+    assert kept() == (files, mappings + 1)
+    assert view.tolist() == [0, 0]
+    del view
+    assert kept() == (files, mappings)

@@ -67,9 +67,9 @@ REFUSED = {
         f"unknown algorithm array(['dense', 'auto'], dtype='<U5'): use one of {', '.join(sar.algorithms())}",
     ),
     "unknown operator": (
-        lambda: sar.allreduce(STREAM, SERIAL, op="mean"),
+        lambda: sar.allreduce(STREAM, SERIAL, op="median"),
         AlgorithmError,
-        "unknown operator 'mean': use one of max, min, prod, sum, or an Operator(name, ufunc, neutral)",
+        "unknown operator 'median': use one of max, mean, min, prod, sum, or an Operator(name, ufunc, neutral)",
     ),
     "unknown option": (
         lambda: sar.allreduce(STREAM, SERIAL, algorithm="dense", group_size=3),

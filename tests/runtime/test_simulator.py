@@ -261,9 +261,9 @@ REFUSED = {
         f"unknown algorithm 'fast': use one of {', '.join(sar.algorithms())}",
     ),
     "unknown operator": (
-        lambda: sar.simulate([stream()] * 3, op="mean"),
+        lambda: sar.simulate([stream()] * 3, op="median"),
         AlgorithmError,
-        "unknown operator 'mean': use one of max, min, prod, sum, or an Operator(name, ufunc, neutral)",
+        "unknown operator 'median': use one of max, mean, min, prod, sum, or an Operator(name, ufunc, neutral)",
     ),
     "unknown option": (
         lambda: sar.simulate([stream()] * 3, "ssar_ring", group_size=3),

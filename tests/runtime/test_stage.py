@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import pickle
 from functools import reduce
 from operator import and_
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,7 +18,9 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.allreduce import FREE, STAGED
+from sparseallreduce.runtime import shared
 from sparseallreduce.runtime import stage as module
+from sparseallreduce.runtime.shared import Mapping, SharedFile
 from sparseallreduce.runtime.stage import KEPT, Stage
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.operator import SUM
@@ -32,8 +37,18 @@ def small():
 
 
 def stages(ranks, cores=4):
-    memory = np.zeros(Stage.nbytes(ranks), np.uint8)
-    return [Stage(memory, rank, ranks, crowded=False, cores=cores) for rank in range(ranks)]
+    """Of ranks that have all opened one file."""
+    file = os.memfd_create("stage")
+    os.ftruncate(file, Stage.nbytes(ranks))
+    memories = [SharedFile(file, Stage.nbytes(ranks)), *(SharedFile(os.dup(file), Stage.nbytes(ranks)) for _ in range(ranks - 1))]
+    return [Stage(memory, rank, ranks, crowded=False, cores=cores) for rank, memory in enumerate(memories)]
+
+
+def is_shared(array):
+    """Whether it lies in memory that all ranks have mapped."""
+    while isinstance(array, np.ndarray | memoryview):
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return isinstance(array, Mapping)
 
 
 def offered(ranks, streams, turn, density=None):
@@ -199,10 +214,170 @@ def test_without_a_free_block_a_result_is_copied_for_good(fill):
     for results, expected in zip(everything, wanted):
         for result in results:
             assert np.array_equal(result.to_dense(), expected)
-    in_place = [[np.shares_memory(result._stored, ranks[0].blocks) for result in results] for results in everything]
+    in_place = [[is_shared(result._stored) for result in results] for results in everything]
     assert in_place == [[True, True]] * KEPT + [[False, False]] * (KEPT + 2)
     with pytest.raises(ValueError, match="WRITEABLE"):
         everything[0][0]._stored.flags.writeable = True
+
+
+def reachable(array):
+    """An array and all that its bases lead to."""
+    while array is not None:
+        yield array
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+
+
+@pytest.mark.parametrize("fill", [0.1, 5.0])
+def test_nothing_that_a_result_leads_to_can_be_written_to(fill):
+    """By NumPy, which asks the buffer itself, nor by who takes the buffer without asking: the mapping of the results is read-only."""
+    ranks = stages(2)
+    first, second = summed(ranks, random_streams(np.random.default_rng(9), 2, 3000, fills=(fill,)), FIRST)
+    assert first.is_dense == (fill == 5.0)
+    for array in (array for result in (first, second) for array in result._arrays if array is not None):
+        assert is_shared(array)
+        assert protection_of(array.ctypes.data) == "r--s"
+        for form in (array, memoryview(array), np.from_dlpack(array)):
+            for view in reachable(form):
+                if isinstance(view, np.ndarray):
+                    with pytest.raises(ValueError, match="WRITEABLE"):
+                        view.flags.writeable = True
+                elif isinstance(view, memoryview):
+                    assert view.readonly
+                else:
+                    assert isinstance(view, Mapping) or type(view).__name__ == "PyCapsule"
+    empty = sar.SparseStream([], np.float32([]), 3000)
+    for array in (array for array in (first + empty)._arrays if array is not None):
+        assert protection_of(array.ctypes.data) != "rw-s"
+    assert protection_of(ranks[0].blocks.ctypes.data) == "rw-s"
+
+
+def protection_of(address):
+    """What the system lets this process do with the memory at an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, protection, *_ = line.split()
+        begin, end = (int(number, 16) for number in span.split("-"))
+        if begin <= address < end:
+            return protection
+    return None
+
+
+@pytest.mark.parametrize("fill", [0.1, 5.0])
+def test_copies_of_a_result_are_the_users_own(fill):
+    ranks, streams = stages(2), random_streams(np.random.default_rng(10), 2, 3000, fills=(fill,))
+    first, second = summed(ranks, streams, FIRST)
+    wanted = sum(stream.to_dense() for stream in streams)
+    for copied in (first.copy(), pickle.loads(pickle.dumps(first))):
+        for array in copied._arrays:
+            if array is not None:
+                array[:] = 0
+    first.to_dense()[:] = 0
+    assert np.array_equal(first.to_dense(), wanted) and np.array_equal(second.to_dense(), wanted)
+
+
+def test_a_result_stays_where_it_is_when_more_is_mapped():
+    ranks, rng = stages(2), np.random.default_rng(11)
+    small = random_streams(rng, 2, 3000, fills=(0.1,))
+    kept, wanted = summed(ranks, small, FIRST), sum(stream.to_dense() for stream in small)
+    values = [result.values for result in kept]
+    before = [array.copy() for array in values]
+    mapped = ranks[0].rows.shape[1]
+    large = [sar.SparseStream(np.arange(rank, 400_000, 4), np.ones(100_000, np.float32), 400_000) for rank in range(2)]
+    for turn in range(FIRST + 1, FIRST + 4):
+        for result in summed(ranks, large, turn):
+            assert np.array_equal(result.to_dense(), sum(stream.to_dense() for stream in large))
+    assert ranks[0].rows.shape[1] > mapped
+    assert all(map(np.array_equal, values, before))
+    assert all(np.array_equal(result.to_dense(), wanted) for result in kept)
+
+
+def test_who_has_little_maps_what_others_have():
+    ranks = stages(3)
+    streams = [sar.SparseStream(np.arange(count), np.ones(count, np.float32), 400_000) for count in (5, 60_000, 0)]
+    for result in summed(ranks, streams, FIRST):
+        assert np.array_equal(result.to_dense(), sum(stream.to_dense() for stream in streams))
+    assert len({stage.rows.shape[1] for stage in ranks}) == 1
+
+
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_short_streams_take_little_address_space(count):
+    with mock.patch.object(module, "_BYTES", 1 << 29):
+        before = mapped_bytes()
+        ranks = stages(count)
+        taken = (mapped_bytes() - before) / count
+        assert Stage.nbytes(count) > 2 << 30
+        assert taken < 20 << 20
+        del ranks
+        gc.collect()
+        assert mapped_bytes() - before < 1 << 20
+
+
+def mapped_bytes():
+    """Address space of this process that leads to memory to share."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:stage" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, _, end in (line[0].partition("-") for line in lines))
+
+
+def test_what_a_sum_takes_is_reserved_before_a_rank_says_that_it_is_ready():
+    """Whoever has most has reserved enough for the result of all, and who comes next finds it there."""
+    ranks = stages(3)
+    streams = [sar.SparseStream(np.arange(rank, 400_000, 40), np.ones(10_000, np.float32), 400_000) for rank in range(3)]
+    streams[1] = sar.SparseStream([], np.float32([]), 400_000)
+    offered(ranks, streams, FIRST)
+    memory = resident(ranks[0])
+    assert memory >= 2 * 80_000 + (KEPT + 1) * 3 * 80_000
+    for stage in ranks:
+        stage.held._next = None
+        stage.held.abandon()
+    for turn in range(FIRST + 1, FIRST + 9):
+        results = summed(ranks, streams, turn)
+    assert resident(ranks[0]) == memory
+    assert not results[0].is_dense
+
+
+def resident(stage):
+    return 512 * os.fstat(stage._file.file).st_blocks
+
+
+def test_a_loop_asks_for_memory_once():
+    ranks, rng = stages(2), np.random.default_rng(12)
+    with mock.patch.object(SharedFile, "reserve", autospec=True, side_effect=SharedFile.reserve) as asked:
+        for turn in range(FIRST, FIRST + 20):
+            summed(ranks, random_streams(rng, 2, 3000, fills=(0.2,)), turn)
+        assert asked.call_count == 2
+        count = 30_000
+        for turn in range(FIRST + 20, FIRST + 60):  # streams that grow by a hundredth at a time ask now and then
+            count += count // 100
+            stream = sar.SparseStream(np.arange(count), np.ones(count, np.float32), 400_000)
+            summed(ranks, [stream, stream], turn)
+        assert asked.call_count <= 2 + 2 * 2 * 8
+
+
+@pytest.mark.parametrize("refusal", ["limit", "fallocate", "mmap"])
+def test_without_memory_nothing_is_offered(refusal, monkeypatch):
+    """And none is asked for again at once, but later."""
+    ranks, streams = stages(2), random_streams(np.random.default_rng(13), 2, 3000, fills=(0.2,))
+    large = sar.SparseStream(np.arange(200_000), np.ones(200_000, np.float32), 800_000)
+    wanted = sum(stream.to_dense() for stream in streams)
+    before, asked = summed(ranks, streams, FIRST), []
+
+    def refuses(*_args):
+        asked.append(refusal)
+        if refusal == "limit":
+            return shared._MARGIN + 1000
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        where = {"limit": (shared, "memory_left"), "fallocate": (os, "posix_fallocate"), "mmap": (SharedFile, "map")}[refusal]
+        patched.setattr(*where, refuses)
+        for turn in range(FIRST + 1, FIRST + 10):
+            for stage in ranks:
+                assert stage.offer(turn, large, packed.Kind.of(large, Reduction()), Reduction()) is None
+        assert len(asked) == len(ranks)
+        after = summed(ranks, streams, FIRST + 10)  # for which there is memory
+    assert all(np.array_equal(result.to_dense(), wanted) for result in before + after)
+    later = FIRST + 11 + module._LATER
+    for result in summed(ranks, [large, large], later):
+        assert np.array_equal(result.to_dense(), 2 * large.to_dense())
 
 
 def test_nobody_writes_while_another_may_still_read():
@@ -230,8 +405,7 @@ def test_a_rank_that_failed_before_the_sum_began_is_free_with_its_next_offer():
     for split in theirs:  # which have not heard that all agree
         split.abandon()
     ours.abandon()
-    assert ranks[0].offer(FIRST + 1, streams[0], kind, reduction) is None
-    for stage, stream in zip(ranks[1:], streams[1:]):
+    for stage, stream in zip(ranks, streams):
         assert stage.offer(FIRST + 1, stream, kind, reduction) is not None
         stage.held.abandon()
     for result in summed(ranks, streams, FIRST + 2):

@@ -1,0 +1,416 @@
+"""Whatever goes wrong on one rank, the others raise the same or have the right sum, and the next operations work (promise 3 of the design).
+
+Thousands of faults are tried in one process by tests/world; here are those that have been met over MPI, or need more than one process.
+"""
+
+import functools
+import signal
+import threading
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+from cases_board import duplicate, slow
+from cases_faults import failing, needs_two, outcome_of
+from mpi4py import MPI
+from mpi_cases import each, limit, skip
+from mpi_inputs import Inputs, check_usable
+
+import sparseallreduce as sar
+from sparseallreduce.runtime import engine
+from sparseallreduce.runtime.board import Slot
+from sparseallreduce.runtime.stage import Split
+from sparseallreduce.streams import packed
+
+RANKS = (2, 3)
+ALGORITHMS = ("ssar_ring", "ssar_recursive_doubling", "dsar_split_allgather", "dense", "auto")
+SIZES = (100, 5000, 200_000)
+
+
+@limit(30)
+@each(algorithm=ALGORITHMS, size=SIZES, blocking=[True, False])
+def case_an_interrupt_inside_a_wait_ends_the_operation_on_all_ranks(comm, algorithm, size, blocking):
+    """By a signal, as Ctrl-C is: rank 0 raises KeyboardInterrupt, the others an error that names it, or they have the sum."""
+    inputs, culprit = needs_two(comm, size)
+    comm.Barrier()
+    if comm.rank == culprit:
+        outcome = interrupted(lambda: reduce(inputs.stream(comm.rank), comm, algorithm, blocking))
+        assert isinstance(outcome, KeyboardInterrupt)
+        time.sleep(0.02)
+    else:
+        time.sleep(0.3)  # so that the other waits
+        outcome = outcome_of_call(lambda: reduce(inputs.stream(comm.rank), comm, algorithm, blocking))
+        if isinstance(outcome, sar.SparseStream):
+            inputs.check(outcome)
+        else:
+            assert str(outcome) == f"KeyboardInterrupt: rank {culprit} gave up", outcome
+    the_next_work(comm)
+
+
+@limit(30)
+@each(algorithm=ALGORITHMS)
+def case_a_request_whose_wait_was_interrupted_has_failed(comm, algorithm):
+    inputs, culprit = needs_two(comm, 50_000)
+    comm.Barrier()
+    if comm.rank == culprit:
+        request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm)
+        assert isinstance(interrupted(request.wait), KeyboardInterrupt)
+        outcome = outcome_of(request)
+        assert isinstance(outcome, sar.SparseAllreduceError), outcome
+        assert outcome_of(request) is outcome
+    else:
+        time.sleep(0.3)
+        outcome = outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), comm, algorithm=algorithm))
+    if isinstance(outcome, Exception):
+        assert str(outcome) == f"KeyboardInterrupt: rank {culprit} gave up"
+    the_next_work(comm)
+
+
+@limit(60)
+@each(board=[True, False])
+def case_an_interrupt_amid_a_loop_of_many(comm, board):
+    """At a point that nobody chose, again and again."""
+    if comm.size != 2:
+        skip("of more ranks, some may have the result and go on")
+    with duplicate(comm, board) as ours:
+        for attempt in range(4):
+            culprit = attempt % comm.size
+            given = [Inputs(comm.size, size, "float32", entries=size // 20, seed=attempt) for size in (100, 3000, 60_000)]
+            streams = [inputs.stream(comm.rank) for inputs in given]
+            comm.Barrier()
+            if comm.rank == culprit:
+                reduced_until_interrupted(comm, ours, streams, 0.003 + 0.004 * attempt)
+            else:
+                outcome = outcome_of_call(lambda: reduced_until_it_fails(ours, streams, given))  # noqa: B023
+                assert f"rank {culprit}" in str(outcome)
+                comm.send(None, culprit)
+            comm.Barrier()
+            the_next_work(ours)
+
+
+def reduced_until_it_fails(ours, streams, given):
+    for number in range(100_000):
+        result = sar.allreduce(streams[number % 3], ours)
+        if number % 64 < 3:
+            given[number % 3].check(result)
+
+
+def reduced_until_interrupted(comm, ours, streams, seconds):
+    """Until the interrupt has hit an operation: one behind it or between two concerns nobody else."""
+    before = signal.signal(signal.SIGALRM, interrupting)
+    told = 0
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        for number in range(100_000):
+            sar.allreduce(streams[number % 3], ours)
+        raise AssertionError("no interrupt came")
+    except KeyboardInterrupt:
+        end = time.monotonic() + 1
+        while told < comm.size - 1 and time.monotonic() < end:
+            if comm.iprobe():
+                comm.recv()
+                told += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    if told < comm.size - 1:
+        assert told == 0
+        with pytest.raises(sar.StreamTypeError):
+            sar.allreduce(None, ours)
+        for _ in range(comm.size - 1):
+            comm.recv()
+
+
+@each(wrong=["machine", "memory", "operator"], blocking=[True, False])
+def case_an_error_before_an_operation_begins_is_everyones(comm, wrong, blocking):
+    """That is not one of the library's own: a constant that is no number, no memory for what a kind of streams needs."""
+    inputs, culprit = needs_two(comm, 5000)
+    stream = inputs.stream(comm.rank)
+    here = comm.rank == culprit
+    if wrong == "machine":
+        options = {"machine": sar.Machine(alpha=[1])} if here else {"machine": sar.Machine()}
+        outcome = outcome_of_call(lambda: reduce(stream, comm, "auto", blocking, **options))
+    elif wrong == "operator":
+        class Odd(sar.Operator):
+            __hash__ = None
+
+        operator = Odd("odd", np.add, 0) if here else "sum"
+        outcome = outcome_of_call(lambda: reduce(stream, comm, "auto", blocking, op=operator))
+    else:
+        with duplicate(comm) as ours:
+            with failing(packed.Kind, "of", MemoryError("no room"), here):
+                outcome = outcome_of_call(lambda: reduce(stream, ours, "auto", blocking))
+            if blocking:
+                same_text(comm, outcome)
+            assert here == isinstance(outcome, sar.SparseAllreduceError) or blocking  # else it needs that when the others have the sum
+            the_next_work(ours)
+        return
+    assert isinstance(outcome, sar.SparseAllreduceError), outcome
+    same_text(comm, outcome)
+    the_next_work(comm)
+
+
+@limit(30)
+@each(algorithm=["ssar_ring", "dense", "auto"])
+def case_operations_in_flight_on_a_freed_communicator_fail_and_concern_nobody_else(comm, algorithm):
+    inputs, _ = needs_two(comm, 300_000)
+    ours = comm.Dup()
+    check_usable(ours)
+    if comm.rank:
+        comm.Barrier()  # rank 0 frees with its operation in flight
+    request = sar.iallreduce(inputs.stream(comm.rank), ours, algorithm=algorithm)
+    if comm.rank == 0:
+        comm.Barrier()
+    ours.Free()
+    outcome = outcome_of(request)
+    assert isinstance(outcome, sar.SparseStream) or "the communicator was freed" in str(outcome), outcome
+    assert not [operation for operation in engine._active if operation.channel.state == engine.FREED]
+    the_next_work(comm)
+
+
+@limit(20)
+def case_what_mpi_sums_is_there_before_the_others_are_told(comm):
+    """A rank that finds no memory for its dense form keeps no other inside MPI."""
+    _, culprit = needs_two(comm, 100)
+    stream = sar.SparseStream.from_dense(np.ones(400_000, np.float32))
+    for place in ("_arrays", "_fill"):
+        from sparseallreduce.runtime import short
+
+        with failing(short, place, MemoryError("no room for a vector"), comm.rank == culprit) as struck:
+            outcome = outcome_of_call(lambda: sar.allreduce(stream, comm))
+        if comm.bcast(bool(struck and struck[0].called), culprit):
+            assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room for a vector"
+        same_text(comm, outcome)
+        assert sar.allreduce(stream, comm).to_dense().tolist() == [comm.size] * 400_000
+
+
+@limit(30)
+@each(where=["measure", "Board", "Stage", "_calibrated"], error=[MemoryError("no room"), KeyboardInterrupt()])
+def case_a_preparation_that_fails_fails_on_all_ranks_and_is_made_again(comm, where, error):
+    _, culprit = needs_two(comm, 100)
+    ours = comm.Dup()
+    inputs = Inputs(comm.size, 5000, "float32", entries=100)
+    with failing(engine, where, error, comm.rank == culprit):
+        outcome = outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), ours), KeyboardInterrupt)
+    if isinstance(outcome, sar.SparseStream):  # a rank that cannot have a board keeps all others from having one
+        assert where in ("Board", "Stage")
+        inputs.check(outcome)
+        assert engine._channels[-1].board is None or where == "Stage"
+    elif comm.rank == culprit and isinstance(error, KeyboardInterrupt):
+        assert isinstance(outcome, KeyboardInterrupt)
+    else:
+        assert f"rank {culprit} gave up" in str(outcome)
+    for _ in range(3):
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+    ours.Free()
+
+
+@limit(40)
+def case_two_threads_with_a_communicator_each_do_not_wait_for_each_other(comm):
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        skip("needs MPI_THREAD_MULTIPLE")
+    if comm.size == 1:
+        skip("nobody waits")
+    pairs = [comm.Dup() for _ in range(2)]
+    for ours in pairs:
+        check_usable(ours)
+    inputs = Inputs(comm.size, 60_000, "float32", entries=60_000)
+    errors = []
+
+    def work(ours, late):
+        try:
+            for number in range(20):
+                if (comm.rank + number) % 2 == late:
+                    time.sleep(0.002)
+                inputs.check(sar.allreduce(inputs.dense_form(comm.rank), ours))
+                inputs.check(sar.iallreduce(inputs.stream(comm.rank), ours, algorithm="dense").wait())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(ours, late)) for late, ours in enumerate(pairs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors, errors
+    assert not any(thread.is_alive() for thread in threads)
+    for ours in pairs:
+        ours.Free()
+
+
+@limit(30)
+@each(board=[True, False])
+def case_word_of_a_rank_that_gave_up_concerns_no_later_operation_of_that_tag(comm, board):
+    """Also where tags begin anew after few operations."""
+    inputs, culprit = needs_two(comm, 5000)
+    with duplicate(comm, board) as ours:
+        channel = engine._channels[-1]
+        channel.tag_limit = 64
+        channel.mailbox.boxes.clear()
+        channel._alarms = channel.mailbox.box(2 * channel.tag_limit)
+        for _ in range(5):
+            with failing(packed.Rows, "reduced", MemoryError("no room"), comm.rank == culprit), failing(
+                packed.Rows, "summed", MemoryError("no room"), comm.rank == culprit
+            ):
+                outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), ours))
+            for number in range(70):
+                algorithm = "ssar_ring" if number % 7 == 0 else "auto"
+                inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm))
+        assert len(channel.mailbox.boxes) <= 2
+        assert len(channel.mailbox.leftovers) <= 2
+
+
+@limit(20)
+def case_a_thread_that_moves_operations_on_outlives_their_errors(comm):
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        skip("needs MPI_THREAD_MULTIPLE")
+    inputs, culprit = needs_two(comm, 5000)
+    with failing(engine.wire, "enclose", MemoryError("no room"), comm.rank == culprit):
+        bad = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread")
+        outcome = outcome_of(bad)
+    assert "no room" in str(outcome)
+    with mock.patch.object(engine, "progress", side_effect=RuntimeError("odd")):
+        time.sleep(0.01)
+    request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread")
+    end = time.monotonic() + 10
+    while not request._operation.done and time.monotonic() < end:
+        time.sleep(0.005)  # and nobody calls the library
+    assert request._operation.done
+    inputs.check(request.wait())
+
+
+@limit(30)
+@each(where=["begin", "_add", "_made"], size=[100_000])
+def case_a_row_is_not_overwritten_while_others_read_it(comm, where, size):
+    """A rank fails between the agreement and the sum, and goes on at once, with other streams, while the others take their time."""
+    _, culprit = needs_two(comm, size)
+    with duplicate(comm) as ours:
+        for seed in range(4):
+            one, other = (Inputs(comm.size, size, "float32", entries=9000, seed=number) for number in (seed, seed + 50))
+            sar.allreduce(one.stream(comm.rank), ours)
+            stream = one.stream(comm.rank)
+            with failing(Split, where, MemoryError("no room"), comm.rank == culprit), slow(Split, "_add", 0.005, comm.rank != culprit):
+                outcome = outcome_of_call(functools.partial(sar.allreduce, stream, ours))
+            if isinstance(outcome, sar.SparseStream):
+                one.check(outcome)
+            other.check(sar.allreduce(other.stream(comm.rank), ours))
+
+
+@limit(20)
+@each(board=[True, False], algorithm=["ssar_ring", "auto"])
+def case_ranks_that_fail_at_once_raise_the_same(comm, board, algorithm):
+    inputs, _ = needs_two(comm, 200_000)
+    with duplicate(comm, board) as ours:
+        error = MemoryError(f"no room on rank {comm.rank}")
+        with failing(engine.wire, "enclose", error, True), failing(packed, "pack_into", error, True):
+            outcome = outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm))
+        assert "rank 0 gave up: no room on rank 0" in str(outcome)
+        same_text(comm, outcome)
+        the_next_work(ours)
+
+
+@limit(20)
+@each(board=[True, False])
+def case_a_reducer_on_one_rank_and_a_sum_on_another_is_a_mismatch(comm, board):
+    _, culprit = needs_two(comm, 5000)
+    with duplicate(comm, board) as ours:
+        reducer = sar.OkTopk(5000, 50)
+        stream = Inputs(comm.size, 5000, "float32", entries=100).stream(comm.rank)
+        if comm.rank == culprit:
+            outcome = outcome_of_call(lambda: reducer.allreduce(np.ones(5000, np.float32), ours))
+        else:
+            outcome = outcome_of_call(lambda: sar.allreduce(stream, ours))
+        assert isinstance(outcome, sar.MismatchError), outcome
+        same_text(comm, outcome)
+        update, _ = reducer.allreduce(np.ones(5000, np.float32), ours)
+        assert update.nnz
+
+
+@limit(20)
+def case_collectives_of_mpi_are_used_again_after_a_failure(comm):
+    """By the first operation after it, in which all ranks learn of it."""
+    inputs, culprit = needs_two(comm, 5000)
+    with duplicate(comm) as ours:
+        channel = engine._channels[-1]
+        for _ in range(3):
+            with failing(engine.Reduction, "densify", MemoryError("no room for an array"), comm.rank == culprit):
+                outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), ours, algorithm="dense"))
+            assert not any(comm.allgather(channel.sound))
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+            assert all(comm.allgather(channel.sound))
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm="dense"))
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+            assert not channel.unfinished
+
+
+@limit(20)
+@each(owner=["post_word", "agreed", "take"])
+def case_a_rank_that_fails_where_it_tells_of_mpis_own_sum(comm, owner):
+    """It takes back what it has said, or enters the sum with the others, if they have seen it."""
+    _, culprit = needs_two(comm, 100)
+    stream = sar.SparseStream.from_dense(np.full(400_000, comm.rank + 1, np.float32))
+    with duplicate(comm) as ours:
+        sar.allreduce(stream, ours)
+        original, calls = getattr(Slot, owner), []
+
+        def fails_once(*arguments):
+            calls.append(arguments)
+            if len(calls) == 1:
+                raise MemoryError("no room")
+            return original(*arguments)
+
+        channel = engine._channels[-1]
+        channel.hearings = []  # which know the methods of the slots
+        with mock.patch.object(Slot, owner, fails_once if comm.rank == culprit else original):
+            outcome = outcome_of_call(lambda: sar.allreduce(stream, ours))
+        channel.hearings = []
+        if isinstance(outcome, sar.SparseStream):
+            assert outcome.to_dense()[0] == sum(range(1, comm.size + 1))
+        for _ in range(5):
+            assert sar.allreduce(stream, ours).to_dense()[0] == sum(range(1, comm.size + 1))
+
+
+def reduce(stream, comm, algorithm, blocking, **options):
+    if blocking:
+        return sar.allreduce(stream, comm, algorithm=algorithm, **options)
+    return sar.iallreduce(stream, comm, algorithm=algorithm, **options).wait()
+
+
+def interrupting(_number, _frame):
+    raise KeyboardInterrupt
+
+
+def interrupted(function):
+    """The outcome of a call that a signal interrupts soon."""
+    before = signal.signal(signal.SIGUSR2, interrupting)
+    timer = threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        return outcome_of_call(function, KeyboardInterrupt)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def outcome_of_call(function, *others):
+    """The result or the error."""
+    try:
+        return function()
+    except (sar.SparseAllreduceError, *others) as error:
+        return error
+
+
+def same_text(comm, outcome):
+    """All ranks have a result, or all have raised the same."""
+    said = comm.allgather("" if isinstance(outcome, sar.SparseStream) else f"{type(outcome).__name__}: {outcome}")
+    assert len(set(said)) == 1, said
+
+
+def the_next_work(comm):
+    """Operations of every kind, each on streams of its own, are right."""
+    for number, (size, dtype) in enumerate([(100, "float64"), (5000, "float32"), (60_000, "float32"), (200_000, "int64")]):
+        for algorithm in ("auto", "ssar_ring", "dense"):
+            inputs = Inputs(comm.size, size, dtype, entries=size // (3 + number), seed=number)
+            result = sar.allreduce(inputs.stream(comm.rank), comm, algorithm=algorithm)
+            inputs.check(result)
+            inputs.check(sar.iallreduce(inputs.dense_form(comm.rank), comm, algorithm=algorithm).wait())
