@@ -1,0 +1,472 @@
+"""Faults at every point of an operation on one rank or two, and what the promise says of all the others.
+
+A scenario is a program of some operations that are struck. It runs once without a fault, which tells how many points of each kind each
+rank passes; then once for each of them. Whatever happens, every other rank has the right sum or raises the same as all others that
+raise, nobody waits for ever, the operations that follow are right on all ranks, and nothing is kept of what failed.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import greenlet
+import numpy as np
+
+import sparseallreduce as sar
+from world import hooks
+from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, STAGED
+from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
+
+ENGINE = "sparseallreduce.runtime.engine"
+EMPTY = {ENGINE: ("_active", "_preparing")}  # what keeps nothing when nothing is in flight
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "StreamError": lambda: sar.StreamError("struck by a fault"),
+    "RuntimeError": lambda: RuntimeError("struck by a fault"),
+    "MemoryError": lambda: MemoryError("struck by a fault"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt("struck by a fault"),
+}
+AFTERWARDS = 10  # operations that have to be right after a fault
+
+
+class Fault(NamedTuple):
+    """What befalls a rank: the error at its so many-th point of a kind."""
+
+    rank: int
+    kind: str
+    number: int
+    error: str
+
+
+class Outcome(NamedTuple):
+    """What an operation came to on a rank."""
+
+    what: str  # "result", "error"
+    name: str = ""  # of the class
+    text: str = ""
+    bits: bytes = b""
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program to be struck.
+
+    Parameters
+    ----------
+    operations : callable
+        Of a rank and a function that takes note of what an operation came to; yields nothing, and raises nothing.
+    passes : str
+        A kind of points that it passes, or it does not go the way that it is to try.
+    warm : bool
+        Whether an operation has gone before on the communicator.
+    """
+
+    name: str
+    operations: Callable[[Player], None]
+    passes: str = ""
+    ranks: int = 2
+    cores: int | None = None
+    hosts: bool = False  # that share no memory
+    eager: int = 1 << 12
+    warm: bool = True
+    constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Player:
+    """A rank in a scenario: makes streams, carries operations out and notes what they came to."""
+
+    def __init__(self, play: Play, rank: Any, comm: Any) -> None:
+        self.play, self.rank, self.comm, self.number = play, rank, comm, rank.number
+        self.sar, self.ranks = rank.sar, len(play.world.ranks)
+        self.outcomes: dict[str, Outcome] = {}
+        self.kept: list[Any] = []  # weak references to what nobody should keep
+
+    def stream(self, key: str, size: int, share: float = 0.2, dtype: Any = np.float32, width: int | None = None) -> sar.SparseStream:
+        self.rank.quiet = True
+        stream = _stream(key, self.number, size, share, dtype, width)
+        self.rank.quiet = False
+        self.kept += [weakref.ref(array) for array in (stream._indices, stream._values, stream._array) if array is not None]
+        return stream
+
+    def note(self, key: str, size: int, run: Callable[[], Any], share: float = 0.2, op: str = "sum", **kind: Any) -> None:
+        """Note what an operation on the streams of this key comes to."""
+        try:
+            result = run()
+        except (greenlet.GreenletExit, Stuck):
+            raise
+        except BaseException as error:
+            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
+            return
+        self.rank.quiet = True
+        stream = getattr(result, "update", result)
+        dense = stream.to_dense()
+        right = not isinstance(result, sar.SparseStream) or np.array_equal(dense, _expected(key, self.ranks, size, share, op, **kind))
+        self.outcomes[key] = Outcome("result", bits=bytes([stream.is_dense]) + dense.tobytes(), right=right)
+        self.rank.quiet = False
+
+    def blocking(self, key: str, size: int, share: float = 0.2, **options: Any) -> None:
+        kind = {name: options.pop(name) for name in ("dtype", "width") if name in options}
+        run = lambda: self.sar.allreduce(self.stream(key, size, share, **kind), self.comm, **options)  # noqa: E731
+        self.note(key, size, run, share, options.get("op", "sum"), **kind)
+
+    def start(self, key: str, size: int, share: float = 0.2, **options: Any) -> Callable[[], None]:
+        """Start an operation; what is returned waits for it."""
+        try:
+            request = self.sar.iallreduce(self.stream(key, size, share), self.comm, **options)
+        except (greenlet.GreenletExit, Stuck):
+            raise
+        except BaseException as error:
+            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
+            return lambda: None
+        return lambda: self.note(key, size, request.wait, share, options.get("op", "sum"))
+
+
+def _stream(key: str, rank: int, size: int, share: float, dtype: Any = np.float32, width: int | None = None) -> sar.SparseStream:
+    rng = random.Random(f"{key} {rank} {size}")
+    indices = sorted(rng.sample(range(size), max(1, int(size * share))))
+    values = np.array([rng.randrange(1, 100) for _ in range(len(indices) * (width or 1))], dtype)
+    return sar.SparseStream(np.array(indices, np.uint32), values if width is None else values.reshape(-1, width), size)
+
+
+def _expected(key: str, ranks: int, size: int, share: float, op: str, **kind: Any) -> np.ndarray:
+    streams = [_stream(key, rank, size, share, **kind) for rank in range(ranks)]
+    if op == "sum":
+        return sum(stream.to_dense() for stream in streams)
+    reduced: dict[int, Any] = {}
+    for stream in streams:
+        for index, value in zip(stream.indices.tolist(), stream.values):
+            reduced[index] = {"max": max, "min": min}[op](reduced[index], value) if index in reduced else value
+    dense = np.zeros(size, np.float32)
+    for index, value in reduced.items():
+        dense[index] = value
+    return dense
+
+
+class Violation(NamedTuple):
+    """A promise that was not held."""
+
+    scenario: str
+    faults: tuple[Fault, ...]
+    order: str
+    what: str
+
+    def __str__(self) -> str:
+        faults = " and ".join(f"{f.error} on rank {f.rank} at {f.kind!r} number {f.number}" for f in self.faults)
+        return f"{self.scenario}; {faults}; order {self.order}: {self.what}"
+
+
+class Play:
+    """Scenarios in one world, one fault after the other, each on a communicator of its own."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world: Any = None
+        self._stack: Any = None
+        self.steps = 0  # points of the run that was struck last
+        self.others = 0  # points that were passed from the fault until the last of the other ranks had its outcome
+        self.struck = 0  # faults that have struck in it
+        self._renewals = 0
+        self.window = 0, 0  # the first point of a run that may be struck, and the last
+        self._usual = 0  # arrays that are kept without any fault
+
+    def __enter__(self) -> Play:
+        self._stack = hooks.hooked(lambda: self.world)
+        self._stack.__enter__()
+        self._renew()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.world = None
+        gc.unfreeze()
+        self._stack.__exit__(*exception)
+
+    def _renew(self) -> None:
+        """A world that no fault has struck."""
+        self._renewals += 1
+        if self._renewals % 50 == 0:
+            gc.unfreeze()
+        scenario, self.world = self.scenario, None
+        hosts = [f"host {rank}" for rank in range(scenario.ranks)] if scenario.hosts else None
+        world = World(scenario.ranks, cores=scenario.cores, hosts=hosts, eager=scenario.eager, constants=scenario.constants)
+        for rank in world.ranks:
+            plan = rank.library.load("sparseallreduce.reducers.base").Plan
+            original = plan.agree_and_run
+            plan.agree_and_run = lambda self, *args, original=original: hooks.resumable(lambda: world, original(self, *args))
+        self.world = world
+        world.run(lambda rank: rank.sar.allreduce(_stream("first", rank.number, PACKED, 0.1), rank.comm))
+        gc.freeze()
+
+    def points(self) -> list[Counter[str]]:
+        """How many points of each kind each rank passes."""
+        violation, calls = self._run((), RoundRobin(), "round robin")
+        if violation is not None:
+            raise AssertionError(f"without any fault: {violation}")
+        if self.scenario.passes and not all(count[self.scenario.passes] for count in calls):
+            raise AssertionError(f"{self.scenario.name} passes no {self.scenario.passes!r}: {[dict(count) for count in calls]}")
+        if self.scenario.hosts and any(kind.startswith("kernel ") for count in calls for kind in count):
+            raise AssertionError(f"{self.scenario.name} shares memory")
+        return calls
+
+    def strike(self, *faults: Fault, order: str = "round robin") -> Violation | None:
+        """What was not as promised, if anything, after these faults."""
+        words = order.split()
+        if words[0] == "preempt":
+            scheduler: Any = Preemptions({int(at): int(hop) for at, _, hop in (word.partition(":") for word in words[1:])})
+        elif words[0] == "round":
+            scheduler = RoundRobin()
+        else:
+            scheduler = RandomOrder(int(words[0]), float(words[1]))
+        return self._run(faults, scheduler, order)[0]
+
+    def _run(self, faults: Sequence[Fault], scheduler: Any, order: str) -> tuple[Violation | None, list[Counter[str]]]:
+        world, scenario = self.world, self.scenario
+        left_before = world.network.left()
+        players: list[Any] = [None] * scenario.ranks
+        passed: list[Counter[str]] = [Counter() for _ in world.ranks]
+        armed: set[int] = set()
+        pending = set(faults)
+        struck_at: list[int] = []
+        had: list[int] = []
+        began: list[int] = []
+        self.struck = 0
+
+        def inject(rank: Any, kind: str) -> None:
+            if rank.number in armed:
+                for fault in tuple(pending):
+                    if fault.rank == rank.number and fault.kind == kind and rank.calls[kind] == fault.number:
+                        pending.discard(fault)
+                        self.struck += 1
+                        struck_at.append(world.steps)
+                        raise ERRORS[fault.error]()
+
+        def program(rank: Any) -> None:
+            player = players[rank.number] = Player(self, rank, rank.comm.Dup())
+            if scenario.warm:
+                player.blocking("warm", PACKED)
+            rank.calls.clear()
+            began.append(world.steps)
+            armed.add(rank.number)
+            scenario.operations(player)
+            armed.discard(rank.number)
+            had.append(world.steps)
+            passed[rank.number].update(rank.calls)
+            kept, player.kept = player.kept, []
+            _afterwards(player)
+            player.kept = kept
+
+        def fail(what: str) -> tuple[Violation, list[Counter[str]]]:
+            self._renew()
+            return Violation(scenario.name, tuple(faults), order, what), passed
+
+        world.injector = inject
+        try:
+            world.run(program, scheduler)
+        except Stuck as stuck:
+            return fail(str(stuck))
+        except Exception as error:
+            import traceback
+
+            return fail("the program was not to raise: " + "".join(traceback.format_exception(error)[-3:]))
+        finally:
+            self.steps = world.steps
+            self.window = min(began, default=0), max(had, default=0)
+            self.others = max(had, default=0) - struck_at[0] if struck_at and len(had) == len(players) else 0
+            world.injector = None
+        wrong = _wrong(players, faults, [fault.rank for fault in faults if fault.error == "KeyboardInterrupt" and fault not in pending])
+        if wrong:
+            return fail(wrong)
+        gc.collect()
+        alive = sum(ref() is not None for player in players for ref in player.kept)
+        if not faults:
+            self._usual = alive
+        elif alive > self._usual:
+            return fail(f"{alive - self._usual} arrays of the streams of what was struck are kept")
+        for rank in world.ranks:
+            for name, lists in EMPTY.items():
+                module = rank.library.modules[name]
+                for each in lists:
+                    if len(getattr(module, each)):
+                        return fail(f"rank {rank.number} keeps {len(getattr(module, each))} in {each}")
+        try:
+            world.run(lambda rank: players[rank.number].comm.Free(), steps=20_000)
+        except Stuck as stuck:
+            return fail(f"the communicator is not freed: {stuck}")
+        except Exception as error:
+            return fail(f"the communicator is not freed: {error!r}")
+        if world.network.left() > left_before:
+            return fail(f"{world.network.left() - left_before} messages or receives are left over")
+        return None, passed
+
+
+def _afterwards(player: Player) -> None:
+    """Operations of all ways, by turns, with streams of their own."""
+    for number in range(AFTERWARDS):
+        size, key = (PACKED, STAGED, DENSE, MESSAGES, RECURSIVE)[number % 5], f"later {number}"
+        if number % 3 == 2:
+            player.start(key, size)()
+        else:
+            player.blocking(key, size)
+
+
+def _wrong(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequence[int] = ()) -> str:
+    """What is not as promised about the outcomes, if anything; ``interrupted`` are the ranks that were."""
+    culprits = {fault.rank: fault.error for fault in faults}
+    for key in players[0].outcomes:
+        outcomes = [player.outcomes.get(key) for player in players]
+        if any(outcome is None for outcome in outcomes):
+            return f"{key}: no outcome on some rank: {outcomes}"
+        errors = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome.what == "error"]
+        results = [outcome for outcome in outcomes if outcome.what == "result"]
+        said = "; ".join(f"rank {rank} raises {outcome.name}: {outcome.text}" for rank, outcome in errors)
+        if not all(outcome.right for outcome in results):
+            return f"{key}: a wrong sum on rank {[rank for rank, outcome in enumerate(outcomes) if not outcome.right]}"
+        if len({outcome.bits for outcome in results}) > 1:
+            return f"{key}: not the same bits on all ranks"
+        if errors and (key.startswith(("later", "warm")) or not faults):
+            return f"{key} fails: {said}"
+        others = {(outcome.name, outcome.text) for rank, outcome in errors if rank not in culprits}
+        if len(others) > 1:
+            return f"{key}: the other ranks raise different errors: {said}"
+        for rank, outcome in errors:
+            if rank in culprits:
+                own = outcome.name == culprits[rank] and "struck by a fault" in outcome.text
+                if not own and others and (outcome.name, outcome.text) not in others:
+                    return f"{key}: the rank that failed raises another error: {said}"
+            elif not issubclass(getattr(sar, outcome.name, type(None)), sar.SparseAllreduceError):
+                return f"{key}: an error that is not the library's: {said}"
+    for rank in interrupted:  # what interrupts a rank is not lost
+        if not any(outcome.name == "KeyboardInterrupt" for outcome in players[rank].outcomes.values()):
+            return f"the interrupt of rank {rank} is lost: {[outcome.what for outcome in players[rank].outcomes.values()]}"
+    return ""
+
+
+# What is struck.
+
+
+def one(size: int, share: float = 0.2, **options: Any) -> Callable[[Player], None]:
+    """A blocking operation."""
+    return lambda player: player.blocking("struck", size, share, **options)
+
+
+def waited(size: int, share: float = 0.2, **options: Any) -> Callable[[Player], None]:
+    """One that is started, tested and waited for."""
+
+    def run(player: Player) -> None:
+        player.start("struck", size, share, **options)()
+
+    return run
+
+
+def several(*sizes: int, **options: Any) -> Callable[[Player], None]:
+    """Some in flight together, waited for in another order on each rank."""
+
+    def run(player: Player) -> None:
+        waits = [player.start(f"struck {number}", size, **options) for number, size in enumerate(sizes)]
+        for number in range(len(waits)):
+            waits[(number + player.number) % len(waits)]()
+
+    return run
+
+
+def in_a_row(*sizes: int) -> Callable[[Player], None]:
+    """Some blocking ones."""
+
+    def run(player: Player) -> None:
+        for number, size in enumerate(sizes):
+            player.blocking(f"struck {number}", size)
+
+    return run
+
+
+def reducer(name: str, blocking: bool) -> Callable[[Player], None]:
+    """An operation of a reducer, and another one of it."""
+
+    def run(player: Player) -> None:
+        reducer = getattr(player.sar, name)(64, 8)
+        for key in ("struck", "struck again"):
+            rng = np.random.default_rng(player.number + len(key))
+            accumulator = rng.standard_normal(64).astype(np.float32)
+            player.kept.append(weakref.ref(accumulator))
+            if blocking:
+                player.note(key, 64, lambda accumulator=accumulator: reducer.allreduce(accumulator, player.comm))
+            else:
+                player.note(key, 64, lambda accumulator=accumulator: reducer.iallreduce(accumulator, player.comm).wait())
+
+    return run
+
+
+ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
+SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.board": {"_AREA": 0, "_AREA_CROWDED": 0}}
+
+
+def scenarios() -> Iterator[Scenario]:
+    """All of them."""
+    for ranks in (2, 3):
+        P = f"P={ranks} "
+        for how, operation in (("blocking", one), ("waited", waited)):
+            yield Scenario(f"{P}packed {how}", operation(PACKED), "kernel set", ranks)
+            yield Scenario(f"{P}packed by messages {how}", operation(PACKED), "MPI.Isend", ranks, hosts=True)
+            yield Scenario(f"{P}staged {how}", operation(STAGED), "kernel set", ranks)
+            yield Scenario(f"{P}staged, dense result {how}", operation(STAGED, 0.45), "kernel set", ranks)
+            yield Scenario(f"{P}dense {how}", operation(DENSE), "", ranks)
+            yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=True, eager=0)
+            yield Scenario(f"{P}split, agreed in memory {how}", operation(MESSAGES), "MPI.Isend", ranks)
+            yield Scenario(f"{P}max, packed {how}", operation(PACKED, op="max"), "", ranks)
+            for algorithm in ALGORITHMS:
+                for eager in (1 << 12, 0):
+                    name = f"{P}{algorithm} {how}, eager {eager}"
+                    yield Scenario(name, operation(PACKED, algorithm=algorithm), "", ranks, eager=eager)
+            yield Scenario(f"{P}dense by messages {how}", operation(DENSE), "", ranks, hosts=True)
+        yield Scenario(f"{P}dense written blocking", one(DENSE), "kernel join", ranks)
+        yield Scenario(f"{P}dense ready blocking", one(DENSE), "MPI.Allreduce", ranks, constants=SMALL_AREA)
+        yield Scenario(f"{P}dense ready by messages", one(DENSE), "MPI.Allreduce", ranks, hosts=True)
+        if ranks == 2:
+            yield Scenario(f"{P}staged direct", one(STAGED), "kernel sum_parts", ranks)
+        yield Scenario(f"{P}staged direct, a core for all", one(STAGED, 0.1), "kernel sum_parts", ranks, cores=ranks - 1)
+        yield Scenario(f"{P}several in flight", several(STAGED, PACKED, MESSAGES), "", ranks)
+        yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=True)
+        yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
+        yield Scenario(f"{P}in a row", in_a_row(DENSE, STAGED, PACKED, DENSE, STAGED), "", ranks)
+        for name in ("OkTopk", "GTopk", "TopkA"):
+            for blocking in (True, False):
+                yield Scenario(f"{P}{name} {'blocking' if blocking else 'waited'}", reducer(name, blocking), "", ranks)
+        for how, operation in (("blocking", one), ("waited", waited)):
+            yield Scenario(f"{P}first, {how}", operation(PACKED), "MPI.Idup", ranks, warm=False)
+            yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=True, warm=False)
+    yield Scenario("P=5 packed", one(PACKED), "", 5, cores=2)
+    yield Scenario("P=5 staged", one(STAGED), "", 5, cores=2)
+    yield Scenario("P=5 staged, five parts", one(STAGED), "", 5)
+    yield Scenario("P=5 split by messages", one(MESSAGES), "", 5, hosts=True)
+
+
+# What has taken effect raises nothing of its own; and Python looks for interrupts behind a call of compiled code, not before it.
+BEHIND, COMPILED = (", after", ", nothing", ", done"), ("MPI.", "kernel ")
+# What the runtime calls by way of `list.extend(map(...))`: the interpreter looks for signals when the list holds what they return.
+LISTED = tuple(f"MPI.{name}, after" for name in ("Idup", "Isend", "Irecv", "Iallreduce", "Iallgatherv"))
+
+
+def faults_of(points: Sequence[Counter[str]]) -> list[Fault]:
+    """All faults that may strike a program which passes these points."""
+    found = []
+    for rank, counts in enumerate(points):
+        for kind, count in sorted(counts.items()):
+            for error in ERRORS:
+                behind, compiled = kind.endswith(BEHIND), kind.startswith(COMPILED)
+                interrupt = error == "KeyboardInterrupt"
+                if kind.startswith(LISTED) or (behind and not interrupt) or (compiled and not behind and interrupt):
+                    continue
+                found += [Fault(rank, kind, number, error) for number in range(1, count + 1)]
+    return found
+
+
+@contextmanager
+def played(scenario: Scenario) -> Iterator[Play]:
+    with Play(scenario) as play:
+        yield play

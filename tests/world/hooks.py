@@ -1,0 +1,91 @@
+"""Points in code that all ranks share: allocations, kernels, packing, messages' making, and every resumption of a schedule.
+
+And the choice of the way that an operation takes, which is that of its vector's size here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from sparseallreduce.algorithms import allreduce
+from sparseallreduce.streams import kernels, memory, packed, wire
+from sparseallreduce.streams.reduction import Reduction
+
+# Functions before which a rank may fail. A name that is not there any more is an error.
+FAILING: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (memory, "memory", ("empty", "full", "copy")),
+    (kernels, "kernels", ("merge", "scatter", "scatter_set", "gather_present", "cut_rows", "sum_cut_rows", "sum_rows", "estimate_union")),
+    (packed, "packed", ("pack", "pack_into")),
+    (packed.Rows, "rows", ("reduced", "summed")),
+    (wire, "wire", ("enclose", "read_headers", "join")),
+    (Reduction, "reduction", ("pair", "many", "enter", "leave", "densify")),
+)
+# The size of a vector settles the way of an operation by "auto".
+PACKED, DENSE, STAGED, MESSAGES, RECURSIVE = 48, 64, 96, 80, 72
+_WAYS = {PACKED: "packed", DENSE: "dense", STAGED: "staged", MESSAGES: "ssar_split_allgather", RECURSIVE: "ssar_recursive_doubling"}
+_BY_MESSAGES = {"packed": "allgather", "staged": "ssar_split_allgather"}
+
+
+def _begins(stream: Any, ranks: int, reduction: Any, machine: Any, fits: bool, staged: bool = False) -> str:
+    way = _WAYS.get(stream.size, "allgather")
+    return _BY_MESSAGES[way] if (way == "staged" and not staged) or (way == "packed" and not fits) else way
+
+
+def _chosen(stream: Any, *_: Any) -> str:
+    way = _WAYS.get(stream.size, "allgather")
+    return _BY_MESSAGES.get(way, way)
+
+
+@contextmanager
+def hooked(running: Callable[[], Any]) -> Iterator[None]:
+    """Let these be points of the world that ``running`` returns, if any."""
+    with ExitStack() as patches:
+        for owner, place, names in FAILING:
+            for name in names:
+                patches.enter_context(mock.patch.object(owner, name, _failing(running, getattr(owner, name), f"{place}.{name}")))
+        for name in ("operation", "allreduce"):
+            patches.enter_context(mock.patch.object(allreduce, name, _resumable(running, getattr(allreduce, name))))
+        ways = {"choose_beginning": _begins, "choose": _chosen, "_ALWAYS": 0}
+        patches.enter_context(mock.patch.multiple(allreduce, **ways))
+        yield
+
+
+def _failing(running: Callable[[], Any], original: Any, kind: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        world = running()
+        if world is not None:
+            world.point(kind)
+        return original(*args, **kwargs)
+
+    return run
+
+
+def _resumable(running: Callable[[], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def schedule(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return resumable(running, original(*args, **kwargs))
+
+    return schedule
+
+
+def resumable(running: Callable[[], Any], steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """A schedule that may fail wherever it is resumed: the error is raised where it stands."""
+    value: Any = None
+    try:
+        while True:
+            world, error = running(), None
+            if world is not None:
+                try:
+                    world.point("resume")
+                except Exception as raised:
+                    error = raised
+                except KeyboardInterrupt as raised:
+                    error = raised
+            step = steps.send(value) if error is None else steps.throw(error)
+            value = yield step
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        steps.close()

@@ -1,0 +1,39 @@
+"""DESIGN's promise 3, for a selection of faults at every point of an operation: `bench/faults.py` tries them all."""
+
+import random
+
+import pytest
+
+from world.faults import faults_of, played, scenarios
+
+FAULTS = 8  # of each scenario
+PARTS = ("packed", "staged", "split", "ssar_ring", "dsar_early_switch", "in flight", "in a row", "TopkA", "OkTopk blocking", "P=5", "max")
+ALL = {scenario.name: scenario for scenario in scenarios() if any(part in scenario.name for part in PARTS)}
+NAMES = [name for name in sorted(ALL) if "dense in flight" not in name][::2]
+
+
+def test_every_scenario_has_a_name_of_its_own():
+    names = [scenario.name for scenario in scenarios()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_befalls_a_rank_leaves_the_others_right_or_with_one_error(name):
+    rng = random.Random(name)
+    with played(ALL[name]) as play:
+        faults = faults_of(play.points())
+        for number, fault in enumerate(rng.sample(faults, min(FAULTS, len(faults)))):
+            violation = play.strike(fault, order="round robin" if number % 2 else f"{number} 0.2")
+            assert violation is None, str(violation)
+
+
+@pytest.mark.parametrize("name", ["P=3 packed blocking", "P=3 staged waited", "P=5 staged"])
+def test_two_ranks_that_fail_at_once_leave_the_others_right_or_with_one_error(name):
+    rng = random.Random(name)
+    with played({scenario.name: scenario for scenario in scenarios()}[name]) as play:
+        faults = faults_of(play.points())
+        for number in range(FAULTS):
+            first = rng.choice(faults)
+            second = rng.choice([fault for fault in faults if fault.rank != first.rank])
+            violation = play.strike(first, second, order="round robin" if number % 2 else f"{number} 0.2")
+            assert violation is None, str(violation)

@@ -1,0 +1,32 @@
+"""Operations in a row are right in every order in which ranks may run: here with one preemption, in `bench/interleavings.py` with more."""
+
+import pytest
+
+from world.orders import Explorer, programs
+
+PROGRAMS = {program.name: program for program in programs()}
+MOST = 120  # orders of each program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_order_gives_the_same_right_sums(name):
+    wrong = []
+    with Explorer(PROGRAMS[name]) as explorer:
+        explorer.explore(1, lambda *found: wrong.append(found), MOST)
+        explorer.wander(range(30), lambda *found: wrong.append(found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["P=2 packed, packed, packed", "P=2 dense, dense, dense", "P=2 staged, staged, staged"])
+def test_a_rank_that_does_not_wait_is_found_out(name):
+    """What is waited for in shared memory is said to have come without a look."""
+    wrong = []
+    with Explorer(PROGRAMS[name]) as explorer:
+
+        def found(what, order):
+            wrong.append(what)
+            explorer.world.lies = {"kernel have_come"}
+
+        explorer.world.lies = {"kernel have_come"}
+        explorer.explore(1, found, 60)
+    assert any("wrong on ranks" in what for what in wrong)
