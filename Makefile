@@ -21,12 +21,12 @@ export OPENBLAS_NUM_THREADS ?= 1
 .PHONY: help setup demo test lint bench clean
 
 help:
-	@echo "make setup   install into $(VENV), MPI library included"
+	@echo "make setup   install into $(VENV), with an MPI library"
 	@echo "make demo    train a classifier with dense and with sparse allreduce, and compare"
-	@echo "make test    all tests, under MPICH, and the MPI cases again under Open MPI"
-	@echo "make lint    ruff and mypy"
-	@echo "make bench   measure all algorithms at N = 2**24 into bench/results (MPI=openmpi for Open MPI)"
-	@echo "make clean   remove the environments and everything generated"
+	@echo "make test    run all tests under MPICH, and the MPI cases again under Open MPI"
+	@echo "make lint    run ruff and mypy"
+	@echo "make bench   measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
+	@echo "make clean   remove the environments and everything generated, bench/results too"
 
 # The file `installed` stands for a finished installation, which is repeated when pyproject.toml becomes newer than it.
 $(VENV)/installed: pyproject.toml setup.py tools/venv.sh

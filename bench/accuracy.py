@@ -1,7 +1,7 @@
-"""Test accuracy of every model by every strategy on 1, 2 and 4 ranks, in one table.
+"""Print the test accuracy of every model with every strategy on 1, 2 and 4 ranks, in one table.
 
-A step takes as many samples for any number of ranks, so that the rows of a model differ by rounding, and by what overlapped and ps-async
-do late.
+A step takes the same number of samples for any number of ranks. So the rows of a model differ only by rounding, and by the stale
+gradients of overlapped and ps-async.
 
     python bench/accuracy.py TRAIN.svm TEST.svm --features 3231961 --json accuracy.json -- --learning-rate 1 --epochs 8
 """

@@ -1,4 +1,4 @@
-"""What each kernel takes, as a ratio to what NumPy takes for the nearest thing in the same run.
+"""Time each kernel, as a ratio to the nearest NumPy function in the same run.
 
 python bench/bench_kernels.py [--repeats 15] [--count 500000]
 """

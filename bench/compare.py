@@ -1,7 +1,7 @@
-"""Set results of `sparseallreduce bench` beside the goals of this project: compare.py RESULT.json...
+"""Compare results of `sparseallreduce bench` with the goals of this project: compare.py RESULT.json...
 
-A goal is the time of the best algorithm as a share of that of the MPI library's dense allreduce, at N = 2**24 in float32, uniform
-positions, in shared memory. The reference is the C++ implementation of the thesis's authors, measured the same way under Open MPI.
+A goal is the time of the best algorithm, as a share of the time of the MPI library's dense allreduce: N = 2**24, float32, uniform
+positions, shared memory. The reference is the C++ implementation of the thesis's authors, measured the same way under Open MPI.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Train one classifier twice on two ranks, with dense and with sparse allreduce, and show what the difference is in time.
+"""Train a classifier on two ranks, once with dense and once with sparse allreduce, and compare the times.
 
-The data set is like the URL set of the thesis (table 5.1): 3,231,961 features of which a sample has about 115, with power-law
+The data set is like the URL set of the thesis (table 5.1): 3,231,961 features, of which a sample has about 115, with power-law
 frequencies. It is generated into `data/` the first time. The picture goes to `bench/results/demo.png`.
 """
 

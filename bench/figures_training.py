@@ -1,4 +1,4 @@
-"""Figures 5.8 to 5.12 of the sparse allreduce thesis (section 5.3), as far as one machine allows.
+"""Repeat figures 5.8 to 5.12 of the sparse allreduce thesis (section 5.3), as far as one machine allows.
 
     python bench/figures_training.py --figure 5.8            logistic regression on URL: seconds an epoch by algorithm
     python bench/figures_training.py --figure 5.9            the same on Webspam
@@ -6,9 +6,10 @@
     python bench/figures_training.py --figure 5.11           an SVM on Webspam
     python bench/figures_training.py --figure 5.12           how often an index occurs in the gradients of an epoch's iterations
 
-The data sets are generated, like theirs in dimension, non-zeros and frequencies (`sparseallreduce generate`); with fewer samples
-unless --full is given. A batch has 1000 samples a rank as in the thesis. The thesis has 8 to 128 nodes, here all ranks are on one
-machine: where there are more ranks than cores, which the picture says, they share them. Pictures and JSON go to `bench/results`.
+The data sets are generated. They are like the thesis's in dimension, non-zeros and frequencies (`sparseallreduce generate`), and have
+fewer samples unless --full is given. A batch has 1000 samples a rank, as in the thesis. The thesis has 8 to 128 nodes; here all ranks
+are on one machine. If there are more ranks than cores, they share them, and the picture names their number. Pictures and JSON go to
+`bench/results`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 import sparseallreduce as sar
 from sparseallreduce.cli.report import environment
 from sparseallreduce.linear import Dataset, batches, generate, load
-from sparseallreduce.runtime.cores import usable_cores
+from sparseallreduce.runtime.hosts import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"

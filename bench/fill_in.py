@@ -1,4 +1,4 @@
-"""Fill-in of the sum of the ranks' top k, on real gradients in the simulator (Ok-Topk section 5.2).
+"""Measure the fill-in of the sum of the ranks' top k, on real gradients in the simulator (Ok-Topk section 5.2).
 
     python bench/fill_in.py [--ranks 4,16,64] [--density 0.01,0.001] [--data FOLDER] [--json FILE]
 

@@ -1,9 +1,9 @@
-"""Generate, convert and load a data set of its true size: seconds, and the memory that each rank takes at most.
+"""Generate, convert and load a data set of full size; print the seconds, and the largest memory of a rank.
 
     python bench/full_size.py url-like --folder /scratch
     python bench/full_size.py webspam-like --folder /scratch --no-text
 
-The text reader is compared with scikit-learn's on the beginning of the same file. Files stay in the folder if --keep is given.
+The text reader is compared with scikit-learn's on the beginning of the same file. --keep leaves the files in the folder.
 """
 
 from __future__ import annotations

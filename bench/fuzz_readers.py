@@ -1,11 +1,11 @@
-"""Feed the readers with damaged files, and compare what they make of them with slow readers that share no code with them.
+"""Read damaged files, and compare the results with those of slow readers that share no code with ours.
 
     python bench/fuzz_readers.py --inputs 100000 --seed 0
 
-Each input is a good file, svmlight text, compressed text or binary, in which some bytes were changed; in half of the binary ones the
-checksums are made to match again, so that the damage gets past them. A reader has to refuse an input with a DatasetError if and only if
-the slow reader refuses it, and else to return the same data to the bit. (Compressed text is protected by checksums: there it has to
-refuse, or return what was compressed.) A crash or a hang ends the run with the number of the input, from which `--only` repeats it.
+Each input is a good file (svmlight text, compressed text or binary) in which some bytes were changed. In half of the binary ones the
+checksums are made to match again, so that the damage gets past them. A reader must refuse an input with a DatasetError if and only if
+the slow reader refuses it. Otherwise it must return the same data, to the bit. Compressed text has checksums: there it must refuse, or
+return what was compressed. A crash or a hang ends the run with the number of the input. `--only` repeats that input.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Kill one rank of a training run at a random moment, resume, and compare the weights with those of an undisturbed run, bit by bit.
+"""Kill a rank of a training run at a random moment, resume, and compare the weights with those of an undisturbed run, to the bit.
 
     python bench/kill_test.py --kills 20
 
-Every trial is a run of its own with checkpoints in a folder of its own. The moment lies anywhere between the start of mpiexec and the
-end of training, so that it also hits ranks that still read, and checkpoints that are being written.
+Every trial is a run of its own, with its own folder of checkpoints. The moment lies anywhere between the start of mpiexec and the end of
+training. So it also hits ranks that are still reading, and checkpoints that are being written.
 """
 
 from __future__ import annotations

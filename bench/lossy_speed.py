@@ -1,8 +1,8 @@
-"""Time a step of error feedback with each reducer, in multiples of an array copy: mpiexec -n 4 python lossy_speed.py
+"""Time a step of error feedback with each reducer, in multiples of an array copy: mpiexec -n 4 python bench/lossy_speed.py
 
-A step takes a dense gradient of N float32 in and gives the update: the addition to the residual, the selection, the exchange and the
-clearing of what was sent are all part of it. The unit is the time of a copy of N float32 by one process while the others sleep,
-measured before and after every reducer. The goal of this project is at most 11 copies for OkTopk and GTopk at N = 2**24, k = 1 % and
+A step turns a dense gradient of N float32 into an update. It includes the addition to the residual, the selection, the exchange, and
+the clearing of what was sent. The unit is the time of a copy of N float32 by one process while the others sleep, measured before and
+after every reducer. The goal of this project is at most 11 copies for OkTopk and GTopk at N = 2**24, k = 1 % and
 4 ranks on 2 cores; the code of the papers' authors takes about 105 and 97.
 
 Times are those of the slowest rank. "steady" is the median of the steps, "mean" includes those in which OkTopk evaluates its

@@ -1,4 +1,4 @@
-"""What the lossy optimisers are tried on, and trainings of P replicas in one process.
+"""The tasks on which lossy optimisers are measured, and training of P replicas in one process.
 
 Two tasks with real data: the perceptron of `examples/perceptron.py` on scikit-learn's digits, whose gradients are dense, and logistic
 regression on a data set in svmlight form, whose gradients are as sparse as the samples of a batch.

@@ -1,12 +1,12 @@
-"""What lossy sums do to training: convergence, the xi of Ok-Topk's assumption 1, and how many values the selectors choose.
+"""Measure training by lossy sums: convergence, the xi of Ok-Topk's assumption 1, and how many values the selectors choose.
 
     python bench/lossy_training.py convergence                     final loss and accuracy of every optimiser beside dense SGD
     python bench/lossy_training.py assumption                      xi over the training (Ok-Topk section 5.1, figure 5)
     python bench/lossy_training.py selection                       values chosen against k (Ok-Topk section 5.2, figures 4 and 6)
     python bench/lossy_training.py record --out gradients.npz      accumulators of a training, for other measurements
 
-Each with --task perceptron, or --task logistic --data FOLDER for the data set `phishing_url` in that folder (--set reviews_trigram for
-the other), and with --learning-rate and --momentum; the first three with --json FILE and --plot FILE. P replicas run in one process, on
+All take --task perceptron, or --task logistic --data FOLDER: the data set `phishing_url` in that folder, or with --set reviews_trigram
+the other. All take --learning-rate and --momentum. The first three take --json FILE and --plot FILE. P replicas run in one process, on
 the simulator. See `lossy_tasks.py` for the tasks.
 """
 

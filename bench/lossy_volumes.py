@@ -1,11 +1,11 @@
-"""Count in the simulator what the reducers send, beside Ok-Topk's table 1, and what its two balancings are worth, beside its figure 7.
+"""Count the words that reducers send, beside Ok-Topk's table 1, and time its two balancings, beside its figure 7; in the simulator.
 
     python bench/lossy_volumes.py [--ranks 4,16,64,256] [--share 2,4,8,16] [--reducers oktopk,gtopk] [--figure 16,32,64] [--json FILE]
 
-The first table has the words that the busiest rank sends or receives, of which a value is one and an index another; counts, bounds and
-thresholds are included, headers are not. k is 2048, or with --share so many times P: where that is few, the counts weigh. OkTopk makes two
+The first table has the words that the busiest rank sends or receives. A value is one word, an index another. Counts, bounds and
+thresholds are included, headers are not. k is 2048, or with --share so many times P: where k is small, the counts weigh. OkTopk makes two
 operations: the first evaluates everything, the second reuses it. The paper's bounds are for the busiest rank (OkTopk, TopkA, GaussianK;
-GTopk, whose rank 0 sends and receives half of it each), or on the mean of all ranks (TopkDSA).
+GTopk, whose rank 0 sends and receives half of it each), or for the mean of all ranks (TopkDSA).
 
 The second table trains a perceptron of two hidden layers on scikit-learn's digits with OkTopk, and times both phases of a step with and
 without their balancing, on a network whose latency is to k as in the paper's experiment. Exit status 1 if a volume is out of bounds.

@@ -1,14 +1,14 @@
-"""Whether "auto" is anywhere slower than making the same stream dense and calling ``Allreduce`` on it.
+"""Compare "auto" with making the same stream dense and calling ``Allreduce`` on it, at many sizes and densities.
 
 mpiexec -n 2 python bench/never_slower.py [--power 20 --power 22 ...] [--density 0.01 ...] [--seconds 0.3] [--json F]
 
-Float32 values at uniformly random positions, different ones on each rank. The two ways take turns behind a barrier, in every order; the
-time of a turn is that of the slowest rank. A point holds if the median of "auto" is at most 1.05 of the dense way's where that takes over a
-millisecond, and at most 50 microseconds more below. On a machine that others use too, lower quartiles tell more: the points that hold
-by them are counted as well. An exclamation mark stands behind what does not hold.
+Values are float32, at uniformly random positions, different ones on each rank. The two ways alternate behind a barrier, in every order.
+A time is that of the slowest rank. A point holds if the median of "auto" is at most 1.05 of the dense way's, where that takes over a
+millisecond, and at most 50 microseconds more below. An exclamation mark stands behind what does not hold. On a machine that others use
+too, lower quartiles are more reliable: the points that hold by them are counted as well.
 
-The dense way takes a second turn each time, as a control: at how many points it would not hold against itself tells how many misses of
-"auto" the machine alone accounts for.
+The dense way runs a second time in each round, as a control. The points at which it does not hold against itself are the misses that the
+machine alone accounts for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Time of an epoch with the overlapped strategy against the blocking one, on a network where communication takes a third and more.
+"""Time an epoch with the overlapped and with the blocking strategy, on a network where communication takes a third and more.
 
-Two hosts of `tools/hosts.sh` (which needs root) train in turn with either strategy, one rank each, on data like the URL set of the
-thesis. The two share this machine's cores with the kernel's network code, which real hosts would not. An epoch's time is that of
-training, without the evaluation after it; the first epoch of a run is left out.
+Two hosts of `tools/hosts.sh` (which needs root) train with one strategy after the other, one rank each, on data like the URL set of the
+thesis. The two share this machine's cores with the kernel's network code, which real hosts would not. The time of an epoch is that of
+training, without the evaluation after it. The first epoch of a run is left out.
 """
 
 from __future__ import annotations

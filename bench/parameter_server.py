@@ -1,8 +1,8 @@
-"""Parameter servers with four workers of which one is slowed: what it costs the others, how stale gradients get, what is learned.
+"""Measure parameter servers with four workers, one of them slow: throughput, staleness of the gradients, and accuracy.
 
-Four workers and a server are more than this program expects cores: so every worker pauses for --pace seconds in each batch, which
-stands for the computing that it would do on a core of its own, and the slowed one for --slow. Throughput is a worker's samples a
-second until it has done its share of an epoch.
+Four workers and a server may be more than there are cores. So every worker pauses for --pace seconds in each batch, in place of the
+computing that it would do on a core of its own; the slow one pauses for --slow. Throughput is a worker's samples a second, until it has
+done its share of an epoch.
 
     python bench/parameter_server.py                         # data like the URL set of the thesis, generated
     python bench/parameter_server.py TRAIN.svm --test TEST.svm

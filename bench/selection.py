@@ -1,10 +1,10 @@
-"""What each selector takes, in multiples of one copy of the array in the same run, and how near it comes to k.
+"""Time each selector, in multiples of a copy of the array in the same run, and count how many values it chooses beside k.
 
 python bench/selection.py [--size 16777216] [--density 0.01] [--dtype float32] [--repeats 15] [--json F]
 
-A selector adds a gradient to a residual, chooses, and leaves zeros where it chose; the functions of the first lines only read. Each
-round runs everything once, so that all meet the same noise; a figure is the median over the rounds. `words` is the stated memory
-traffic in passes over the array, of which a copy makes two and `np.add` three.
+A selector adds a gradient to a residual, chooses, and leaves zeros where it chose. The functions of the first lines only read. Each
+round runs everything once, so that all have the same noise. A figure is the median over the rounds. `words` is the stated memory
+traffic, in passes over the array: a copy makes two, `np.add` three.
 """
 
 from __future__ import annotations

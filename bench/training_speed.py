@@ -1,10 +1,10 @@
-"""Non-zeros a second and rank through gradient and update, beside scikit-learn's ``SGDClassifier`` on the same rows in the same run.
+"""Measure the trainer in non-zeros a second and rank, beside scikit-learn's ``SGDClassifier`` on the same rows in the same run.
 
     sparseallreduce generate url-like data/url-like.csr
     mpiexec -n 2 python bench/training_speed.py data/url-like.csr [--batch-size 1000] [--epochs 3] [--json F]
 
-Both take an epoch in turn: the trainer by the sparse strategy, of whose time all but communication counts, and `SGDClassifier` on the
-rows of each rank, all ranks at once, shuffled, one sample a step. The ratio is what to go by on a machine that others use too.
+The two alternate, an epoch each. The trainer uses the sparse strategy; all of its time but communication counts. `SGDClassifier` runs on
+the rows of each rank, all ranks at once, shuffled, one sample a step. On a machine that others use too, compare the ratio.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Bytes and messages of every algorithm in the simulator, beside thesis table 3.1.
+"""Count bytes and messages of every algorithm in the simulator, beside thesis table 3.1.
 
     python bench/volumes.py [--ranks 4,16,64,256,1024] [--json FILE]
 
-For index sets that are the same on all ranks, disjoint, and uniformly random, at P = 4 to 1024: what a rank sends without headers,
-the bounds of the table (for uniform sets the expectation), the quotient of the two, and the header bytes apart. Entries are float32
-with 32-bit indices, 8 bytes, where the table counts k; 4 bytes where it counts N. It exits with status 1 if a figure is out of
-bounds, or further than 2 % from the expectation. All five take some minutes on one core and 4 GiB of memory; up to P = 64 it takes
-seconds, and is part of the tests.
+Index sets are the same on all ranks, disjoint, or uniformly random, at P = 4 to 1024. Printed are the bytes that a rank sends without
+headers, the bounds of the table (for uniform sets the expectation), the quotient of the two, and the header bytes apart. An entry
+(float32 and a 32-bit index) counts 8 bytes where the table counts k, a value 4 bytes where it counts N. The exit status is 1 if a figure
+is out of bounds, or further than 2 % from the expectation. All five take some minutes on one core and 4 GiB of memory; up to P = 64
+seconds, and that is part of the tests.
 """
 
 from __future__ import annotations

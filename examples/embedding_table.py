@@ -1,4 +1,4 @@
-"""Synchronising an embedding table: a step touches few rows of it, and rows of gradients, not numbers, are added up.
+"""Synchronise an embedding table: a step touches few of its rows, and the gradients of these rows are added up.
 
 mpiexec -n 2 python examples/embedding_table.py
 """

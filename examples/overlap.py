@@ -1,4 +1,4 @@
-"""Communication behind computation: the sum of one step travels while the gradient of the next is computed.
+"""Communication while the program computes: the sum of one step is in flight while the gradient of the next is computed.
 
 mpiexec -n 2 python examples/overlap.py
 """

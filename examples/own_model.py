@@ -1,4 +1,4 @@
-"""A loss of one's own: three definitions, and everything else of the trainer works with it. Here quantile regression.
+"""A loss of your own: three definitions, and all of the trainer works with it. Here quantile regression.
 
 mpiexec -n 2 python examples/own_model.py        or on one process, without mpiexec
 """

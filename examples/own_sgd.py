@@ -1,4 +1,4 @@
-"""Data-parallel SGD with nothing of this library but the allreduce: the loop is yours, the gradient of a batch is a sparse stream.
+"""Data-parallel SGD with nothing of this library but the allreduce: the gradient of a batch is a sparse stream.
 
 mpiexec -n 4 python examples/own_sgd.py
 """

@@ -1,4 +1,4 @@
-"""An asynchronous parameter server: one rank holds the model, the others train on it without ever waiting for each other.
+"""An asynchronous parameter server: one rank holds the model, and the others train on it without waiting for each other.
 
 mpiexec -n 3 python examples/parameter_server.py
 """

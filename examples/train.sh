@@ -1,5 +1,5 @@
 #!/bin/sh
-# The whole way by commands: a data set, two training runs on two ranks, predictions, a picture. Files go to a folder of their own.
+# Commands only: a data set, two training runs on two ranks, predictions, a picture. Files go to a temporary folder.
 #
 #     sh examples/train.sh
 set -e
