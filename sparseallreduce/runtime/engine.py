@@ -158,6 +158,7 @@ class Channel:
         self.cores = 1  # that ranks of this host may run on
         self.crowded = False  # whether ranks outnumber them
         self.turn = 0  # of the last operation that has been called
+        self.beginning = 0  # of the last that has begun
         self.own = 0  # likewise of the library's own, which count down
         self.attempt = 0  # to prepare the channel
         self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
@@ -347,7 +348,7 @@ class Channel:
     def _staged(self, stream: SparseStream, reduction: Reduction) -> Told | None:
         """What an operation that begins tells the others of its stream on the stage, if that is free."""
         assert self.stage is not None
-        split = self.stage.offer(self.turn, stream, packed.Kind.of(stream, reduction), reduction)
+        split = self.stage.offer(self.beginning, stream, packed.Kind.of(stream, reduction), reduction)
         return None if split is None else split.told()
 
     def next_turn(self) -> int:
@@ -576,7 +577,7 @@ class Operation:
                 return False
             if channel.state == FAILED:
                 channel.restart()
-            if channel.state != READY:
+            if channel.state != READY or self._earlier():
                 return False
         taken = self.own
         if self.begun is not None:
@@ -588,12 +589,22 @@ class Operation:
         self.tag = channel.tag(self.turn)
         self.box = channel.mailbox.box(self.tag)
         channel.in_flight.append(self)
+        if not self.own:
+            channel.beginning = self.turn
         self.started = True
         channel.tidy()
         if self.begun is not None and self.begun.hit is not None:
             raise self.begun.hit
         self.stack.append(self.schedule())
         return True
+
+    def _earlier(self) -> list[Operation]:
+        """The user's operations on this channel that were called before, and have not begun: a thread was moving others on at the time."""
+        return [other for other in tuple(_active) if other.channel is self.channel and other.is_waiting() and other.turn < self.turn]
+
+    def is_waiting(self) -> bool:
+        """Whether this operation of the user's has not begun."""
+        return not (self.started or self.own or self.done)
 
     def _run(self) -> None:
         value: Any = None
@@ -877,6 +888,8 @@ class Operation:
                 self.end(channel.error or common_error([failure.said()]))
                 return
             if not self.started:
+                for earlier in self._earlier():
+                    earlier.advance()
                 self._start()
             if self.telling is not None and channel.ranks <= _DIRECT_RANKS:
                 self.telling()  # those who have been told may go on without asking who else has
@@ -1246,6 +1259,7 @@ def carry_out(channel: Channel, schedule: Callable[[], Schedule], entries: int, 
     try:
         steps = schedule()
         turn, board = channel.next_turn(), channel.board
+        channel.beginning = turn
         slot = None if board is None else board.slot(turn)
         share = steps.send(None)
         assert isinstance(share, Share)

@@ -1,6 +1,7 @@
 """Sparse streams that the ranks of a host add up in memory that they share: what is the same as by messages, late ranks, failing ones."""
 
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import numpy as np
@@ -47,6 +48,26 @@ def staging(comm, cores=2):
         mock.patch.object(Split, "_made", noted),
     ):
         yield ours, made
+
+
+@contextmanager
+def in_another_thread(lock):
+    """The lock is held by a thread."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @limit(30)
@@ -154,6 +175,29 @@ def case_failure_leaves_nobody_waiting(comm, where, blocking, cores):
         before = len(made)
         inputs.check(sar.allreduce(stream, ours))
         assert len(made) == before + 1
+
+
+@limit(30)
+@each(held=[True, False])
+def case_operations_that_start_after_later_ones_were_called(comm, held):
+    """Because the channel was not ready yet, or a thread was moving it on: they start in the order of the calls, each with its own number."""
+    inputs = [Inputs(comm.size, SIZE, "float32", entries=FEW, seed=seed) for seed in range(4)]
+    for attempt in range(4):
+        with staging(comm) as (ready, made):
+            ours = ready if held else ready.Dup()
+            started = []
+            late = held and comm.rank == attempt % comm.size
+            with in_another_thread(engine._channels[-1].lock) if late else nullcontext():
+                for number, given in enumerate(inputs):
+                    started.append((given, sar.iallreduce(given.stream(comm.rank), ours)))
+                    if comm.rank == number and not held:  # the others may have made more calls before the channel is ready
+                        given.check(started[-1][1].wait())
+            started.append((inputs[0], sar.iallreduce(inputs[0].stream(comm.rank), ours)))  # free to start, but for those before it
+            for given, request in started:
+                given.check(request.wait())
+            assert made or comm.size == 1
+            if not held:
+                ours.Free()
 
 
 @limit(30)
