@@ -21,7 +21,8 @@ An operation fails in one place, :meth:`Operation.fail`, whatever raises and whe
   already that all do; then it enters the sum, and raises behind it.
 * A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose agreement tells
   that one is missing (:func:`_recovery`). What it comes to is thrown away.
-* A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another.
+* A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another. Each rank
+  gives all others word of it once, its own or what it has heard, so that here, too, the lowest that failed counts.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ __all__ = [
     "PREFIX",
     "PREPARING",
     "READY",
+    "SETTLING",
     "Begun",
     "Channel",
     "Operation",
@@ -102,7 +104,8 @@ __all__ = [
     "wait_until",
 ]
 
-PREPARING, READY, FAILED, FREED = range(4)  # what a channel is; after FAILED, the next operation begins to prepare it anew
+# What a channel is. SETTLING: the preparation has failed, by whose fault is to be heard. After FAILED, the next operation begins another.
+PREPARING, SETTLING, READY, FAILED, FREED = range(5)
 
 _COUNT_LIMIT = 2**31 - 1
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
@@ -146,7 +149,13 @@ class Channel:
         self.ranks = comm.size
         self.state = PREPARING
         self.error: Exception | None = None  # with which the last preparation failed
+        self.cause: BaseException | None = None  # what hit this rank there, if anything did
         self.failed_through = 0  # the last operation that waited for a preparation which failed on any rank
+        self.failure: Any = None  # the Failure of this attempt to prepare it whose error counts, as far as is known
+        self.last: Any = None  # likewise of the attempt before
+        self.words: dict[int, Failure] = {}  # of it, by ranks that have given us theirs
+        self.warned = -1  # the last rank that we have given ours
+        self.limit = 0.0  # until when we wait for those of others
         self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
         self.machine: Machine | None = None
         self.sound_from = 0  # the operation that has made it sound again last: those before it begin no more collectives
@@ -201,6 +210,7 @@ class Channel:
         self.state, self.error = PREPARING, None
         self.attempt += 1
         self.own = -(self.attempt << _OWN)
+        self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
         self.board = self.stage = self.staging = None
         self.kinds, self.hearings = {}, []
         self._preparation = self._prepare()
@@ -208,14 +218,16 @@ class Channel:
 
     def advance(self) -> None:
         """Move the preparation on."""
-        if self.state != PREPARING or self._advancing or not self.lock.acquire(blocking=False):
+        if self.state not in (PREPARING, SETTLING) or self._advancing or not self.lock.acquire(blocking=False):
             return
         self._advancing = True
         try:
             if self.mailbox is not None:
                 self.mailbox.take_in()
                 self.look()
-            if self.state == PREPARING and next(self._preparation, True):
+            if self.state == SETTLING:
+                self._settle()
+            elif next(self._preparation, True):
                 self.state = READY
                 _preparing.remove(self)
         except BaseException as error:
@@ -265,10 +277,10 @@ class Channel:
         before, begun = self.entered
         return before + len(begun)
 
-    def forget_entered(self, is_over: Callable[[int], bool]) -> None:
-        """All ranks have begun the collectives of these operations."""
+    def forget_entered(self, number: int) -> None:
+        """All ranks have begun this collective, and those before it."""
         last = self.has_entered()
-        self.unfinished = [entry for entry in self.unfinished if entry[0] <= last and not is_over(entry[1])]
+        self.unfinished = [entry for entry in self.unfinished if number < entry[0] <= last]
         if not self.unfinished:
             self.entered = _Entered(last, [])
 
@@ -293,57 +305,99 @@ class Channel:
         return operation.result
 
     def fail(self, error: BaseException, told: Failure | None = None) -> None:
-        """The preparation has failed: end what waits for it, and tell the other ranks if they have not told us."""
+        """The preparation has failed, here or, as we have been ``told``, on another rank: give the others word of it."""
         if self.state not in (PREPARING, READY):
             return
-        if told is None:
-            told = Failure.of(error, self.attempt, self.rank, self.turn)
-            self._warn(told)
-        started = [operation.turn for operation in self.in_flight if operation.turn > told.through]
-        if started:  # by what the preparation had made
-            told = told._replace(through=max(started))
-            self._warn(told)
-        self.error = common_error([told.said()])
-        if told.culprit == self.rank:
-            self.error.__cause__ = error
-        if self.state == PREPARING:
-            _preparing.remove(self)
-        self.state, self.sound = FAILED, False
+        failure = told or Failure.of(error, self.attempt, self.rank, self.turn)
+        started = [operation.turn for operation in self.in_flight]  # by what the preparation had made
+        self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
+        self.cause = None if told else error
+        if self not in _preparing:
+            _preparing.append(self)
+        self.limit = perf_counter() + _SETTLING
+        self.state, self.sound = SETTLING, False
         if not self._advancing:
             self._preparation.close()
-        self.fail_through(told.through, self.error)
+        if told is None:  # maybe by an interrupt, after which this rank does something else
+            limit = perf_counter() + _PROMISED
+            while not self._has_messages() and perf_counter() < limit:
+                os.sched_yield()
+        self._warn()
 
-    def fail_through(self, through: int, error: Exception) -> None:
-        """End our own operations, and those of the user up to a number."""
-        self.failed_through = max(self.failed_through, through)
-        for operation in tuple(_active):
-            if operation.channel is self and (operation.own or operation.turn <= self.failed_through):
-                operation.end(error)
+    def _warn(self) -> None:
+        """Tell the others what we know of the failure, as soon as there is a way to."""
+        if not self._has_messages():
+            return
+        while self.warned < self.ranks:
+            self.warned += 1
+            if self.warned < self.ranks and self.warned != self.rank:
+                self._post(self.warned, self.failure)
 
-    def _warn(self, failure: Failure) -> None:
-        """Tell the others that the preparation has failed, as soon as there is a way to tell them."""
-        limit = perf_counter() + _PROMISED
-        while not self._has_messages():
-            if perf_counter() > limit:
-                return
-            os.sched_yield()
+    def _post(self, dest: int, failure: Failure) -> None:
         sends: list[Sent] = []
         try:
-            for dest in range(self.ranks):
-                if dest != self.rank:
-                    self.mailbox.post(dest, 2 * self.tag_limit, failure.packed(), sends)
+            self.mailbox.post(dest, 2 * self.tag_limit, failure.packed(), sends)
         finally:
             self.mailbox.leftovers.keep_sent(sends)
+
+    def _settle(self) -> None:
+        """Wait for ranks whose error would count before the one that we know of, so that all raise the same; then end what waited."""
+        self._warn()
+        late = perf_counter() > self.limit + (0 if self._has_messages() else _PROMISED)
+        waited = [rank for rank in range(self.failure.culprit) if rank != self.rank and rank not in self.words]
+        if not late and (self.mailbox is None or (waited and self.ranks <= _SETTLING_RANKS)):
+            return
+        self.error = common_error([self.failure.said()])
+        if self.failure.culprit == self.rank:
+            self.error.__cause__ = self.cause
+        for operation in tuple(_active):
+            if operation.channel is self and operation.own:
+                operation.end(self.error)
+        self.fail_through(self.failure)
+        _preparing.remove(self)
+        self.state, self.cause = FAILED, None
+
+    def fail_through(self, failure: Failure) -> None:
+        """End the user's operations that waited for a preparation which failed."""
+        self.failed_through = max(self.failed_through, failure.through)
+        for operation in tuple(_active):
+            if operation.channel is self and not operation.own and operation.turn <= self.failed_through:
+                # Where a rank was ready, and failed in the operation itself, that may count before.
+                box = self.mailbox.boxes.get(self.tag(operation.turn)) if self.mailbox is not None else None
+                known = list(box.failures.values()) if box is not None else []
+                if operation.failure is not None:
+                    known.append(operation.failure)
+                said = min([failure, *known], key=_by_culprit)
+                operation.end(self.error if said is failure and self.error is not None else common_error([said.said()]))
 
     def look(self) -> None:
         """Take note of ranks that gave up while they prepared the channel."""
         failures = self._alarms.failures
         while failures:
-            _, failure = failures.popitem()
-            if failure.number >= self.attempt:
-                self.attempt = failure.number
+            source, failure = failures.popitem()
+            if failure.number < self.attempt:
+                last = self.last
+                if last is not None and last.number == failure.number and last.culprit < failure.culprit:
+                    self._post(source, last)  # likewise
+                self.fail_through(failure)
+                continue
+            if failure.number > self.attempt:  # meanwhile the others have tried again without us
+                self.attempt, self.words, self.warned = failure.number, {}, -1
+                if self.state == SETTLING:
+                    self.failure = failure._replace(through=max(failure.through, self.failure.through))
+            self.words[source] = failure
+            if self.state == SETTLING:
+                through = max(failure.through, self.failure.through)
+                if self.failure.culprit < failure.culprit:
+                    self._post(source, self.failure)  # our word has been lost there, maybe, by what has hit that rank
+                self.failure = min(failure, self.failure, key=_by_culprit)._replace(through=through)
+            elif self.state == FAILED:
+                self.fail_through(failure)
+            else:
                 self.fail(common_error([failure.said()]), failure)
-            self.fail_through(failure.through, common_error([failure.said()]))
+        error, self._alarms.error = self._alarms.error, None
+        if error is not None:  # which has cost us word of another rank
+            self.fail(error)
 
     def _staged(self, stream: SparseStream, reduction: Reduction) -> Told | None:
         """What an operation that begins tells the others of its stream on the stage, if that is free."""
@@ -421,7 +475,7 @@ class Channel:
         """Give the duplicates back to MPI; collective. Operations in flight fail."""
         if self.messages is None:
             return
-        wait_until(lambda: self.state != PREPARING)
+        wait_until(lambda: self.state in (READY, FAILED))
         for operation in tuple(_active):
             if operation.channel is self:
                 operation.fail(_Alike(_FREED))
@@ -455,6 +509,10 @@ class _GivenUp(Exception):
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
+
+
+def _by_culprit(failure: Failure) -> int:
+    return failure.culprit
 
 
 def _left(slot: Slot, turn: int) -> bool:
@@ -548,10 +606,13 @@ class Operation:
 
     def advance(self) -> None:
         """Move on as far as finished messages and collectives allow."""
-        if self.done or self.advancing or not self.channel.lock.acquire(blocking=False):
+        channel = self.channel
+        if self.done or self.advancing or not channel.lock.acquire(blocking=False):
             return  # another thread is at it
         self.advancing = True
         try:
+            if channel.state == SETTLING and not (self.own or self.ended):
+                return  # ends with the preparation
             if self.ended:
                 self._flush()
             elif self.failure is not None:
@@ -566,7 +627,7 @@ class Operation:
                 raise
         finally:
             self.advancing = False
-            self.channel.lock.release()
+            channel.lock.release()
 
     def _start(self) -> bool:
         """Begin if the channel is ready: in the order of the calls, which is that of all ranks."""
@@ -610,7 +671,7 @@ class Operation:
         value: Any = None
         if self.step is not None:
             ready, value = self._ready()
-            if not ready:
+            if not ready or self.ended:  # by word of a preparation that failed elsewhere
                 return
         while self.stack:
             try:
@@ -637,7 +698,7 @@ class Operation:
                 for counts in self.traces:
                     counts.rounds += 1
                 ready, value = self._ready()
-                if not ready:
+                if not ready or self.ended:
                     return
         self.result = value
         self._close()
@@ -704,7 +765,7 @@ class Operation:
         if box.error is not None:
             raise box.error
         if box.failures:
-            raise _GivenUp(min(box.failures.values(), key=lambda failure: failure.culprit))
+            raise _GivenUp(min(box.failures.values(), key=_by_culprit))
 
     def _send(self, dest: int, payload: SparseStream | tuple[SparseStream, ...]) -> None:
         streams = payload if isinstance(payload, tuple) else (payload,)
@@ -836,7 +897,9 @@ class Operation:
                 self.committed = _all_ready(said, sound)
                 self.promise = step.ready if self.committed else None
             return self._told(step, said, sound)
-        self.channel.forget_entered(lambda turn: turn == self.turn)
+        entered = [number for number, turn, *_ in self.channel.unfinished if turn == self.turn]
+        if entered:  # it could not be complete without all of them
+            self.channel.forget_entered(entered[-1])
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
@@ -872,6 +935,8 @@ class Operation:
 
     def _fail(self, error: BaseException) -> None:
         channel = self.channel
+        if channel.state == SETTLING and not self.own:
+            return  # ends with the preparation
         if isinstance(error, _GivenUp):
             failure = error.failure
         elif self.own or getattr(error, "on_all_ranks", False):
@@ -884,8 +949,7 @@ class Operation:
             if not self.started and channel.state != READY:
                 if channel.state == FAILED:
                     channel.restart()
-                channel.fail(error)
-                self.end(channel.error or common_error([failure.said()]))
+                channel.fail(error)  # ends this operation, too, when that has settled
                 return
             if not self.started:
                 for earlier in self._earlier():
@@ -953,6 +1017,9 @@ class Operation:
         """Wait for ranks whose error would count before the one that we know of, so that all raise the same."""
         channel, box, failure = self.channel, self.box, self.failure
         channel.mailbox.take_in()
+        channel.look()
+        if channel.state == SETTLING:
+            return
         for said in box.failures.values():
             if not said.reply and said.culprit < failure.culprit:
                 failure = self.failure = said
@@ -1092,10 +1159,11 @@ def _recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
     waited = _Until(lambda: not any(operation.turn < before and operation.awaits_mpi() for operation in channel.in_flight))
     yield waited  # type: ignore[misc]
     last = channel.has_entered()
-    ours = json.dumps([entry for entry in channel.unfinished if entry[0] <= last and entry[1] < before]).encode()
+    ours = json.dumps([last, [entry for entry in channel.unfinished if entry[0] <= last and entry[1] < before]]).encode()
     texts: list[bytes] = yield Share(ours.ljust(512 + 48 * channel.ranks))
+    known = [json.loads(text) for text in texts]
     last = channel.has_entered()  # an operation before this one may have made the channel sound since
-    missing = {entry[0]: entry for text in texts for entry in json.loads(text) if entry[0] > last}
+    missing = {entry[0]: entry for _, entries in known for entry in entries if entry[0] > last}
     for number in sorted(missing):
         _, turn, kind, code, counts = missing[number]
         total, dtype = np.zeros(sum(counts), code), np.dtype(code)
@@ -1104,7 +1172,7 @@ def _recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
             block, places = np.zeros(counts[channel.rank], code), np.cumsum([0, *counts[:-1]]).tolist()
             call = methodcaller("Iallgatherv", block, [total, counts, places, _typed(total)])
         channel.mailbox.leftovers.keep([channel.enter(turn, kind, dtype, counts, call)], total)
-    channel.forget_entered(lambda turn: turn < before)
+    channel.forget_entered(min(count for count, _ in known))  # others may fail before they have begun what they miss
     if before < _ALL:
         channel.sound_from = max(channel.sound_from, before)
     channel.sound = True
@@ -1180,11 +1248,17 @@ def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
 
 
 def _is_native(step: DenseAllreduce | DenseAllgather) -> bool:
-    """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced."""
+    """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced.
+
+    What is complete must tell that all ranks have entered it. MPI may gather without one that has nothing to give, so that is left to it
+    only where all have something.
+    """
     stream = step.stream
     if stream._present is not None or stream._stored.size > _COUNT_LIMIT:
         return False
-    return isinstance(step, DenseAllgather) or has_native_sum(step.op, stream.dtype, stream._stored.size)
+    if isinstance(step, DenseAllgather):
+        return len(step.ranges) <= _DIRECT_RANKS or all(low < high for low, high in step.ranges)
+    return has_native_sum(step.op, stream.dtype, stream._stored.size)
 
 
 def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
@@ -1226,10 +1300,11 @@ def prepare(channel: Channel) -> None:
     SparseAllreduceError
         If the preparation failed, on all ranks the same.
     """
-    if channel.state == FAILED:
-        channel.restart()
     try:
-        wait_until(lambda: channel.state != PREPARING)
+        wait_until(lambda: channel.state != SETTLING)
+        if channel.state == FAILED:
+            channel.restart()
+        wait_until(lambda: channel.state in (READY, FAILED))
     except BaseException as error:
         with channel.lock:
             channel.fail(error)

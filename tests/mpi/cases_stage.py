@@ -180,7 +180,7 @@ def case_failure_leaves_nobody_waiting(comm, where, blocking, cores):
 @limit(30)
 @each(held=[True, False])
 def case_operations_that_start_after_later_ones_were_called(comm, held):
-    """Because the channel was not ready yet, or a thread was moving it on: they start in the order of the calls, each with its own number."""
+    """Because the channel was not ready, or a thread was at it: they start in the order of the calls, each with its own number."""
     inputs = [Inputs(comm.size, SIZE, "float32", entries=FEW, seed=seed) for seed in range(4)]
     for attempt in range(4):
         with staging(comm) as (ready, made):
