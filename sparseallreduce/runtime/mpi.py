@@ -189,8 +189,7 @@ class Request:
         SparseAllreduceError
             If the operation failed, on all ranks the same.
         """
-        if self._operation is not None:
-            _engine().finish(self._operation)
+        self._finish()
         return self._outcome()
 
     @staticmethod
@@ -203,9 +202,16 @@ class Request:
             The error of the first request that failed, once all are done.
         """
         for request in requests:
-            if request._operation is not None:
-                _engine().finish(request._operation)
+            request._finish()
         return [request.wait() for request in requests]
+
+    def _finish(self) -> None:
+        if self._operation is not None:
+            try:
+                _engine().finish(self._operation)
+            except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
+                _pending.discard(id(self))
+                raise
 
     def _outcome(self) -> Any:
         if self._operation is not None:

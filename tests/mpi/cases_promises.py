@@ -18,7 +18,7 @@ from mpi_cases import each, limit, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import engine, mpi
 from sparseallreduce.runtime.board import Slot
 from sparseallreduce.runtime.stage import Split
 from sparseallreduce.streams import packed
@@ -37,6 +37,7 @@ def case_an_interrupt_inside_a_wait_ends_the_operation_on_all_ranks(comm, algori
     if comm.rank == culprit:
         outcome = interrupted(lambda: reduce(inputs.stream(comm.rank), comm, algorithm, blocking))
         assert isinstance(outcome, KeyboardInterrupt)
+        assert not mpi._pending, "an operation that has failed bars the others from shared memory"
         time.sleep(0.02)
     else:
         time.sleep(0.3)  # so that the other waits
