@@ -6,6 +6,7 @@ maxima), or else within the rounding of a different order of summation.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,18 +41,37 @@ def reduction(parts: Sequence[Entries], size: int, op: Operator) -> Reduced:
     return Reduced(total, present)
 
 
+class Expected:
+    """What a reduction comes to, worked out once for all results of it."""
+
+    def __init__(self, parts: Sequence[Entries], size: int, op: Operator) -> None:
+        self.parts, self.size, self.op = parts, size, op
+        self.reduced = reduction(parts, size, op)
+
+    @cached_property
+    def doubles(self) -> NDArray[np.float64]:
+        return dense_in_doubles(self.parts, self.size, self.op)
+
+    @cached_property
+    def rounding(self) -> NDArray[np.float64]:
+        return rounding(self.parts, self.size, self.op)
+
+    def check(self, result: SparseStream, exact: bool) -> None:
+        """``result`` has these values, and which positions are present."""
+        expected, got = self.reduced, result.to_dense()
+        assert (result.size, result.dtype) == (self.size, expected.values.dtype)
+        assert got.shape == expected.values.shape
+        if exact or got.dtype.kind == "i":
+            np.testing.assert_array_equal(got, expected.values)  # NaN equals NaN, and -0.0 equals 0.0
+        else:
+            off = np.abs(got.astype(np.float64) - self.doubles)
+            assert (off <= self.rounding).all(), f"off by {off.max()}, of {self.rounding.max()} allowed"
+        assert_presence(result, expected, self.op)
+
+
 def assert_reduction(result: SparseStream, parts: Sequence[Entries], size: int, op: Operator, exact: bool = True) -> None:
     """``result`` is the reduction of ``parts``: values, and which positions are present."""
-    expected = reduction(parts, size, op)
-    got = result.to_dense()
-    assert (result.size, result.dtype) == (size, expected.values.dtype)
-    assert got.shape == expected.values.shape
-    if exact or got.dtype.kind == "i":
-        np.testing.assert_array_equal(got, expected.values)  # NaN equals NaN, and -0.0 equals 0.0
-    else:
-        off = np.abs(got.astype(np.float64) - dense_in_doubles(parts, size, op))
-        assert (off <= rounding(parts, size, op)).all(), f"off by {off.max()}, of {rounding(parts, size, op).max()} allowed"
-    assert_presence(result, expected, op)
+    Expected(parts, size, op).check(result, exact)
 
 
 def assert_presence(result: SparseStream, expected: Reduced, op: Operator) -> None:
