@@ -85,12 +85,12 @@ class Replica:
 
     def wait(self) -> bool:
         """Wait until all ranks have come as often as this one: then their changes can be read. Returns whether all are well."""
-        from sparseallreduce.runtime.engine import progress
+        from sparseallreduce.runtime.progress import advance
 
         at, polls = (self._step, self._ranks, self._meetings), (self._polls, self._offer)
         while not self._have_come(self._words, _COME, *at, *polls):
             self._comm.Iprobe()
-            progress()
+            advance()
         return bool(self._have_come(self._words, _WELL, *at, 1, 0))
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from sparseallreduce.runtime.engine import Channel, Operation
+    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.operation import Operation
 
 __all__ = ["Request", "allreduce", "iallreduce", "launch", "measured", "shares_memory", "stage_room", "warm_up", "world"]
 
@@ -102,7 +103,7 @@ def _briefly(stream: Any, comm: Any, op: Any) -> SparseStream | None:
         if channel is None:
             return None
         _latest = comm, channel
-    if not _short.engine.at_ease(channel):
+    if not _short.at_ease(channel):
         return None
     result: SparseStream | None = _short.allreduce(stream, op, channel, not _pending)
     return result if result is None or op != MEAN.name else divided(result, channel.ranks)
@@ -176,7 +177,7 @@ class Request:
             If the operation failed, on all ranks the same.
         """
         if self._operation is not None:
-            _engine().progress()
+            _over_mpi().progress.advance()
             if not self._operation.done:
                 return False, None
         return True, self._outcome()
@@ -208,7 +209,7 @@ class Request:
     def _finish(self) -> None:
         if self._operation is not None:
             try:
-                _engine().finish(self._operation)
+                _over_mpi().progress.finish(self._operation)
             except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
                 _pending.discard(id(self))
                 raise
@@ -260,7 +261,9 @@ def _start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
 
     def collective(channel: Channel) -> bool:
         # What "auto" or a call without sense takes is not known beforehand.
-        return call is None or call.algorithm == AUTO or _engine().takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps)
+        if call is None or call.algorithm == AUTO:
+            return True
+        return bool(_over_mpi().collectives.takes_collective(channel, ALGORITHMS[call.algorithm].dense_steps))
 
     request = _launched(comm, intent, schedule, collective, blocking, progress)
     if call is not None and call.op.is_mean:
@@ -323,7 +326,7 @@ def _launched(
             if blocking:
                 raise
             return Request(None, error=error)
-    engine = _engine()
+    over_mpi = _over_mpi()
     if progress == "thread" and intent.error is None and not _threads():
         intent = intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
     channel = _channel(comm)
@@ -332,18 +335,18 @@ def _launched(
     first = not _pending
 
     def steps() -> Generator[Step, Any, Any]:
-        return schedule(intent, channel.rank, channel.ranks, channel, blocking and first and engine.alone(), first)
+        return schedule(intent, channel.rank, channel.ranks, channel, blocking and first and over_mpi.progress.alone(), first)
 
     if blocking:
-        return Request(None, engine.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
-    operation = engine.Operation(channel, steps, intent.entries, collective=lambda: collective(channel))
+        return Request(None, over_mpi.blocking.carry_out(channel, steps, intent.entries, lambda: collective(channel)))
+    operation = over_mpi.operation.Operation(channel, steps, intent.entries, collective=lambda: collective(channel))
     try:
         request = Request(operation)
         _pending.add(id(request))
         if progress == "thread":
-            engine.progress_thread()
+            over_mpi.progress.progress_thread()
     except BaseException as error:  # nobody could wait for it
-        engine.give_up(operation, error)
+        over_mpi.progress.give_up(operation, error)
         raise
     return request
 
@@ -433,7 +436,7 @@ def warm_up(comm: MPI.Intracomm | SerialCommunicator, size: int, dtype: np.dtype
 
 def _ready_channel(comm: MPI.Intracomm) -> Channel:
     channel = _channel(comm)
-    _engine().prepare(channel)
+    _over_mpi().channel.prepare(channel)
     return channel
 
 
@@ -442,8 +445,7 @@ def _attribute() -> tuple[int, Callable[[MPI.Intracomm], Channel]]:
     """The key of that attribute, and what makes it."""
     from mpi4py import MPI
 
-    engine = _engine()
-    return MPI.Comm.Create_keyval(delete_fn=_freed), engine.Channel
+    return MPI.Comm.Create_keyval(delete_fn=_freed), _over_mpi().channel.Channel
 
 
 def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
@@ -452,9 +454,17 @@ def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
     channel.free()
 
 
-@lru_cache(maxsize=1)
-def _engine() -> ModuleType:
-    """The engine, imported when there is somebody to talk to."""
-    from sparseallreduce.runtime import engine
+class _OverMPI(NamedTuple):
+    blocking: Any
+    channel: Any
+    collectives: Any
+    operation: Any
+    progress: Any
 
-    return engine
+
+@lru_cache(maxsize=1)
+def _over_mpi() -> _OverMPI:
+    """Modules that need MPI, imported when there is somebody to talk to."""
+    from sparseallreduce.runtime import blocking, channel, collectives, operation, progress
+
+    return _OverMPI(blocking, channel, collectives, operation, progress)

@@ -22,18 +22,22 @@ from sparseallreduce.algorithms import AUTO, agreement
 from sparseallreduce.algorithms import allreduce as long
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.steps import DenseAllreduce, Schedule
-from sparseallreduce.runtime import engine
-from sparseallreduce.runtime.board import Board, Slot
+from sparseallreduce.runtime.blocking import at_ease
+from sparseallreduce.runtime.board import PREFIX, Board, Slot
+from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime.collectives import has_entered, has_native_sum
+from sparseallreduce.runtime.operation import Begun, Operation, outcome
 from sparseallreduce.runtime.part_sum import Joining, PartSum
+from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shared import SharedStep
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["allreduce"]
+__all__ = ["allreduce", "at_ease"]
 
-_WORD = struct.Struct(engine.PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
+_WORD = struct.Struct(PREFIX.format + agreement.RECORD.format.lstrip("<"))  # of a rank: all it says before its payload
 # Bytes up to which a stream always travels with the agreement where that is on a board, if there is room.
 _ALWAYS_ON_BOARD = 1 << 13
 # Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one by parts on a board where ranks share cores, for
@@ -54,7 +58,7 @@ class _Kind:
     channel : Channel
     """
 
-    def __init__(self, call: long.Call, intent: Intent, channel: engine.Channel) -> None:
+    def __init__(self, call: long.Call, intent: Intent, channel: Channel) -> None:
         dtype = call.stream.dtype
         self.channel = channel
         self._call = call._replace(stream=None)  # which would be kept as long as the channel
@@ -62,7 +66,7 @@ class _Kind:
         self.digest = digest_of(intent.terms)
         self.reduction = Reduction(call.op)
         self.streams = packed.Kind.of(call.stream, self.reduction)
-        self.native = engine.has_native_sum(call.op, dtype, math.prod(self.streams.shape))
+        self.native = has_native_sum(call.op, dtype, math.prod(self.streams.shape))
         self.itemsize = dtype.itemsize
         self.nbytes = math.prod(self.streams.shape) * dtype.itemsize
         self.polls = 1 if channel.board is None else channel.board.polls
@@ -103,7 +107,7 @@ class _Kind:
 class _ByMessages:
     """What the ranks tell each other by messages, for operations of a channel one after the other."""
 
-    def __init__(self, channel: engine.Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.rows = packed.Rows(channel.ranks, _WORD.size, long.room(channel.ranks))
         self.entries: list[int] = []  # of each rank, once they agree
         self.lengths: list[int] = []  # of what each has packed, in bytes
@@ -121,8 +125,8 @@ class _ByMessages:
     def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> None:
         """Tell all ranks what we have and, if that is the flag, the stream itself; and begin to hear them."""
         channel, places, tag = self._channel, self._places, self._channel.tag(turn)
-        comm, payload = channel.collectives, packed.pack(stream) if flags == long.PACKED else b""
-        word = _WORD.pack(channel.sound, len(payload), True, flags, digest, len(stream._stored)) + payload
+        comm, payload = channel.native.comm, packed.pack(stream) if flags == long.PACKED else b""
+        word = _WORD.pack(channel.native.usable, len(payload), True, flags, digest, len(stream._stored)) + payload
         places[channel.rank][: len(word)] = word
         requests: list[MPI.Request] = []
         self._requests, self._told = requests, turn
@@ -143,14 +147,14 @@ class _ByMessages:
         mailbox.close(tag)
         return True
 
-    def begun(self, turn: int) -> engine.Begun:
+    def begun(self, turn: int) -> Begun:
         """Where an operation stands that has told the others."""
         self._channel.hearings = []  # something may still be on its way into this memory
-        return engine.Begun(turn, requests=self._requests, received=self.rows.bytes, telling=self._telling)
+        return Begun(turn, requests=self._requests, received=self.rows.bytes, telling=self._telling)
 
     def agreed(self, turn: int, flags: int, kind: _Kind) -> int:
         """The flags that all ranks have set, or -1 if they do not agree, or not before long."""
-        if not engine.done_within(self._requests, self._channel.crowded):
+        if not done_within(self._requests, self._channel.crowded):
             return -1
         self.entries, self.lengths = [], []
         for place in self._places:
@@ -184,7 +188,7 @@ def _tell(comm: MPI.Intracomm, word: bytes, places: list[memoryview], others: li
 class _OnBoard:
     """The same on a slot of the channel's board."""
 
-    def __init__(self, channel: engine.Channel, slot: Slot, polls: int) -> None:
+    def __init__(self, channel: Channel, slot: Slot, polls: int) -> None:
         self._channel = channel
         self._slot, self._polls = slot, polls
         self.is_free, self.leave, self.commit, self.has_told = slot.is_free, slot.take, slot.commit, slot.has_posted
@@ -192,10 +196,10 @@ class _OnBoard:
     def tell(self, turn: int, stream: SparseStream, flags: int, digest: int) -> None:
         slot = self._slot
         length = packed.pack_into(stream, slot.payload) if flags == long.PACKED else 0
-        slot.post_word(turn, self._channel.sound, length, flags, digest, len(stream._stored))
+        slot.post_word(turn, self._channel.native.usable, length, flags, digest, len(stream._stored))
 
-    def begun(self, turn: int) -> engine.Begun:
-        return engine.Begun(turn, taken=False)
+    def begun(self, turn: int) -> Begun:
+        return Begun(turn, taken=False)
 
     def agreed(self, turn: int, flags: int, kind: _Kind) -> int:
         return self._slot.agreed(turn, self._polls, flags, kind.digest, kind.itemsize)
@@ -220,7 +224,7 @@ class _OnBoard:
         return slot.rows.summed(slot.counts, total, dense > 0, kind.streams, kind.reduction)
 
 
-def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: bool) -> SparseStream | None:
+def allreduce(stream: SparseStream, op: str, channel: Channel, patient: bool) -> SparseStream | None:
     """The reduction, or None if the arguments are wrong, which the long way tells the other ranks.
 
     Parameters
@@ -302,7 +306,7 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
             if agreed == long.READY and array is not None:
                 if committed:
                     entering = True
-                    channel.collectives.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
+                    channel.native.comm.Allreduce(MPI.IN_PLACE if source is array else source, array, MPI.SUM)
                     entered = True
                     array.flags.writeable = False
                     result = SparseStream._dense_form(array, stream.size)
@@ -329,16 +333,16 @@ def allreduce(stream: SparseStream, op: str, channel: engine.Channel, patient: b
                     step.decline()
                 reduction = Reduction(kind.reduction.op)
                 steps = long.allreduce(kind.call(stream), hearing.entries, channel.rank, channel.ranks, channel.machine, reduction)
-        begun = (engine.Begun(turn) if left else hearing.begun(turn))._replace(step=taken, promise=promise)
+        begun = (Begun(turn) if left else hearing.begun(turn))._replace(step=taken, promise=promise)
     except BaseException as error:
         if channel.turn == before:
             channel.next_turn()
-        entered = entered or (entering and engine.has_entered(error))
+        entered = entered or (entering and has_entered(error))
         reached = _Reached(channel.turn, hearing, kind, stream, step, promise, (array, source), flags, left, committed, entered)
         begun = reached.begun(error)
-    operation = engine.Operation(channel, lambda: steps, entries, begun=begun)  # which sees to errors itself
-    outcome: SparseStream = engine.outcome(operation)
-    return outcome
+    operation = Operation(channel, lambda: steps, entries, begun=begun)  # which sees to errors itself
+    reduced: SparseStream = outcome(operation)
+    return reduced
 
 
 class _Reached(NamedTuple):
@@ -356,27 +360,27 @@ class _Reached(NamedTuple):
     committed: bool
     entered: bool
 
-    def begun(self, hit: BaseException) -> engine.Begun:
+    def begun(self, hit: BaseException) -> Begun:
         """Where the operation stands. Of what else hits this rank here, interrupts alone are raised in the end."""
         for _ in range(_RETRIES):
             try:
                 return self._begun(hit)
             except BaseException as another:
                 hit = hit if isinstance(another, Exception) else another
-        return engine.Begun(self.turn, shared=False, taken=False, hit=hit)
+        return Begun(self.turn, shared=False, taken=False, hit=hit)
 
-    def _begun(self, hit: BaseException) -> engine.Begun:
+    def _begun(self, hit: BaseException) -> Begun:
         if isinstance(self.step, SharedStep):
             self.step.abandon()
         promise, (array, source) = self.promise, self.arrays
         if array is not None and self.flags == long.READY and promise is None:
             promise = _entry(self.kind, self.stream, array, source)
         if self.left:
-            begun = engine.Begun(self.turn)
+            begun = Begun(self.turn)
         elif self.hearing is not None and self.hearing.has_told(self.turn):
             begun = self.hearing.begun(self.turn)
         else:
-            begun = engine.Begun(self.turn, shared=False, taken=False)
+            begun = Begun(self.turn, shared=False, taken=False)
         return begun._replace(promise=promise, committed=self.committed, entered=self.entered, hit=hit)
 
 
@@ -388,7 +392,7 @@ def _entry(kind: _Kind, stream: SparseStream, array: NDArray[Any], source: NDArr
     return DenseAllreduce(summand, kind.reduction.op, soon=True, into=array)
 
 
-def _count_told(stream: SparseStream, flags: int, channel: engine.Channel) -> None:
+def _count_told(stream: SparseStream, flags: int, channel: Channel) -> None:
     """Count what we have told the others, and that we wait for what they tell."""
     payload = packed.packed_bytes(stream) if flags == long.PACKED else 0
     for counts in traces:
@@ -409,7 +413,7 @@ def _awaited(step: Any) -> Schedule:
     return result
 
 
-def _new_kind(stream: SparseStream, op: str, channel: engine.Channel) -> _Kind | None:
+def _new_kind(stream: SparseStream, op: str, channel: Channel) -> _Kind | None:
     call, intent = long.make_call(stream, op, AUTO, {})
     if call is None:
         return None
@@ -424,7 +428,7 @@ def _make_room(remembered: dict[Any, Any]) -> None:
         remembered.clear()
 
 
-def _new_hearings(channel: engine.Channel) -> list[Any]:
+def _new_hearings(channel: Channel) -> list[Any]:
     board = channel.board
     channel.hearings = [_ByMessages(channel)] if board is None else [_OnBoard(channel, slot, board.polls) for slot in board.slots]
     return channel.hearings

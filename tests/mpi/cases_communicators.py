@@ -10,7 +10,8 @@ from mpi_cases import each, limit, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import progress, setup
+from sparseallreduce.runtime.channel import Channel
 from sparseallreduce.runtime.hosts import Limit, this_place, usable_cores
 from sparseallreduce.runtime.mpi import shares_memory
 
@@ -65,7 +66,7 @@ def case_ranks_know_the_cores_they_may_use(comm):
             duplicate = comm.Dup()
             check_usable(duplicate)
             if comm.size > 1:
-                channel = engine._channels[-1]
+                channel = progress.channels[-1]
                 assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
             duplicate.Free()
         finally:
@@ -87,11 +88,11 @@ def case_boot_and_namespace_tell_hosts_apart(comm, boots, namespaces):
     """Ranks of one boot share cores, and of them those of one namespace of process ids memory; the names are all the same."""
     host, memory = bytes([comm.rank % boots]) * 8, bytes([comm.rank % boots, comm.rank % namespaces]) * 4
     here = this_place()._replace(host=host, memory=memory)
-    with mock.patch.object(engine, "this_place", return_value=here):
+    with mock.patch.object(setup, "this_place", return_value=here):
         duplicate = comm.Dup()
         check_usable(duplicate)
     if comm.size > 1:
-        channel, ranks = engine._channels[-1], len(range(comm.rank % boots, comm.size, boots))
+        channel, ranks = progress.channels[-1], len(range(comm.rank % boots, comm.size, boots))
         assert (channel.board is not None) == shares_memory(duplicate) == (boots == namespaces == 1)
         assert (channel.cores, channel.crowded) == (usable_cores(), ranks > usable_cores())
     duplicate.Free()
@@ -102,11 +103,11 @@ def case_limits_of_cgroups_count(comm, cgroups):
     """All in a cgroup that may use a core and a half, or each half of them in one that may use half of one."""
     limits = (Limit(1, 1500),) if cgroups == 1 else (Limit(1 + comm.rank % 2, 500),)
     here = this_place()._replace(affinity=b"\xff" + bytes(255), limits=limits)
-    with mock.patch.object(engine, "this_place", return_value=here):
+    with mock.patch.object(setup, "this_place", return_value=here):
         duplicate = comm.Dup()
         check_usable(duplicate)
     if comm.size > 1:
-        channel, cores = engine._channels[-1], 2 if cgroups == 1 else 1
+        channel, cores = progress.channels[-1], 2 if cgroups == 1 else 1
         assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
         assert shares_memory(duplicate)
     duplicate.Free()
@@ -120,21 +121,21 @@ def case_communicator_with_a_topology(comm):
 
 def case_freed_communicators_leave_nothing_behind(comm):
     """Two duplicates each would use up MPICH's 2048 before the end; on more ranks the calls are counted instead."""
-    times = 1200 if comm.size == 2 else 10
-    with mock.patch("sparseallreduce.runtime.engine.measure", unmeasured), mock.patch.object(engine.Channel, "free", freed):
+    times = 1030 if comm.size == 2 else 10
+    with mock.patch("sparseallreduce.runtime.setup.measure", unmeasured), mock.patch.object(Channel, "free", freed):
         freed.calls = 0
         for _ in range(times):
             duplicate = comm.Dup()
             check_usable(duplicate)
             duplicate.Free()
     assert freed.calls == (times if comm.size > 1 else 0)
-    assert not engine._active
+    assert not progress.operations
 
 
 def case_communicators_in_use_at_once(comm):
     duplicates = [comm.Dup() for _ in range(6)]
     inputs = Inputs(comm.size, 200)
-    with mock.patch("sparseallreduce.runtime.engine.measure", unmeasured):
+    with mock.patch("sparseallreduce.runtime.setup.measure", unmeasured):
         requests = [sar.iallreduce(inputs.stream(comm.rank), duplicate, algorithm="ssar_ring") for duplicate in duplicates]
     for request, duplicate in reversed(list(zip(requests, duplicates, strict=True))):
         inputs.check(request.wait())
@@ -198,4 +199,4 @@ def freed(channel):
     free(channel)
 
 
-free = engine.Channel.free
+free = Channel.free

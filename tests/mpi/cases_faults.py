@@ -12,7 +12,7 @@ from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import collectives
 from sparseallreduce.streams import packed, wire
 from sparseallreduce.streams.reduction import Reduction
 
@@ -103,7 +103,7 @@ def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where
 def case_failure_before_many_ranks_have_agreed_is_everyones(comm):
     """They agree by a collective of MPI, more than 16 of them; a rank that kept away from it would take part in the next one instead."""
     inputs, culprit = needs_two(comm, 5000)
-    with mock.patch.object(engine, "_DIRECT_RANKS", 0), mock.patch.object(allreduce, "_ROOM_RANKS", 0):
+    with mock.patch.object(collectives, "DIRECT_RANKS", 0), mock.patch.object(allreduce, "_ROOM_RANKS", 0):
         with failing(allreduce, "begins", MemoryError("no room"), comm.rank == culprit):
             bad, other = (sar.iallreduce(inputs.stream(comm.rank), comm) for _ in range(2))
             outcomes = [outcome_of(bad), outcome_of(other)]

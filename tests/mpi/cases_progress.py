@@ -10,7 +10,7 @@ from mpi_cases import each, limit, skip
 from mpi_inputs import Inputs
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import collectives
 
 
 @each(algorithm=sar.algorithms())
@@ -108,7 +108,7 @@ def case_collectives_of_mpi_start_in_the_order_of_the_calls(comm):
     """Also where those of a later operation could start first, because one rank is late with its messages of the earlier one."""
     start(comm, [("ssar_ring", 0)])[0][1].wait()
     for _ in range(5):
-        with mock.patch.object(engine, "_DIRECT_RANKS", 0):
+        with mock.patch.object(collectives, "DIRECT_RANKS", 0):
             started = start(comm, [(name, 1000) for name in ("dsar_split_allgather", "dense", "dsar_early_switch", "dense")])
             time.sleep(0.03 if comm.rank == comm.size - 1 else 0)
             for inputs, request in started:

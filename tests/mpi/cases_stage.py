@@ -12,7 +12,7 @@ from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import engine, shared
+from sparseallreduce.runtime import progress, setup, shared
 from sparseallreduce.runtime import stage as stage_module
 from sparseallreduce.runtime.stage import KEPT, Split, Stage
 
@@ -42,7 +42,7 @@ def staging(comm, cores=2):
         return original(self)
 
     with (
-        mock.patch.object(engine, "Stage", WithCores),
+        mock.patch.object(setup, "Stage", WithCores),
         duplicate(comm) as ours,
         mock.patch.object(allreduce, "choose_beginning", chosen),
         mock.patch.object(Split, "_made", noted),
@@ -125,7 +125,7 @@ def case_streams_that_do_not_fit_go_by_messages(comm):
         skip("no messages")
     with staging(comm) as (ours, made):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
-        channel = engine._channels[-1]
+        channel = progress.channels[-1]
         for room in (8 * FEW, 8 * FEW - 1):
             channel.stage.room = room
             channel.kinds.clear()
@@ -187,7 +187,7 @@ def case_operations_that_start_after_later_ones_were_called(comm, held):
             ours = ready if held else ready.Dup()
             started = []
             late = held and comm.rank == attempt % comm.size
-            with in_another_thread(engine._channels[-1].lock) if late else nullcontext():
+            with in_another_thread(progress.channels[-1].lock) if late else nullcontext():
                 for number, given in enumerate(inputs):
                     started.append((given, sar.iallreduce(given.stream(comm.rank), ours)))
                     if comm.rank == number and not held:  # the others may have made more calls before the channel is ready
@@ -277,7 +277,7 @@ def case_without_memory_to_share_there_is_no_stage(comm):
         return None
         yield
 
-    with mock.patch.object(engine, "_stage", nothing), staging(comm) as (ours, made):
+    with mock.patch.object(setup, "made_stage", nothing), staging(comm) as (ours, made):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
         inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
         assert not made

@@ -75,7 +75,7 @@ def print_findings():
     from mpi_inputs import Inputs, check_usable
 
     import sparseallreduce as sar
-    from sparseallreduce.runtime import engine
+    from sparseallreduce.runtime import progress
     from sparseallreduce.runtime.mpi import shares_memory, stage_room
 
     world = MPI.COMM_WORLD
@@ -89,7 +89,7 @@ def print_findings():
         inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
         inputs.check(sar.iallreduce(inputs.stream(comm.rank), comm).wait())
         findings[name] = [comm.size, shares_memory(comm), stage_room(comm) > 0]
-        findings["cores"] = engine._channels[-1].cores
+        findings["cores"] = progress.channels[-1].cores
     told = world.gather(findings)
     if world.rank == 0:
         print(json.dumps(told))

@@ -95,14 +95,14 @@ def print_machine(noise):
     """The constants that a run goes by whose measurements are so many times longer than others."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import engine
+    from sparseallreduce.runtime import setup
     from sparseallreduce.runtime.mpi import measured
 
     def measure(rank, ranks, sharing, faster_blocking):
         return Machine(*(constant * float(noise) for constant in FIRST))
         yield
 
-    engine.measure = measure
+    setup.measure = measure
     machines = set(MPI.COMM_WORLD.allgather(measured(MPI.COMM_WORLD)))
     if MPI.COMM_WORLD.rank == 0:
         print(machines)

@@ -24,8 +24,8 @@ from world import hooks
 from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, STAGED
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
 
-ENGINE = "sparseallreduce.runtime.engine"
-EMPTY = {ENGINE: ("_active", "_preparing")}  # what keeps nothing when nothing is in flight
+PROGRESS = "sparseallreduce.runtime.progress"
+EMPTY = {PROGRESS: ("operations", "preparing")}  # what keeps nothing when nothing is in flight
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "StreamError": lambda: sar.StreamError("struck by a fault"),
     "RuntimeError": lambda: RuntimeError("struck by a fault"),

@@ -28,7 +28,7 @@ OWN = ("sparseallreduce", "sparseallreduce.runtime", "sparseallreduce.reducers")
 # Numbers and functions of the library that a world of small streams replaces. A name that is not there any more is an error.
 RUNTIME = "sparseallreduce.runtime."
 CONSTANTS: dict[str, dict[str, Any]] = {
-    RUNTIME + "engine": {"_SPINS": 1, "_FIRST_SPINS": 2, "_COLLECTIVE_SPINS": 1},
+    RUNTIME + "progress": {"_SPINS": 1, "FIRST_SPINS": 2, "COLLECTIVE_SPINS": 1},
     RUNTIME + "short": {"_ALWAYS_ON_BOARD": 0},
     RUNTIME + "shared": {"_POLLS_OFFERED": 2},
     RUNTIME + "stage": {"_BYTES": 1 << 20, "_LITTLE": 0},

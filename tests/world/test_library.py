@@ -22,8 +22,8 @@ def world():
 
 def test_ranks_share_no_state_of_the_library(world):
     ours, theirs = (rank.library for rank in world.ranks)
-    engine = "sparseallreduce.runtime.engine"
-    assert ours.load(engine)._active is not theirs.load(engine)._active
+    progress = "sparseallreduce.runtime.progress"
+    assert ours.load(progress).operations is not theirs.load(progress).operations
     assert ours.sar.trace is not theirs.sar.trace
     assert ours.sar.SparseStream is theirs.sar.SparseStream is sar.SparseStream
     assert ours.load("mpi4py.MPI").COMM_WORLD.rank == 0

@@ -1,6 +1,6 @@
 """Messages between workers and parameter servers over MPI: of several kinds, from anybody, and an end that all ranks share.
 
-Messages travel on a duplicate of the user's communicator. A rank that waits polls, as in :mod:`sparseallreduce.runtime.engine`, and
+Messages travel on a duplicate of the user's communicator. A rank that waits polls, as in :mod:`sparseallreduce.runtime.progress`, and
 leaves the core to others: a server that burned it would take it from the workers that it waits for.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.runtime import engine
+from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.hosts import count_cores, same_host, this_place
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
@@ -213,7 +213,7 @@ class _Nap:
 
     def rest(self) -> None:
         """Leave the core to others after some rounds, for longer the longer nothing has come."""
-        engine.progress()
+        progress.advance()
         self._rounds += 1
         if self._rounds < _SPINS and not self._crowded:
             return
@@ -239,7 +239,7 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
         duplicates = []
         for _ in range(2):
             duplicate, request = comm.Idup()
-            engine.wait_until(request.Test)
+            progress.wait_until(request.Test)
             duplicates.append(duplicate)
         kept = Mailbox(*duplicates)
         comm.Set_attr(_keyval, kept)

@@ -1,0 +1,406 @@
+"""What the library keeps for a communicator of the user's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Generator
+from operator import methodcaller
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.allreduce import Staging, Told
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime import progress, setup
+from sparseallreduce.runtime.board import Board, Slot
+from sparseallreduce.runtime.collectives import ALL, Collectives, recovery
+from sparseallreduce.runtime.failing import PROMISED, SETTLING_RANKS, SETTLING_SECONDS, Alike, by_culprit
+from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
+from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
+from sparseallreduce.runtime.operation import Operation
+from sparseallreduce.runtime.processes import is_alive
+from sparseallreduce.runtime.stage import Stage
+from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
+from sparseallreduce.streams import packed
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Channel", "prepare"]
+
+_OWN = 10  # bits of the number of one of the library's own operations, above which is that of the attempt
+_STALE_PROBES = 64
+_FREED = "the communicator was freed while an operation on it was in flight: wait for it before"
+
+
+class Channel:
+    """What the library keeps for a communicator of the user's: two duplicates, the operations in flight, the machine's constants.
+
+    It is set up in the background, by all ranks together: operations wait for that, so that ranks which use several
+    communicators for the first time may do so in any order. If that fails on any rank, it fails on all, with the operations that waited for
+    it, and the next operation begins it anew.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank = comm.rank
+        self.ranks = comm.size
+        self.state = PREPARING
+        self.error: Exception | None = None  # with which the last preparation failed
+        self.cause: BaseException | None = None  # what hit this rank there, if anything did
+        self.failed_through = 0  # the last operation that waited for a preparation which failed on any rank
+        self.failure: Any = None  # the Failure of this attempt to prepare it whose error counts, as far as is known
+        self.last: Any = None  # likewise of the attempt before
+        self.words: dict[int, Failure] = {}  # of it, by ranks that have given us theirs
+        self.warned = -1  # the last rank that we have given ours
+        self.limit = 0.0  # until when we wait for those of others
+        self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
+        self.machine: Machine | None = None
+        self.native = Collectives()
+        self.stale: deque[list[int]] = deque(maxlen=16)  # tags of exchanges that were given up, and how often they were looked for
+        self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
+        self.cores = 1  # that ranks of this host may run on
+        self.crowded = False  # whether ranks outnumber them
+        self.turn = 0  # of the last operation that has been called
+        self.beginning = 0  # of the last that has begun
+        self.own = 0  # likewise of the library's own, which count down
+        self.attempt = 0  # to prepare the channel
+        self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
+        self.stage: Stage | None = None  # where they add up sparse streams
+        self.staging: Staging | None = None  # the same for schedules
+        self.processes: list[tuple[int, int]] = []  # of all ranks, and when they started, if all are on one host
+        self.in_flight: list[Operation] = []
+        self.untaken: list[tuple[Slot, int]] = []  # slots that operations which gave up have still to leave
+        self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
+        self.hearings: list[Any] = []  # where the ranks hear each other, used by turns
+        self.messages: Any = None  # a duplicate of the communicator, once it is there; collectives have another
+        self.mailbox: Any = None  # a Mailbox, with it
+        self._duplicating: Any = None
+        self._duplicates: list[tuple[Any, Any]] = []
+        self._advancing = False
+        self._preparation = self._prepare()
+
+    def begin(self, comm: MPI.Intracomm) -> None:
+        """Begin to prepare the channel."""
+        # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
+        if not self._duplicates:
+            self._duplicate(comm)
+        self.messages, self._duplicating = self._duplicates[0]
+        progress.channels.append(self)
+        progress.preparing.append(self)
+
+    def give_up(self, comm: MPI.Intracomm, error: BaseException) -> None:
+        """The first operation has been hit while the preparation was about to begin: begin it, to tell the others."""
+        self.next_turn()
+        self.begin(comm)
+        self.fail(error)
+
+    def _duplicate(self, comm: Any) -> None:
+        """Duplicate a communicator, in one instruction of the interpreter: an interrupt behind the call would lose what it returns."""
+        self._duplicates.extend(map(methodcaller("Idup"), (comm,)))
+
+    def restart(self) -> None:
+        """Begin again after a failure."""
+        self.state, self.error = PREPARING, None
+        self.attempt += 1
+        self.own = -(self.attempt << _OWN)
+        self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
+        self.board = self.stage = self.staging = None
+        self.kinds, self.hearings = {}, []
+        self._preparation = self._prepare()
+        progress.preparing.append(self)
+
+    def advance(self) -> None:
+        """Move the preparation on."""
+        if self.state not in (PREPARING, SETTLING) or self._advancing or not self.lock.acquire(blocking=False):
+            return
+        self._advancing = True
+        try:
+            if self.mailbox is not None:
+                self.mailbox.take_in()
+                self.look()
+            if self.state == SETTLING:
+                self._settle()
+            elif next(self._preparation, True):
+                self.state = READY
+                progress.preparing.remove(self)
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._advancing = False
+            self.lock.release()
+
+    def _prepare(self) -> Generator[bool, None, None]:
+        """Yield False until everything is there."""
+        while not self._has_messages():
+            yield False
+        if len(self._duplicates) == 1:
+            self._duplicate(self.messages)
+        self.native.comm, self._duplicating = self._duplicates[1]
+        while not self._duplicating.Test():
+            yield False
+        if self.attempt:
+            yield from self._outcome(recovery(self, ALL))
+        places = yield from self._outcome(setup.places_of_ranks())
+        here = same_host(places, self.rank)
+        self.cores = count_cores(places[rank] for rank in here)
+        self.crowded = len(here) > self.cores
+        self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
+        if len(same_memory(places, self.rank)) == self.ranks:
+            self.stage = yield from self._outcome(setup.made_stage(self))
+            self.staging = None if self.stage is None else Staging(self.stage.room, self._staged)
+            self.board = yield from self._outcome(setup.made_board(self))
+        last = yield from self._outcome(setup.last_known(self.failed_through))
+        self.processes = [(process, start) for process, start, _ in last] if self.board is not None else []
+        self.failed_through = max(through for _, _, through in last)
+        if self.board is not None:
+            self.board.start(self.failed_through + 1)
+
+    def _has_messages(self) -> bool:
+        """Whether the first duplicate is there, by which ranks can be told anything."""
+        if self.mailbox is None and self.messages is not None and self._duplicating is not None and self._duplicating.Test():
+            # The tags of users' operations are below this, those of our own behind it, and last that of a preparation that failed.
+            self.tag_limit = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1) // 2
+            self.mailbox = Mailbox(self.messages, self._is_over)
+            self._alarms = self.mailbox.box(2 * self.tag_limit)
+        return self.mailbox is not None
+
+    def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
+        """The result of a schedule of the library's own; no trace counts it."""
+        operation = Operation(self, lambda: schedule, counted=False, own=True)
+        while not operation.done and self.state == PREPARING:
+            yield False
+        if operation.error is not None:
+            raise operation.error
+        if self.error is not None:
+            raise self.error
+        return operation.result
+
+    def fail(self, error: BaseException, told: Failure | None = None) -> None:
+        """The preparation has failed, here or, as we have been ``told``, on another rank: give the others word of it."""
+        if self.state not in (PREPARING, READY):
+            return
+        failure = told or Failure.of(error, self.attempt, self.rank, self.turn)
+        started = [operation.turn for operation in self.in_flight]  # by what the preparation had made
+        self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
+        self.cause = None if told else error
+        if self not in progress.preparing:
+            progress.preparing.append(self)
+        self.limit = perf_counter() + SETTLING_SECONDS
+        self.state, self.native.usable = SETTLING, False
+        if not self._advancing:
+            self._preparation.close()
+        if told is None:  # maybe by an interrupt, after which this rank does something else
+            limit = perf_counter() + PROMISED
+            while not self._has_messages() and perf_counter() < limit:
+                os.sched_yield()
+        self._warn()
+
+    def _warn(self) -> None:
+        """Tell the others what we know of the failure, as soon as there is a way to."""
+        if not self._has_messages():
+            return
+        while self.warned < self.ranks:
+            self.warned += 1
+            if self.warned < self.ranks and self.warned != self.rank:
+                self._post(self.warned, self.failure)
+
+    def _post(self, dest: int, failure: Failure) -> None:
+        sends: list[Sent] = []
+        try:
+            self.mailbox.post(dest, 2 * self.tag_limit, failure.packed(), sends)
+        finally:
+            self.mailbox.leftovers.keep_sent(sends)
+
+    def _settle(self) -> None:
+        """Wait for ranks whose error would count before the one that we know of, so that all raise the same; then end what waited."""
+        self._warn()
+        late = perf_counter() > self.limit + (0 if self._has_messages() else PROMISED)
+        waited = [rank for rank in range(self.failure.culprit) if rank != self.rank and rank not in self.words]
+        if not late and (self.mailbox is None or (waited and self.ranks <= SETTLING_RANKS)):
+            return
+        self.error = common_error([self.failure.said()])
+        if self.failure.culprit == self.rank:
+            self.error.__cause__ = self.cause
+        for operation in tuple(progress.operations):
+            if operation.channel is self and operation.own:
+                operation.end(self.error)
+        self.fail_through(self.failure)
+        progress.preparing.remove(self)
+        self.state, self.cause = FAILED, None
+
+    def fail_through(self, failure: Failure) -> None:
+        """End the user's operations that waited for a preparation which failed."""
+        self.failed_through = max(self.failed_through, failure.through)
+        for operation in tuple(progress.operations):
+            if operation.channel is self and not operation.own and operation.turn <= self.failed_through:
+                # Where a rank was ready, and failed in the operation itself, that may count before.
+                box = self.mailbox.boxes.get(self.tag(operation.turn)) if self.mailbox is not None else None
+                known = list(box.failures.values()) if box is not None else []
+                if operation.failure is not None:
+                    known.append(operation.failure)
+                said = min([failure, *known], key=by_culprit)
+                operation.end(self.error if said is failure and self.error is not None else common_error([said.said()]))
+
+    def look(self) -> None:
+        """Take note of ranks that gave up while they prepared the channel."""
+        failures = self._alarms.failures
+        while failures:
+            source, failure = failures.popitem()
+            if failure.number < self.attempt:
+                last = self.last
+                if last is not None and last.number == failure.number and last.culprit < failure.culprit:
+                    self._post(source, last)  # likewise
+                self.fail_through(failure)
+                continue
+            if failure.number > self.attempt:  # meanwhile the others have tried again without us
+                self.attempt, self.words, self.warned = failure.number, {}, -1
+                if self.state == SETTLING:
+                    self.failure = failure._replace(through=max(failure.through, self.failure.through))
+            self.words[source] = failure
+            if self.state == SETTLING:
+                through = max(failure.through, self.failure.through)
+                if self.failure.culprit < failure.culprit:
+                    self._post(source, self.failure)  # our word has been lost there, maybe, by what has hit that rank
+                self.failure = min(failure, self.failure, key=by_culprit)._replace(through=through)
+            elif self.state == FAILED:
+                self.fail_through(failure)
+            else:
+                self.fail(common_error([failure.said()]), failure)
+        error, self._alarms.error = self._alarms.error, None
+        if error is not None:  # which has cost us word of another rank
+            self.fail(error)
+
+    def _staged(self, stream: SparseStream, reduction: Reduction) -> Told | None:
+        """What an operation that begins tells the others of its stream on the stage, if that is free."""
+        assert self.stage is not None
+        split = self.stage.offer(self.beginning, stream, packed.Kind.of(stream, reduction), reduction)
+        return None if split is None else split.told()
+
+    def next_turn(self) -> int:
+        """The number of an operation that is called."""
+        self.turn += 1
+        return self.turn
+
+    def next_own(self) -> int:
+        """The number of an operation of the library's own."""
+        self.own -= 1
+        return self.own
+
+    def tag(self, turn: int) -> int:
+        """A tag which no other operation in flight has."""
+        return turn % self.tag_limit if turn >= 0 else self.tag_limit + -turn % self.tag_limit
+
+    def _is_over(self, tag: int) -> bool:
+        """Whether the operation of this tag, which is not in flight, has been before."""
+        if tag >= 2 * self.tag_limit:
+            return False
+        operations = tuple(progress.operations)
+        if any(operation.channel is self and not operation.started and self.tag(operation.turn) == tag for operation in operations):
+            return False
+        ours, latest = (tag, self.turn) if tag < self.tag_limit else (tag - self.tag_limit, -self.own)
+        return (ours - latest - 1) % self.tag_limit >= self.tag_limit // 2
+
+    def tidy(self) -> None:
+        """Answer ranks that gave up in operations that are over here, and let go what was left under way."""
+        mailbox = self.mailbox
+        while mailbox.strays:
+            source, failure = mailbox.strays.pop()
+            if not failure.reply and failure.number not in self.failed:
+                sends: list[Sent] = []
+                mailbox.post(source, self.tag(failure.number), failure._replace(reply=True).packed(), sends)
+                mailbox.leftovers.keep_sent(sends)
+        if mailbox.leftovers:
+            mailbox.leftovers.tidy()
+        self.untaken = [(slot, turn) for slot, turn in self.untaken if not _left(slot, turn)]
+        for stale in tuple(self.stale):
+            self._drop(stale)
+        if len(mailbox.boxes) > len(self.in_flight) + 1:  # word of ranks that gave up in operations which have been without it
+            used = {operation.tag for operation in self.in_flight}
+            for tag in tuple(mailbox.boxes):
+                if tag not in used and self._is_over(tag):
+                    mailbox.close(tag)
+
+    def _drop(self, stale: list[int]) -> None:
+        """Receive and drop what has been sent to an exchange that was given up."""
+        tag, looks = stale
+        status = MPI.Status()
+        while (left := self.native.comm.Improbe(MPI.ANY_SOURCE, tag, status)) is not None:
+            place = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self.mailbox.leftovers.keep([left.Irecv([place, MPI.BYTE])], place)
+        stale[1] = looks + 1
+        if stale[1] > _STALE_PROBES:
+            self.stale.remove(stale)
+
+    def check_processes(self) -> None:
+        """Raise if a process of this host with which operations are in flight is gone: its rank would be waited for in vain.
+
+        Raises
+        ------
+        SparseAllreduceError
+            That names it.
+        """
+        for rank, process in enumerate(self.processes):
+            if rank != self.rank and not is_alive(*process):
+                raise SparseAllreduceError(f"rank {rank} has ended: its process {process[0]} is gone. Start the program again")
+
+    def free(self) -> None:
+        """Give the duplicates back to MPI; collective. Operations in flight fail."""
+        if self.messages is None:
+            return
+        progress.wait_until(lambda: self.state in (READY, FAILED))
+        for operation in tuple(progress.operations):
+            if operation.channel is self:
+                operation.fail(Alike(_FREED))
+                operation.end(common_error([{"error": "SparseAllreduceError", "text": _FREED}]))
+        self.state = FREED
+        progress.channels.remove(self)
+        if self.mailbox is None or self.native.comm is None:
+            return
+        # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator,
+        # to which MPI may give the same context.
+        for _ in range(2):
+            barrier, limit = self.messages.Ibarrier(), perf_counter() + PROMISED
+            while not barrier.Test() or (self.mailbox.leftovers and perf_counter() < limit):
+                self.mailbox.drain()
+                self._drop([MPI.ANY_TAG, 0])
+                os.sched_yield()
+        self.mailbox.leftovers.cancel()
+        for comm in (self.messages, self.native.comm):
+            comm.Free()
+
+
+def _left(slot: Slot, turn: int) -> bool:
+    """Leave a slot that we have not posted in, if that does not give up what we have still to read there."""
+    if not slot.is_free(turn):
+        return False
+    slot.take(turn)
+    return True
+
+
+def prepare(channel: Channel) -> None:
+    """Wait until a channel is ready for operations.
+
+    Raises
+    ------
+    SparseAllreduceError
+        If the preparation failed, on all ranks the same.
+    """
+    try:
+        progress.wait_until(lambda: channel.state != SETTLING)
+        if channel.state == FAILED:
+            channel.restart()
+        progress.wait_until(lambda: channel.state in (READY, FAILED))
+    except BaseException as error:
+        with channel.lock:
+            channel.fail(error)
+        raise
+    if channel.error is not None:
+        raise channel.error

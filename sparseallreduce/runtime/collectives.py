@@ -1,0 +1,182 @@
+"""MPI's own collectives: which it has, in which order the ranks begin them, and how they get into step again when some have missed one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator, Sequence
+from itertools import repeat
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.allreduce import Told
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
+from sparseallreduce.runtime.shared import SharedStep
+from sparseallreduce.streams.operator import Operator
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = [
+    "ALL",
+    "DIRECT_RANKS",
+    "Collectives",
+    "exchange",
+    "has_entered",
+    "has_native_sum",
+    "is_native",
+    "recovery",
+    "takes_collective",
+    "typed",
+]
+
+DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
+ALL = 1 << 62  # more than there are operations
+_COUNT_LIMIT = 2**31 - 1
+_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
+
+
+class Collectives:
+    """Those on one duplicate of a communicator, which all ranks begin in the same order.
+
+    A rank that gave up may have left some out, or unfinished: then none is begun until all ranks have told each other which.
+    """
+
+    def __init__(self) -> None:
+        self.comm: Any = None  # the duplicate, once it is there
+        self.usable = True  # whether none was left unfinished by a rank that gave up
+        self.usable_from = 0  # the operation that has made them usable again last: those before it begin no more
+        self.entered = _Entered(0, [])
+        self.unfinished: list[tuple[int, int, str, str, list[int]]] = []  # of those: number, operation, kind, dtype and counts
+
+    def enter(self, turn: int, kind: str, dtype: np.dtype[Any], counts: list[int], call: Callable[[Any], MPI.Request]) -> MPI.Request:
+        """Begin a collective of MPI that others wait for, so that it is known whether it was begun whatever interrupts this rank."""
+        before, begun = self.entered
+        self.unfinished.append((before + len(begun) + 1, turn, kind, dtype.char, counts))
+        begun.extend(map(call, (self.comm,)))  # one instruction of the interpreter
+        request: MPI.Request = begun[-1]
+        return request
+
+    def count(self) -> int:
+        """How many collectives of MPI this rank has begun."""
+        before, begun = self.entered
+        return before + len(begun)
+
+    def forget(self, number: int) -> None:
+        """All ranks have begun this collective, and those before it."""
+        last = self.count()
+        self.unfinished = [entry for entry in self.unfinished if number < entry[0] <= last]
+        if not self.unfinished:
+            self.entered = _Entered(last, [])
+
+
+class _Entered(NamedTuple):
+    """Collectives of MPI that a rank has begun: how many before, and the requests of the others."""
+
+    before: int
+    begun: list[Any]
+
+
+class _Until(SharedStep):
+    """Wait for what other operations of this rank come to."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self._condition = condition
+
+    def told(self) -> Told:
+        return Told(0)
+
+    def result(self, polls: int = 1) -> Any:
+        return True if self._condition() else None
+
+    def moved(self) -> tuple[int, int, int]:
+        return 0, 0, 0
+
+    def decline(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
+    """Begin, and leave to themselves, the collectives of MPI which other ranks have begun in operations that failed, and this one has not.
+
+    Then all ranks have begun the same ones, and may begin others again.
+    """
+    channel.native.usable = False  # from here on, none is begun before all have told
+    # What others begin below in place of what they did not come to is no sum: whoever waits for one has to hear first that it fails.
+    waited = _Until(lambda: not any(operation.turn < before and operation.awaits_mpi() for operation in channel.in_flight))
+    yield waited  # type: ignore[misc]
+    last = channel.native.count()
+    ours = json.dumps([last, [entry for entry in channel.native.unfinished if entry[0] <= last and entry[1] < before]]).encode()
+    texts: list[bytes] = yield Share(ours.ljust(512 + 48 * channel.ranks))
+    known = [json.loads(text) for text in texts]
+    last = channel.native.count()  # an operation before this one may have made the channel sound since
+    missing = {entry[0]: entry for _, entries in known for entry in entries if entry[0] > last}
+    for number in sorted(missing):
+        _, turn, kind, code, counts = missing[number]
+        total, dtype = np.zeros(sum(counts), code), np.dtype(code)
+        call = methodcaller("Iallreduce", MPI.IN_PLACE, total, MPI.SUM)
+        if kind == "allgatherv":
+            block, places = np.zeros(counts[channel.rank], code), np.cumsum([0, *counts[:-1]]).tolist()
+            call = methodcaller("Iallgatherv", block, [total, counts, places, typed(total)])
+        channel.mailbox.leftovers.keep([channel.native.enter(turn, kind, dtype, counts, call)], total)
+    channel.native.forget(min(count for count, _ in known))  # others may fail before they have begun what they miss
+    if before < ALL:
+        channel.native.usable_from = max(channel.native.usable_from, before)
+    channel.native.usable = True
+
+
+def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
+    """Whether an algorithm that takes these dense steps enters collectives of MPI."""
+    return DenseAllreduce in steps or (DenseAllgather in steps and channel.ranks > DIRECT_RANKS)
+
+
+def is_native(step: DenseAllreduce | DenseAllgather) -> bool:
+    """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced.
+
+    What is complete must tell that all ranks have entered it. MPI may gather without one that has nothing to give, so that is left to it
+    only where all have something.
+    """
+    stream = step.stream
+    if stream._present is not None or stream._stored.size > _COUNT_LIMIT:
+        return False
+    if isinstance(step, DenseAllgather):
+        return len(step.ranges) <= DIRECT_RANKS or all(low < high for low, high in step.ranges)
+    return has_native_sum(step.op, stream.dtype, stream._stored.size)
+
+
+def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
+    """Whether MPI reduces ``count`` values of this type by this operator."""
+    return op.is_sum and dtype in _MPI_TYPES and count <= _COUNT_LIMIT
+
+
+def has_entered(error: BaseException) -> bool:
+    """Whether a collective of MPI that has raised was entered: not for want of memory for its arguments; interrupts come behind it."""
+    return not isinstance(error, Exception) or isinstance(error, MPI.Exception)
+
+
+def exchange(
+    ours: NDArray[Any], places: Sequence[NDArray[Any]], channel: Channel, tag: int, requests: list[MPI.Request]
+) -> None:
+    """Send our array to all ranks, and receive theirs, which may be shorter than their places; receives come first in the list.
+
+    Called again with the same list, it goes on where it was interrupted.
+    """
+    comm, rank, ranks = channel.native.comm, channel.rank, channel.ranks
+    places[rank][: len(ours)] = ours
+    others = [(rank + distance) % ranks for distance in range(1, ranks)]
+    sources = [other for other in others if len(places[other])]
+    received = len(sources)
+    sources = sources[len(requests) :]
+    requests.extend(map(comm.Irecv, [places[other] for other in sources], sources, repeat(tag)))  # no interrupt loses a request here
+    if len(ours):
+        requests.extend(map(comm.Isend, repeat(ours), others[len(requests) - received :], repeat(tag)))
+
+
+def typed(array: NDArray[Any]) -> MPI.Datatype:
+    return MPI.Datatype.fromcode(array.dtype.char)

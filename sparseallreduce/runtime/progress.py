@@ -1,0 +1,143 @@
+"""What is in flight on this rank, and who moves it on: whoever tests or waits for an operation, or a thread.
+
+Every operation in flight is moved on whenever one of them is, so that operations may be completed in any order, a different one on each
+rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from sparseallreduce.errors import SparseAllreduceError
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.operation import Operation
+
+__all__ = [
+    "COLLECTIVE_SPINS",
+    "FIRST_SPINS",
+    "advance",
+    "alone",
+    "channels",
+    "done_within",
+    "finish",
+    "give_up",
+    "operations",
+    "preparing",
+    "progress_thread",
+    "wait_until",
+]
+
+_SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
+FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
+COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
+_ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
+
+operations: list[Operation] = []  # in flight
+channels: list[Channel] = []
+preparing: list[Channel] = []  # those of them that are being prepared
+_lock = threading.RLock()  # of the thread
+
+
+def advance() -> None:
+    """Move every operation in flight on this rank as far as it goes now."""
+    for channel in tuple(preparing):
+        channel.advance()
+    for operation in tuple(operations):
+        operation.advance()
+
+
+def alone() -> bool:
+    """Whether there is at most one operation in flight on this rank, and nothing being prepared."""
+    return len(operations) <= 1 and not preparing
+
+
+def finish(operation: Operation) -> None:
+    """Move on until ``operation`` is done. If this is interrupted, the operation has failed, on all ranks."""
+    try:
+        wait_until(lambda: operation.done)
+    except BaseException as error:
+        give_up(operation, error)
+        raise
+
+
+def give_up(operation: Operation, error: BaseException) -> None:
+    """Let an operation fail because of what has hit this rank outside of it."""
+    with operation.channel.lock:
+        if not operation.ended:
+            operation.fail(error)
+
+
+def done_within(requests: list[MPI.Request], crowded: bool, polls: int = FIRST_SPINS) -> bool:
+    """Whether the requests are done, or within so many polls, by default the time that a small message takes.
+
+    Where ranks share cores, what is waited for may have to be done by one that waits for this core.
+    """
+    for _ in range(polls):
+        if MPI.Request.Testall(requests):
+            return True
+        if crowded:
+            os.sched_yield()
+    return False
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Move operations on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores."""
+    rounds, looked = 0, 0.0
+    while not done():
+        advance()
+        if rounds >= _SPINS or any(channel.crowded for channel in channels):
+            os.sched_yield()
+            now = perf_counter()
+            if now > looked + _ALIVE:
+                if looked:
+                    _check_processes()
+                looked = now
+        rounds += 1
+
+
+def _check_processes() -> None:
+    """End the operations for which a rank that has ended would be waited for."""
+    for channel in {operation.channel for operation in tuple(operations)}:
+        try:
+            channel.check_processes()
+        except SparseAllreduceError as error:
+            error.on_all_ranks = True  # as they all look for themselves
+            for operation in tuple(channel.in_flight):
+                operation.end(error)
+
+
+class _ProgressThread:
+    """A thread that moves operations on while the program computes; it runs while there are any, and starts again when asked."""
+
+    def __init__(self) -> None:
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        with _lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="sparseallreduce-progress", daemon=True)
+                self._thread.start()
+            self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            with contextlib.suppress(Exception):  # that of an operation which has failed of it, and whose request raises it
+                advance()
+            with _lock:
+                if not operations:
+                    self._wanted.clear()
+            sleep(20e-6)  # leaves the interpreter to the program between two rounds
+
+
+progress_thread = _ProgressThread()

@@ -1,0 +1,93 @@
+"""How the ranks of a communicator prepare its channel together: who is where, what the network is like, what they share."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from sparseallreduce.algorithms.allreduce import room
+from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.runtime.board import Board
+from sparseallreduce.runtime.calibration import Calibration
+from sparseallreduce.runtime.hosts import Place, this_place
+from sparseallreduce.runtime.processes import started_at
+from sparseallreduce.runtime.shared import SharedFile, shared_file
+from sparseallreduce.runtime.stage import Stage
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["calibrated", "last_known", "made_board", "made_stage", "places_of_ranks"]
+
+_CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_UNKNOWN = Machine(*[0.0] * len(Machine._fields))
+_LAST = struct.Struct("<qqq")  # a rank's process, when that started, and the last operation that failed with an earlier preparation
+
+
+def places_of_ranks() -> Generator[Step, Any, list[Place]]:
+    """Where each rank runs."""
+    records: list[bytes] = yield Share(this_place().pack())
+    return list(map(Place.unpack, records))
+
+
+def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Step, Any, Machine]:
+    """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
+    rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
+    library = MPI.Get_library_version().splitlines()[0]
+    faster_blocking = not library.startswith("MPICH")
+    measured = yield from measure(rank, ranks, sharing, faster_blocking)
+    calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
+    machine = yield from _told(None if calibration is None else calibration.like(measured))
+    if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
+        for _ in range(_CAREFUL - 1):
+            again = yield from measure(rank, ranks, sharing, faster_blocking)
+            constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
+            measured = Machine(*map(min, constants))
+        machine = measured
+        if calibration is not None:
+            calibration.keep(machine)
+    return machine
+
+
+def made_board(channel: Channel) -> Generator[Step, Any, Board | None]:
+    """A board for what the ranks of a host tell each other, if they can share memory."""
+    most = room(channel.ranks)
+    given = channel.ranks, most, channel.cores
+    nbytes = Board.nbytes(*given)
+
+    def make(file: SharedFile) -> Board:
+        return Board(file.map([0], nbytes)[0], channel.rank, *given, reserve=file.reserve)
+
+    board: Board | None = yield from shared_file(channel.rank, nbytes, Board.reserved(*given), make)
+    return board
+
+
+def made_stage(channel: Channel) -> Generator[Step, Any, Stage | None]:
+    """Memory in which the ranks of a host add up sparse streams, if they can share it."""
+
+    def make(file: SharedFile) -> Stage:
+        return Stage(file, channel.rank, channel.ranks, channel.crowded, channel.cores)
+
+    ranks = channel.ranks
+    stage: Stage | None = yield from shared_file(channel.rank, Stage.nbytes(ranks), Stage.reserved(ranks), make)
+    return stage
+
+
+def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]]]:
+    """What the ranks know of each other at the end: their processes, and which operations have failed with earlier preparations."""
+    process = os.getpid()
+    records: list[bytes] = yield Share(_LAST.pack(process, started_at(process), failed_through))
+    return [_LAST.unpack(record) for record in records]
+
+
+def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:
+    """What rank 0 knows, on all ranks."""
+    records: list[bytes] = yield Share(pack_machine(machine or _UNKNOWN))
+    told = unpack_machine(records[0])
+    return None if told == _UNKNOWN else told
