@@ -1,6 +1,6 @@
 """Settings of all tests: one thread, hypothesis profiles, and `mpi_run` as a fixture.
 
-HYPOTHESIS_PROFILE=thorough tries twenty times as many examples. With CI set, the examples are the same in every run.
+HYPOTHESIS_PROFILE=thorough tries thirty times as many examples. With CI set, the examples are the same in every run.
 """
 
 import atexit
@@ -23,7 +23,7 @@ _common = settings(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=100)
+settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=60)
 settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

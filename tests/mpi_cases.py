@@ -1,7 +1,8 @@
 """Cases: functions `case_*(comm, ...)` in `tests/mpi/cases_*.py` that all ranks of one mpiexec launch run one after another.
 
 A case is called on every rank with the same communicator and fails with an exception, as a test does. `each` multiplies a case over values,
-`limit` changes its time limit, `skip` skips it (on all ranks alike), and a module may name its numbers of ranks in `RANKS`::
+`limit` changes its time limit, `skip` skips it (on all ranks alike). A module may name its numbers of ranks in `RANKS`, and `on_ranks`
+those of a case; where there are none, all that are tried::
 
     @each(algorithm=sar.algorithms(), blocking=[True, False])
     @limit(30)
@@ -55,6 +56,16 @@ def limit(seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]
     return mark
 
 
+def on_ranks(*numbers: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the case with these numbers of ranks, in the place of those of its module."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        function.ranks = numbers
+        return function
+
+    return mark
+
+
 def patience() -> float:
     """What to multiply limits by while the machine is busy: its load for each core."""
     return min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
@@ -80,7 +91,7 @@ def collect(module: ModuleType) -> list[Case]:
                     function,
                     dict(zip(columns, combination, strict=True)),
                     getattr(function, "seconds", SECONDS),
-                    getattr(module, "RANKS", ()),
+                    getattr(function, "ranks", getattr(module, "RANKS", ())),
                 )
             )
     names = [case.name for case in found]

@@ -15,7 +15,6 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = {
     ("estimator.py", 1): "'click here and win watches': spam",
     ("estimator_ranks.py", 2): "2 ranks: accuracy 1.000 on 2,000 samples",
-    ("estimator_ranks.py", 1): "1 ranks: accuracy 1.000 on 1,000 samples",
     ("own_model.py", 2): "90 % of the labels lie below 3",
     ("own_model.py", 1): "90 % of the labels lie below 3",
     ("own_sgd.py", 4): "MB, dense would be",
@@ -23,7 +22,6 @@ PROGRAMS = {
     ("parameter_server.py", 3): "epoch 3: loss 0.",
     ("embedding_table.py", 2): "20 steps sent",
     ("perceptron.py", 2): "MSTopK SGD           loss ",
-    ("perceptron.py", 1): "MSTopK SGD           loss ",
 }
 
 #: What shortens a program for a test.

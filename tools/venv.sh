@@ -24,6 +24,6 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     "$interpreter" -m venv "$venv"
 fi
 
-# --quiet twice: errors only.
+# --quiet twice: errors only. Python compiles what is imported, which is a small part of it.
 echo "Installing sparseallreduce[$extras] into $venv"
-"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --editable ".[$extras]"
+"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile --editable ".[$extras]"

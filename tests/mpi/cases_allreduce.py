@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
-from mpi_cases import each
+from mpi_cases import each, on_ranks
 from mpi_inputs import DTYPES, FLOATS, Inputs, same_everywhere
 from oracle import bits
 
@@ -37,6 +37,7 @@ def case_result_without_blocking_equals_the_dense_reduction(comm, algorithm):
         inputs.check(request.wait())
 
 
+@on_ranks(1, 2, 5)
 @each(algorithm=sar.algorithms(), dtype=DTYPES)
 def case_every_operator_and_dtype(comm, algorithm, dtype):
     started = []
@@ -48,6 +49,7 @@ def case_every_operator_and_dtype(comm, algorithm, dtype):
         inputs.check(request.wait(), op)
 
 
+@on_ranks(1, 2, 3)
 @each(algorithm=sar.algorithms())
 def case_mean(comm, algorithm):
     """To the bit the sum divided by the number of ranks, blocking or not, the first time and the next, however often it is asked for."""
@@ -193,6 +195,7 @@ def case_large_sums_lie_in_memory_of_former_ones(comm, late, step):
             assert np.array_equal(stream.values, np.full(len(positions), run))
 
 
+@on_ranks(2, 3, 5)
 @each(size=[10_000, 300_000], op=["sum", "max"])
 def case_streams_that_travel_with_the_agreement_on_some_ranks_only(comm, size, op):
     """Since others hold more, or are dense."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from cases_faults import failing, needs_two, outcome_of
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
@@ -54,6 +54,7 @@ def slow(owner, name, seconds, strikes):
         yield
 
 
+@on_ranks(2, 3)
 @limit(30)
 @each(board=[True, False], kind=[*((size, "float32", None) for size in SIZES), *((size, "int64", 3) for size in SIZES[:-1])])
 def case_results_with_and_without_a_board(comm, board, kind):
@@ -154,6 +155,7 @@ def case_where_a_rank_has_no_memory_left_nothing_is_summed_on_the_board(comm):
             assert written.called
 
 
+@on_ranks(2, 3)
 @limit(30)
 @each(size=SIZES[:2], where=["begins", "pack_into", "reduced"])
 def case_failure_before_all_have_agreed_by_messages(comm, size, where):

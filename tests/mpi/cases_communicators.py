@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
@@ -132,6 +132,7 @@ def case_freed_communicators_leave_nothing_behind(comm):
     assert not progress.operations
 
 
+@on_ranks(1, 2, 3)
 def case_communicators_in_use_at_once(comm):
     duplicates = [comm.Dup() for _ in range(6)]
     inputs = Inputs(comm.size, 200)

@@ -7,7 +7,7 @@ that it meets later may find other ranks done already: they keep their result, w
 from contextlib import contextmanager
 from unittest import mock
 
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
@@ -33,6 +33,7 @@ def case_failure_before_the_first_message_is_everyones(comm, algorithm, size):
     check_usable(comm, algorithm)
 
 
+@on_ranks(2, 3)
 @limit(20)
 @each(algorithm=MESSAGES, where=["join", "pair"], size=SIZES)
 def case_failure_later_on_leaves_nobody_waiting(comm, algorithm, where, size):
@@ -80,6 +81,7 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
     check_usable(comm, algorithm)
 
 
+@on_ranks(2, 3)
 @limit(20)
 @each(size=[*SIZES, 1_000_000], where=["begins", "pack_into", "reduced"])
 def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where):

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 from cases_errors import raised
 from lossy import Vectors, top
-from mpi_cases import each, skip
+from mpi_cases import each, on_ranks, skip
 from mpi_inputs import check_usable, same_everywhere, simulated_once
 from oracle import bits
 
@@ -16,6 +16,7 @@ from sparseallreduce.reducers.oktopk import reducer as oktopk
 RANKS = (1, 2, 3, 4, 8)
 
 
+@on_ranks(1, 2, 3, 4)
 @each(blocking=[True, False], period=[1, 3])
 def case_steps_are_those_of_the_simulator(comm, blocking, period):
     for size, k, dtype, steps in ((7, 2, "float64", 2), (900, 40, "float32", 5), (60_000, 9_000, "float32", 2)):

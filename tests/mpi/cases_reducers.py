@@ -10,7 +10,7 @@ import pytest
 from cases_errors import check_same_everywhere, raised
 from lossy import REDUCERS, Vectors
 from mpi4py import MPI
-from mpi_cases import each, skip
+from mpi_cases import each, on_ranks, skip
 from mpi_inputs import check_usable, same_everywhere, simulated_once
 from oracle import bits
 
@@ -60,6 +60,7 @@ def case_nothing_is_lost(comm, name, blocking):
     same_everywhere(comm, mean)
 
 
+@on_ranks(2, 3)
 @each(order=["reverse", "another on each rank", "waitall", "test"])
 def case_steps_of_several_tensors_in_flight(comm, order):
     """As an optimiser starts them, a layer at a time, with all kinds of reducers."""
@@ -244,6 +245,7 @@ def case_a_rank_that_fails_on_its_way_loses_nothing(comm, blocking):
     feedback.step(case.step(2)[comm.rank], comm)
 
 
+@on_ranks(2, 3)
 @each(name=["oktopk", "gtopk"])
 def case_an_interrupted_wait_leaves_reducers_usable(comm, name):
     """One rank waits for the others, and is interrupted before they begin; they hear of it when it calls the library again."""

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 from cases_train import shared_folder
-from mpi_cases import each, limit
+from mpi_cases import each, limit, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
@@ -61,6 +61,7 @@ def trained(comm, path, strategy, descent, threads=1):
     return kept
 
 
+@on_ranks(1, 2, 3)
 @limit(120)
 @each(descent=DESCENTS, strategy=[sparse, DenseStrategy, OkTopkStrategy])
 def case_a_shared_replica_changes_no_bit(comm, descent, strategy):

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 from cases_board import duplicate, outcome_of_blocking, slow
 from cases_faults import failing, needs_two
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
@@ -146,6 +146,7 @@ def case_a_late_rank_is_waited_for(comm, where, cores):
         inputs.check(prompt)
 
 
+@on_ranks(2, 3)
 @limit(30)
 @each(where=["offer", "begin", "_add", "_sum_part", "_write", "_made"], blocking=[True, False], cores=[2, 8])
 def case_failure_leaves_nobody_waiting(comm, where, blocking, cores):
