@@ -17,14 +17,21 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import LINE, address_of, count_bits, finish_streaming, lowest_bit, stream_16_bytes
+from sparseallreduce.streams.kernels.intrinsics import (
+    LINE,
+    address_of,
+    count_bits,
+    finish_streaming,
+    lowest_bit,
+    move,
+    present_of_64,
+    select,
+    stream_16_bytes,
+)
 
 __all__ = ["ADD", "COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel", "array_type", "cut", "sum_cut"]
 
@@ -46,49 +53,6 @@ Values = NDArray[Any]
 U: Any = np.uint64
 
 
-def _intrinsic(function: Any) -> Any:
-    return numba_intrinsic(function)
-
-
-@_intrinsic
-def _move(typing: Any, target: Any, to: Any, source: Any, start: Any, count: Any) -> Any:
-    """Copy ``count`` elements between flat positions of two C-contiguous arrays; they may overlap."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, to, source, start, count = arguments
-        target = context.make_array(signature.args[0])(context, builder, target).data
-        source = context.make_array(signature.args[2])(context, builder, source).data
-        itemsize = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
-        target, source = builder.gep(target, [to]), builder.gep(source, [start])
-        cgutils.raw_memmove(builder, target, source, count, itemsize)  # type: ignore[no-untyped-call]
-        return context.get_dummy_value()
-
-    return types.void(target, types.uint64, source, types.uint64, types.uint64), generate
-
-
-@_intrinsic
-def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
-    """``a if condition else b`` without a branch.
-
-    On x86 before AVX-512, LLVM turns such a choice between floats into a branch (measured: 4.8 instead of 1.5 ns an output of a
-    merge). There the bits go through integer registers, with an empty assembly statement that LLVM cannot optimise away.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        condition, a, b = arguments
-        if condition.type.width != 1:
-            condition = builder.trunc(condition, ir.IntType(1))
-        triple, _, features = context.codegen().magic_tuple()
-        if not isinstance(signature.return_type, types.Float) or not triple.startswith("x86_64") or "+avx512f" in features:
-            return builder.select(condition, a, b)
-        bits = ir.IntType(context.get_abi_sizeof(a.type) * 8)
-        opaque = ir.InlineAsm(ir.FunctionType(bits, [bits]), "", "=r,0")
-        a, b = (builder.call(opaque, [builder.bitcast(x, bits)]) for x in (a, b))
-        return builder.bitcast(builder.select(condition, a, b), context.get_value_type(signature.return_type))
-
-    return a(types.boolean, a, a), generate  # casts b to the type of a, as it must where numba widened int32 to int64
-
-
 @inlined
 def _combine(op: int, a: Any, b: Any) -> Any:
     """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy."""
@@ -97,9 +61,9 @@ def _combine(op: int, a: Any, b: Any) -> Any:
     if op == MULTIPLY:
         return a * b
     if op == MINIMUM:
-        return _select((a < b) | (a != a), a, b)
+        return select((a < b) | (a != a), a, b)
     if op == MAXIMUM:
-        return _select((a > b) | (a != a), a, b)
+        return select((a > b) | (a != a), a, b)
     return b
 
 
@@ -214,8 +178,8 @@ def _step(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: Indic
     x, y = ia[i], ib[j]
     a, b = va[i], vb[j]
     from_a, from_b = x <= y, y <= x
-    iout[n] = _select(from_a, x, y)
-    vout[n] = _select(x != y, _select(from_a, a, b), _combine(op, a, b))
+    iout[n] = select(from_a, x, y)
+    vout[n] = select(x != y, select(from_a, a, b), _combine(op, a, b))
     return i + U(from_a), j + U(from_b)
 
 
@@ -233,16 +197,16 @@ def _finish(
 
 @inlined
 def _copy(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any) -> Any:
-    _move(iout, n, indices, start, end - start)
-    _move(vout, n, values, start, end - start)
+    move(iout, n, indices, start, end - start)
+    move(vout, n, values, start, end - start)
     return n + (end - start)
 
 
 @inlined
 def _close_gap(iout: Indices, vout: Values, n: Any, start: Any, end: Any) -> Any:
     if n != start:
-        _move(iout, n, iout, start, end - start)
-        _move(vout, n, vout, start, end - start)
+        move(iout, n, iout, start, end - start)
+        move(vout, n, vout, start, end - start)
     return n + (end - start)
 
 
@@ -307,8 +271,8 @@ def merge_rows(op: int, ia: Indices, va: Values, ib: Indices, vb: Values, iout: 
 
 @inlined
 def _copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any, width: Any) -> Any:
-    _move(iout, n, indices, start, end - start)
-    _move(vout, n * width, values, start * width, (end - start) * width)
+    move(iout, n, indices, start, end - start)
+    move(vout, n * width, values, start * width, (end - start) * width)
     return n + (end - start)
 
 
@@ -391,7 +355,7 @@ def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values
     size, room, n = U(bits.shape[0]), U(iout.shape[0]), U(0)
     whole = size & ~U(63)
     for start in range(U(0), whole, U(64)):
-        present = _present_of_64(bits, start, mask)
+        present = present_of_64(bits, start, mask)
         count = count_bits(present)
         if n + count > room:
             n += count
@@ -411,23 +375,6 @@ def gather_present(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values
     return np.int64(n)
 
 
-@_intrinsic
-def _present_of_64(typing: Any, bits: Any, start: Any, mask: Any) -> Any:
-    """Which of 64 elements have a bit under ``mask``, as the bits of an integer; numba alone would test them one by one."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits, start, mask = arguments
-        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, bits).data, [start])
-        vector = ir.VectorType(mask.type, 64)
-        elements = builder.load(builder.bitcast(pointer, vector.as_pointer()), align=1)
-        masks = builder.insert_element(ir.Constant(vector, ir.Undefined), mask, ir.IntType(32)(0))
-        masks = builder.shuffle_vector(masks, masks, ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64))
-        present = builder.icmp_unsigned("!=", builder.and_(elements, masks), ir.Constant(vector, [0] * 64))
-        return builder.bitcast(present, ir.IntType(64))
-
-    return types.uint64(bits, types.uint64, bits.dtype), generate
-
-
 @kernel
 def gather_present_rows(bits: Values, mask: Any, lo: Any, iout: Indices, vout: Values) -> Any:
     """Count the rows with a bit under ``mask``, and write those that fit."""
@@ -441,7 +388,7 @@ def gather_present_rows(bits: Values, mask: Any, lo: Any, iout: Indices, vout: V
         if found:
             if n < room:
                 iout[n] = i + lo
-                _move(vout, n * width, bits, i * width, width)
+                move(vout, n * width, bits, i * width, width)
             n += U(1)
     return np.int64(n)
 
@@ -483,7 +430,7 @@ def sum_duplicates(op: int, indices: Indices, values: Values, iout: Indices, vou
     for i in range(U(1), length):
         index, value = indices[i], values[i]
         starts = index != before
-        total = _select(starts, value, _combine(op, total, value))
+        total = select(starts, value, _combine(op, total, value))
         n += U(starts)
         if n >= room:  # indices have changed since they were counted
             return MALFORMED
@@ -678,8 +625,8 @@ def _sum_cut_rows(
         if found < 0:
             return np.int64(found)
         if at_end and U(found) < piece:
-            _move(iout, room - n - U(found), iout, place, U(found))
-            _move(vout, room - n - U(found), vout, place, U(found))
+            move(iout, room - n - U(found), iout, place, U(found))
+            move(vout, room - n - U(found), vout, place, U(found))
         left -= piece
         n += U(found)
         if n > limit:
@@ -801,12 +748,12 @@ def write_past(target: Values, to: Any, source: Values) -> Any:
     if count > U(target.shape[0]) or to > U(target.shape[0]) - count or not (_is_list(target) and _is_list(source)):
         return MALFORMED
     i = min(count, (U(LINE) - (address_of(target, to) & U(LINE - 1))) % U(LINE))
-    _move(target, to, source, U(0), i)
+    move(target, to, source, U(0), i)
     while i + U(LINE) <= count:
         for j in range(U(0), U(LINE), U(16)):
             stream_16_bytes(target, to + i + j, source, i + j)
         i += U(LINE)
-    _move(target, to + i, source, i, count - i)
+    move(target, to + i, source, i, count - i)
     finish_streaming()
     return 0
 

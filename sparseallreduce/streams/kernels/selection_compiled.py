@@ -14,97 +14,36 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
+from sparseallreduce.streams.kernels.intrinsics import (
+    GROUP,
+    LANES,
+    add_over_of_64,
+    count_bits,
+    drawn_of_64,
+    leading_zeros,
+    lowest_bit,
+    moments_of,
+    moments_of_sum,
+    norms_of,
+    norms_of_sum,
+    over_of_64,
+)
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
-GROUP = 64  # values compared together
 AT_ONCE = 4  # entries written for each group at least: more are rare up to a density of a few per cent
-MIX = (0x7FEB352D, 0x846CA68B)  # lowbias32, a hash of 32 bits whose multipliers were searched for (C. Wellons)
-AHEAD = 4096  # bytes from where memory is read to where it is asked for
-LINE = 64  # bytes of a cache line
 CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
 RANGE = (2.0**-60, 2.0**60)  # of the largest magnitude of a bucket within which chances are computed without scaling, and
 LIFT = 2.0**100  # by what magnitudes are multiplied, or divided, beyond: so that neither chances nor norms leave the range of float32
-LANES = 8  # sums that grow side by side, each of every eighth value
 DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
 
 Array = NDArray[Any]
 U: Any = np.uint64
-_INT32 = ir.IntType(32)
-
-
-def _intrinsic(function: Any) -> Any:
-    return numba_intrinsic(function)
-
-
-@_intrinsic
-def _over(typing: Any, bits: Any, start: Any, over: Any) -> Any:
-    """Which of 64 values have a magnitude above ``over``, as the bits of an integer."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits, start, over = arguments
-        vector = ir.VectorType(over.type, GROUP)
-        pointer = _pointer(context, builder, signature.args[0], bits, start, vector)
-        _ask_ahead(builder, pointer, GROUP * over.type.width // 8)
-        return _compare(builder, builder.load(pointer, align=1), over)
-
-    return types.uint64(bits, types.uint64, bits.dtype), generate
-
-
-@_intrinsic
-def _add_over(typing: Any, accumulator: Any, gradient: Any, start: Any, over: Any) -> Any:
-    """Add 64 values in place, and compare the sums as :func:`_over` does."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        accumulator, gradient, start, over = arguments
-        vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), GROUP)
-        target = _pointer(context, builder, signature.args[0], accumulator, start, vector)
-        source = _pointer(context, builder, signature.args[1], gradient, start, vector)
-        for pointer in (target, source):
-            _ask_ahead(builder, pointer, GROUP * over.type.width // 8)
-        total = builder.fadd(builder.load(target, align=1), builder.load(source, align=1))
-        builder.store(total, target, align=1)
-        return _compare(builder, builder.bitcast(total, ir.VectorType(over.type, GROUP)), over)
-
-    return types.uint64(accumulator, gradient, types.uint64, over), generate
-
-
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, start: Any, vector: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [start]), vector.as_pointer())
-
-
-def _ask_ahead(builder: Any, pointer: Any, size: int) -> None:
-    """Ask for the memory that lies as much behind ``size`` bytes as :data:`AHEAD` says; where there is none, nothing happens."""
-    byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
-    to_read, keep, as_data = _INT32(0), _INT32(3), _INT32(1)
-    kind = ir.FunctionType(ir.VoidType(), [byte.type, _INT32, _INT32, _INT32])
-    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
-    for line in range(AHEAD, AHEAD + size, LINE):
-        builder.call(prefetch, [builder.gep(byte, [_INT32(line)]), to_read, keep, as_data])
-
-
-def _compare(builder: Any, bits: Any, over: Any) -> Any:
-    vector = bits.type
-    unsigned = ir.Constant(vector, [2 ** (over.type.width - 1) - 1] * GROUP)
-    return builder.bitcast(builder.icmp_signed(">", builder.and_(bits, unsigned), _spread(builder, over)), ir.IntType(GROUP))
-
-
-@_intrinsic
-def _leading_zeros(typing: Any, integer: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctlz(arguments[0], ir.IntType(1)(0))
-
-    return types.uint64(types.uint64), generate
 
 
 @inlined
@@ -155,8 +94,8 @@ def _select(
 @inlined
 def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: Any, over: Any) -> Any:
     if gradient is None:  # known at compile time
-        return _over(bits, start, over)
-    return _add_over(accumulator, gradient, start, over)
+        return over_of_64(bits, start, over)
+    return add_over_of_64(accumulator, gradient, start, over)
 
 
 @kernel
@@ -165,8 +104,8 @@ def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any
     size, room = U(bits.shape[0]), U(found.shape[0])
     whole, above, inside, start = size & ~U(GROUP - 1), U(0), U(0), U(0)
     while start < whole and inside + U(GROUP) <= room:
-        beyond = _over(bits, start, over)
-        word = _over(bits, start, below) & ~beyond
+        beyond = over_of_64(bits, start, over)
+        word = over_of_64(bits, start, below) & ~beyond
         above += count_bits(beyond)
         end = inside + count_bits(word)
         for entry in range(inside, inside + U(AT_ONCE)):
@@ -178,9 +117,9 @@ def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any
         inside = end
         start += U(GROUP)
     while start < whole:
-        beyond = _over(bits, start, over)
+        beyond = over_of_64(bits, start, over)
         above += count_bits(beyond)
-        inside += count_bits(_over(bits, start, below) & ~beyond)
+        inside += count_bits(over_of_64(bits, start, below) & ~beyond)
         start += U(GROUP)
     for i in range(whole, size):
         magnitude = bits[i] & mask
@@ -206,7 +145,7 @@ def _kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any
         lowest, highest = min(lowest, key), max(highest, key)
     for i in range(n):
         scratch[i] -= lowest
-    width = U(64) - _leading_zeros(U(highest - lowest))
+    width = U(64) - leading_zeros(U(highest - lowest))
     counts = np.empty(2**DIGIT, np.uint64)
     while width > U(0) and n > U(1):
         shift = width - min(width, U(DIGIT))
@@ -259,62 +198,6 @@ def _top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: A
     return np.int64(min(n, last))
 
 
-def _sums(signed: bool, fused: bool) -> Any:
-    """An intrinsic that adds up values in lanes of float64, those not finite as zeros.
-
-    ``signed`` sums up the values and their squares; else their magnitudes are summed up, and the largest is found.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_types, arrays = signature.args[: 1 + fused], arguments[: 1 + fused]
-        start, end, lanes = arguments[1 + fused :]
-        element = context.get_data_type(array_types[0].dtype)
-        integer = ir.IntType(64 if element == ir.DoubleType() else 32)
-        vector, bits, doubles = (ir.VectorType(of, LANES) for of in (element, integer, ir.DoubleType()))
-        infinity = magnitude.nan(np.dtype(f"i{integer.width // 8}")) - 1
-        unsigned, infinite, zeros = (ir.Constant(bits, [of] * LANES) for of in (2 ** (integer.width - 1) - 1, infinity, 0))
-        results = [_pointer(context, builder, signature.args[-1], lanes, ir.IntType(64)(at), doubles) for at in (0, LANES)]
-        kept_in = cgutils.alloca_once_value  # a register, after optimisation
-        totals = [kept_in(builder, builder.load(result, align=8)) for result in results]  # type: ignore[no-untyped-call]
-
-        def widened(value: Any) -> Any:
-            value = builder.bitcast(value, vector)
-            return value if vector == doubles else builder.fpext(value, doubles)
-
-        with cgutils.for_range_slice(builder, start, end, start.type(LANES)) as (i, _):
-            pointers = [_pointer(context, builder, kind, array, i, vector) for kind, array in zip(array_types, arrays)]
-            value = builder.load(pointers[0], align=1)
-            if fused:
-                value = builder.fadd(value, builder.load(pointers[1], align=1))
-                builder.store(value, pointers[0], align=1)
-            value = builder.bitcast(value, bits)
-            size = builder.and_(value, unsigned)
-            finite = builder.icmp_signed("<", size, infinite)
-            kept = widened(builder.select(finite, value if signed else size, zeros))
-            builder.store(builder.fadd(builder.load(totals[0]), kept), totals[0])
-            if signed:
-                second = builder.fadd(builder.load(totals[1]), builder.fmul(kept, kept))
-            else:
-                largest = builder.load(totals[1])
-                second = builder.select(builder.fcmp_ordered(">", kept, largest), kept, largest)
-            builder.store(second, totals[1])
-        for total, result in zip(totals, results):
-            builder.store(builder.load(total), result, align=8)
-        return context.get_dummy_value()
-
-    def typed_of_sum(typing: Any, accumulator: Any, gradient: Any, start: Any, end: Any, lanes: Any) -> Any:
-        return types.void(accumulator, gradient, types.uint64, types.uint64, lanes), generate
-
-    def typed(typing: Any, accumulator: Any, start: Any, end: Any, lanes: Any) -> Any:
-        return types.void(accumulator, types.uint64, types.uint64, lanes), generate
-
-    return _intrinsic(typed_of_sum if fused else typed)
-
-
-_moments_of, _moments_of_sum = _sums(signed=True, fused=False), _sums(signed=True, fused=True)
-_norms_of, _norms_of_sum = _sums(signed=False, fused=False), _sums(signed=False, fused=True)
-
-
 @inlined
 def _write_rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any, rest: Array) -> None:
     """Write what is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
@@ -331,13 +214,13 @@ def _moments(accumulator: Array, gradient: Array | None) -> Any:
     size = U(accumulator.shape[0])
     whole, lanes = size & ~U(LANES - 1), np.zeros(2 * LANES)
     if gradient is None:
-        _moments_of(accumulator, U(0), whole, lanes)
+        moments_of(accumulator, U(0), whole, lanes)
     else:
-        _moments_of_sum(accumulator, gradient, U(0), whole, lanes)
+        moments_of_sum(accumulator, gradient, U(0), whole, lanes)
     if whole < size:
         rest = np.empty(LANES, accumulator.dtype)
         _write_rest(accumulator, gradient, whole, size, rest)
-        _moments_of(rest, U(0), U(LANES), lanes)
+        moments_of(rest, U(0), U(LANES), lanes)
     total, squares = 0.0, 0.0
     for lane in range(LANES):
         total += lanes[lane]
@@ -350,12 +233,12 @@ def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, 
     lanes[:] = 0.0
     whole = begin + ((end - begin) & ~U(LANES - 1))
     if gradient is None:
-        _norms_of(accumulator, begin, whole, lanes)
+        norms_of(accumulator, begin, whole, lanes)
     else:
-        _norms_of_sum(accumulator, gradient, begin, whole, lanes)
+        norms_of_sum(accumulator, gradient, begin, whole, lanes)
     if whole < end:
         _write_rest(accumulator, gradient, whole, end, rest)
-        _norms_of(rest, U(0), U(LANES), lanes)
+        norms_of(rest, U(0), U(LANES), lanes)
     total, largest = 0.0, 0.0
     for lane in range(LANES):
         total += lanes[lane]
@@ -367,44 +250,6 @@ def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, 
 def _norms(accumulator: Array, gradient: Array | None) -> Any:
     lanes, rest = np.empty(2 * LANES), np.empty(LANES, accumulator.dtype)
     return _norms_in(accumulator, gradient, U(0), U(accumulator.shape[0]), lanes, rest)
-
-
-@_intrinsic
-def _drawn(typing: Any, values: Any, start: Any, unit: Any, shift: Any, scale: Any, seed: Any) -> Any:
-    """Which of 64 values are drawn with probability ``(magnitude * unit + shift) * scale``, as the bits of an integer."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, start, unit, shift, scale, seed = arguments
-        element = shift.type
-        vector, numbers = ir.VectorType(element, GROUP), ir.VectorType(_INT32, GROUP)
-        bits = ir.VectorType(ir.IntType(64 if element == ir.DoubleType() else 32), GROUP)
-        pointer = _pointer(context, builder, signature.args[0], values, start, bits)
-        _ask_ahead(builder, pointer, GROUP * bits.element.width // 8)
-        unsigned = ir.Constant(bits, [2 ** (bits.element.width - 1) - 1] * GROUP)
-        size = builder.bitcast(builder.and_(builder.load(pointer, align=1), unsigned), vector)
-        lifted = builder.fmul(size, _spread(builder, unit))
-        chance = builder.fmul(builder.fadd(lifted, _spread(builder, shift)), _spread(builder, scale))
-        low = _spread(builder, builder.trunc(seed, _INT32))
-        high = _spread(builder, builder.trunc(builder.lshr(seed, seed.type(32)), _INT32))
-
-        def mixed(number: Any, by: int) -> Any:
-            return builder.xor(number, builder.lshr(number, ir.Constant(numbers, [by] * GROUP)))
-
-        number = builder.add(ir.Constant(numbers, list(range(GROUP))), low)
-        number = builder.mul(mixed(number, 16), ir.Constant(numbers, [MIX[0]] * GROUP))
-        number = builder.add(mixed(number, 15), high)
-        number = mixed(builder.mul(number, ir.Constant(numbers, [MIX[1]] * GROUP)), 16)
-        number = builder.lshr(number, ir.Constant(numbers, [8] * GROUP))  # 24 bits, which float32 holds exactly
-        drawn = builder.fmul(builder.sitofp(number, vector), ir.Constant(vector, [2.0**-24] * GROUP))
-        return builder.bitcast(builder.fcmp_unordered("<", drawn, chance), ir.IntType(GROUP))  # NaN is drawn
-
-    return types.uint64(values, types.uint64, values.dtype, values.dtype, values.dtype, types.uint64), generate
-
-
-def _spread(builder: Any, value: Any) -> Any:
-    vector = ir.VectorType(value.type, GROUP)
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT32(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT32, GROUP), [0] * GROUP))
 
 
 @inlined
@@ -464,11 +309,11 @@ def _draw(
         shift, scale = _chances(norm, largest * unit, length, share * length / bucket, at_most)
         whole = start + ((end - start) & ~U(GROUP - 1))
         for group in range(start, whole, U(GROUP)):
-            n = _emit(_drawn(accumulator, group, unit, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
+            n = _emit(drawn_of_64(accumulator, group, unit, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
         if whole < end:
             for i in range(whole, end):
                 last[i - whole] = accumulator[i]
-            word = _drawn(last, U(0), unit, shift, scale, _hash(seed + whole))
+            word = drawn_of_64(last, U(0), unit, shift, scale, _hash(seed + whole))
             n = _emit(word & ((U(1) << (end - whole)) - U(1)), whole, bits, indices, values, n)
         wanted = min(fixed, end - start)
         if fixed > U(0):
