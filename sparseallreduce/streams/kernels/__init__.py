@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import memory
 from sparseallreduce.streams.kernels import reference
+from sparseallreduce.streams.kernels.contract import MALFORMED, PIECE, UINT32, UINT64, Indices, Positions, Values, unlike
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
@@ -41,17 +42,12 @@ __all__ = [
     "write_past",
 ]
 
-Indices = NDArray[np.unsignedinteger[Any]]
-Values = NDArray[Any]
-Positions = NDArray[np.uint64]
-
 _UINT8 = np.dtype(np.uint8)
-_UINT32, _UINT64, _INT64 = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)
-_INDEX_DTYPES = (_UINT32, _UINT64)
+_INT64 = np.dtype(np.int64)
+_INDEX_DTYPES = (UINT32, UINT64)
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64"))
-_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: _UINT32, 8: _UINT64}
+_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: UINT32, 8: UINT64}
 _LARGEST = 2**64 - 1
-PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 _entries: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
@@ -93,10 +89,10 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
         and iout.flags.writeable
         and vout.flags.writeable
     ):
-        raise _unlike("merged", ia=ia, va=va, ib=ib, vb=vb, iout=iout, vout=vout)
+        raise unlike("merged", ia=ia, va=va, ib=ib, vb=vb, iout=iout, vout=vout)
     entry = _entries.get(("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)) or _compiled("merge", op.ufunc, ia.dtype, va.dtype, va.ndim)
     n: int = entry(ia, va, ib, vb, iout, vout) if entry is not None else _merge_by_parts(ia, va, ib, vb, op, iout, vout)
-    if n < 0:
+    if n == MALFORMED:
         raise StreamError(
             f"cannot merge {ia.shape} indices with {va.shape} values and {ib.shape} with {vb.shape} into {iout.shape} and {vout.shape}: "
             "each index needs a value, the outputs room for all, and every array must be C-contiguous"
@@ -125,13 +121,13 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
         last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
     """
     if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
-        raise _unlike("scattered", indices=indices, values=values, dense=dense)
+        raise unlike("scattered", indices=indices, values=values, dense=dense)
     entry = _entries.get(("scatter", op.ufunc, indices.dtype, values.dtype, values.ndim)) or _compiled(
         "scatter", op.ufunc, indices.dtype, values.dtype, values.ndim
     )
     if entry is None:
         reference.scatter(indices, values, lo, op, dense)
-    elif entry(indices, values, lo, dense):
+    elif entry(indices, values, lo, dense) == MALFORMED:
         raise _scatter_error(indices, values, lo, dense)
 
 
@@ -141,7 +137,7 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
     Parameters and exceptions are those of :func:`scatter`.
     """
     if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
-        raise _unlike("scattered", indices=indices, values=values, dense=dense)
+        raise unlike("scattered", indices=indices, values=values, dense=dense)
     if values.dtype == np.float16:
         values, dense = values.view(np.uint16), dense.view(np.uint16)
     entry = _entries.get(("scatter", "replace", indices.dtype, values.dtype, values.ndim)) or _compiled(
@@ -149,7 +145,7 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
     )
     if entry is None:
         reference.scatter_set(indices, values, lo, dense)
-    elif entry(indices, values, lo, dense):
+    elif entry(indices, values, lo, dense) == MALFORMED:
         raise _scatter_error(indices, values, lo, dense)
 
 
@@ -191,7 +187,7 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
     while True:
         indices, values = np.empty(room, index_dtype), np.empty((room, *width), dense.dtype)
         found = entry(present, mask, lo, indices, values.view(bits_dtype))
-        if found < 0:
+        if found == MALFORMED:
             raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
         if found <= room:
             indices.resize(found, refcheck=False)
@@ -229,14 +225,14 @@ def first_violation(indices: Indices, size: int) -> int:
         If ``indices`` is no vector, or not C-contiguous.
     """
     if indices.ndim != 1:
-        raise _unlike("checked", indices=indices)
-    entry = _entries.get(("first_violation", None, indices.dtype, _UINT32, 1)) or _compiled(
-        "first_violation", None, indices.dtype, _UINT32, 1
+        raise unlike("checked", indices=indices)
+    entry = _entries.get(("first_violation", None, indices.dtype, UINT32, 1)) or _compiled(
+        "first_violation", None, indices.dtype, UINT32, 1
     )
     if entry is None or size <= 0:
         return reference.first_violation(indices, size)
     position: int = entry(indices, min(size - 1, _LARGEST))
-    if position < -1:
+    if position == MALFORMED:
         raise StreamError(f"the indices of shape {indices.shape} and strides {indices.strides} are not C-contiguous")
     return position
 
@@ -264,13 +260,13 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
         If there are not as many values as indices, an array has gaps, or the indices change meanwhile.
     """
     if indices.ndim != 1:
-        raise _unlike("added up", indices=indices, values=values)
+        raise unlike("added up", indices=indices, values=values)
     entry = _compiled("sum_duplicates", op.ufunc, indices.dtype, values.dtype, values.ndim)
     if entry is None:
         return reference.sum_duplicates(indices, values, op)
     width = values.shape[1:]
     different = entry(indices, values, np.empty(0, indices.dtype), np.empty((0, *width), values.dtype))
-    if different < 0:
+    if different == MALFORMED:
         raise StreamError(f"{indices.shape} indices need as many values, not {values.shape}, and both must be C-contiguous")
     iout, vout = np.empty(different, indices.dtype), np.empty((different, *width), values.dtype)
     if entry(indices, values, iout, vout) != different:
@@ -312,10 +308,10 @@ def sum_rows(
         or ``dense`` is read-only.
     """
     if not checked and not (_are_rows(rows, values, counts) and dense.ndim == 1 and dense.dtype == values.dtype and dense.flags.writeable):
-        raise _unlike("summed", rows=rows, values=values, counts=counts, dense=dense)
+        raise unlike("summed", rows=rows, values=values, counts=counts, dense=dense)
     key = ("sum_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
-    if (entry or reference.sum_rows)(rows, values, start, counts, lo, hi, np.empty(len(counts), np.uint64), dense) < 0:
+    if (entry or reference.sum_rows)(rows, values, start, counts, lo, hi, np.empty(len(counts), np.uint64), dense) == MALFORMED:
         raise StreamError(f"rows of {values[:1].nbytes} bytes cannot hold {counts} entries, or a vector of {len(dense)} not the indices")
 
 
@@ -351,11 +347,11 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
         If a row is too short for what it is to hold.
     """
     if not (_are_rows(rows, rows, counts) and _are_bounds(bounds)):
-        raise _unlike("cut", rows=rows, counts=counts, bounds=bounds)
-    key = ("cut_rows", None, rows.dtype, _UINT32, 1)
+        raise unlike("cut", rows=rows, counts=counts, bounds=bounds)
+    key = ("cut_rows", None, rows.dtype, UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.cut_rows)(rows, itemsize, counts, size, part, parts, bounds)
-    if found < 0:
+    if found == MALFORMED:
         raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries, or {bounds.shape} bounds not all there are")
     return found
 
@@ -378,11 +374,11 @@ def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.
         If a row is too short for what it is to hold.
     """
     if not _are_rows(rows, rows, counts):
-        raise _unlike("looked at", rows=rows, counts=counts)
-    key = ("estimate_union", None, rows.dtype, _UINT32, 1)
+        raise unlike("looked at", rows=rows, counts=counts)
+    key = ("estimate_union", None, rows.dtype, UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.estimate_union)(rows, start, itemsize, counts, samples)
-    if found < 0:
+    if found == MALFORMED:
         raise StreamError(f"rows of {rows[:1].nbytes} bytes cannot hold {counts} entries")
     return found
 
@@ -426,7 +422,7 @@ def sum_cut_rows(
     Returns
     -------
     int
-        How many entries the sum has; -1 if more than ``limit``.
+        How many entries the sum has; ``ABSENT``, which is -1, if more than ``limit``.
 
     Raises
     ------
@@ -442,11 +438,11 @@ def sum_cut_rows(
         and _is_output(iout)
         and _is_output(vout)
     ):
-        raise _unlike("summed", rows=rows, values=values, counts=counts, bounds=bounds, iout=iout, vout=vout)
+        raise unlike("summed", rows=rows, values=values, counts=counts, bounds=bounds, iout=iout, vout=vout)
     key = ("sum_cut_rows", SUM.ufunc, rows.dtype, values.dtype, 1)
     entry = _entries.get(key) or _compiled(*key)
     found: int = (entry or reference.sum_cut_rows)(rows, values, start, counts, bounds, whole, at_end, limit, PIECE, *inner, iout, vout)
-    if found < -1:
+    if found == MALFORMED:
         raise StreamError(f"rows of {values[:1].nbytes} bytes do not hold these parts of {counts} entries, or more than {iout.shape[1]}")
     return found
 
@@ -473,10 +469,10 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
         If ``target`` is too short or read-only.
     """
     if not (target.ndim == source.ndim == 1 and target.dtype == source.dtype == _UINT8 and target.flags.writeable):
-        raise _unlike("copied", target=target, source=source)
-    key = ("write_past", None, _UINT32, _UINT32, 1)
+        raise unlike("copied", target=target, source=source)
+    key = ("write_past", None, UINT32, UINT32, 1)
     entry = _entries.get(key) or _compiled(*key)
-    if (entry or reference.write_past)(target, to, source) < 0:
+    if (entry or reference.write_past)(target, to, source) == MALFORMED:
         raise StreamError(f"{len(source)} bytes from {to} on do not fit into {len(target)}")
 
 
@@ -499,13 +495,13 @@ def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uin
         If dtypes or dimensions are others, or an array has gaps.
     """
     if not (ia.ndim == ib.ndim == 1 and ia.dtype == ib.dtype):
-        raise _unlike("compared", ia=ia, ib=ib)
-    entry = _compiled("shared_positions", None, ia.dtype, _UINT32, 1)
+        raise unlike("compared", ia=ia, ib=ib)
+    entry = _compiled("shared_positions", None, ia.dtype, UINT32, 1)
     if entry is None:
         return reference.shared(ia, ib)
     in_a, in_b = np.empty((2, min(len(ia), len(ib)) + 1), np.uint64)
     count = entry(ia, ib, in_a, in_b)
-    if count < 0:
+    if count == MALFORMED:
         raise StreamError(f"indices of strides {ia.strides} and {ib.strides} cannot be compared: both must be C-contiguous")
     return in_a[:count], in_b[:count]
 
@@ -544,7 +540,7 @@ def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operat
     if copy is None:
         return reference.merge(ia, va, ib, vb, op, iout, vout)
     n: int = copy(ia, copied[0], ib, copied[1], iout, copied[2])
-    if n < 0:
+    if n == MALFORMED:
         return n
     if n == len(ia) + len(ib):
         return n
@@ -578,21 +574,12 @@ def _are_rows(rows: Indices, values: Values, counts: NDArray[np.int64]) -> bool:
 
 
 def _are_bounds(bounds: Positions) -> bool:
-    return bounds.ndim == 2 and bounds.dtype == _UINT64 and bounds.flags.writeable
+    return bounds.ndim == 2 and bounds.dtype == UINT64 and bounds.flags.writeable
 
 
 def _is_output(array: NDArray[Any]) -> bool:
     flags = array.flags
     return flags.c_contiguous and flags.writeable
-
-
-def _unlike(what: str, **arrays: NDArray[Any]) -> StreamError:
-    """The error for arrays that do not go together, whatever they hold."""
-    kinds = ", ".join(
-        f"{name} of {array.dtype} with {array.ndim} dimensions{'' if array.flags.writeable else ', read-only'}"
-        for name, array in arrays.items()
-    )
-    return StreamError(f"arrays cannot be {what} that differ in dtype or dimensions, or outputs that are read-only: {kinds}")
 
 
 def _scatter_error(indices: Indices, values: Values, lo: int, dense: Values) -> StreamError:

@@ -3,7 +3,8 @@
 None reads or writes outside of its arrays, whatever the arrays hold and even if they change meanwhile: a place that comes from an
 index is read once and compared with the length, and lengths and counts are compared first. What numba itself checks at a call is
 only that an argument is an array of items of the right size: dtypes and dimensions are up to
-:mod:`~sparseallreduce.streams.kernels`.
+:mod:`~sparseallreduce.streams.kernels`. What does not fit, a kernel answers with one of the negative numbers in
+:mod:`~sparseallreduce.streams.kernels.contract`.
 
 Two rules keep the loops fast. Every position is a ``uint64``, so that numba emits no code for negative positions (and ``uint64``
 with a signed integer would become a float). And what a loop selects, it selects without a branch, because in random streams
@@ -18,9 +19,9 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.contract import ABSENT, MALFORMED, Indices, Values
 from sparseallreduce.streams.kernels.intrinsics import (
     LINE,
     address_of,
@@ -33,7 +34,7 @@ from sparseallreduce.streams.kernels.intrinsics import (
     stream_16_bytes,
 )
 
-__all__ = ["ADD", "COPIED_DTYPES", "OPERATORS", "VALUE_DTYPES", "compile_kernel", "array_type", "cut", "sum_cut"]
+__all__ = ["ADD", "COPIED_DTYPES", "MALFORMED", "OPERATORS", "VALUE_DTYPES", "compile_kernel", "array_type", "cut", "sum_cut"]
 
 ADD, MULTIPLY, MINIMUM, MAXIMUM, REPLACE = range(5)  # REPLACE keeps the second value: a copy, or a place for the caller to fill
 OPERATORS = {np.add: ADD, np.multiply: MULTIPLY, np.minimum: MINIMUM, np.maximum: MAXIMUM, "replace": REPLACE}
@@ -44,12 +45,9 @@ CHAIN = 4096  # entries of either input that one chain of a merge takes at most,
 FEW = 100  # entries of two streams up to which one chain takes less time than three, which have to be found first
 SHORT_ROW = 8  # values from which on a row is combined in vectors
 GALLOP_RATIO = 32  # from this ratio of lengths on, searching and copying runs beats stepping through them
-MALFORMED = -2  # returned for arrays of wrong length, with gaps, or for indices beyond a dense array
 DENSE_BLOCK = 1 << 14  # positions of a dense vector that are added up together
 BLOCK = 4096  # indices that are tested together before any is looked at, while they are in the L1 cache
 
-Indices = NDArray[np.unsignedinteger[Any]]
-Values = NDArray[Any]
 U: Any = np.uint64
 
 
@@ -410,7 +408,7 @@ def first_violation(indices: Indices, last: Any) -> Any:
             for i in range(start, end):
                 if indices[i] <= indices[i - U(1)] or indices[i] > last:
                     return np.int64(i)
-    return -1
+    return ABSENT
 
 
 @kernel
@@ -630,7 +628,7 @@ def _sum_cut_rows(
         left -= piece
         n += U(found)
         if n > limit:
-            return np.int64(-1)
+            return np.int64(ABSENT)
     return np.int64(n)
 
 

@@ -5,12 +5,11 @@ Names, arguments and results, bit for bit, are those of :mod:`sparseallreduce.st
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.contract import ABSENT, MALFORMED, Indices, Positions, Values
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
@@ -25,10 +24,6 @@ __all__ = [
     "sum_duplicates",
     "sum_rows",
 ]
-
-Indices = NDArray[np.unsignedinteger[Any]]
-Values = NDArray[Any]
-Positions = NDArray[np.uint64]
 
 
 def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
@@ -68,10 +63,10 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
 
 
 def first_violation(indices: Indices, size: int) -> int:
-    """The position of the first index that does not exceed its predecessor or is not below ``size``; -1 if none."""
+    """The position of the first index that does not exceed its predecessor or is not below ``size``; ABSENT if none."""
     wrong = indices > size - 1 if size > 0 else np.ones(len(indices), dtype=bool)
     wrong[1:] |= indices[1:] <= indices[:-1]
-    return int(np.argmax(wrong)) if wrong.any() else -1
+    return int(np.argmax(wrong)) if wrong.any() else ABSENT
 
 
 def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tuple[Indices, Values]:
@@ -98,9 +93,9 @@ def sum_rows(
     held, first = np.maximum(counts, 0), start // values.itemsize
     streams = _indices(rows, start + values.itemsize * held, held)
     if streams is None or not 0 <= lo <= hi <= len(dense) or ((counts < 0).any() and first + len(dense) > values.shape[1]):
-        return -2
+        return MALFORMED
     if any(len(indices) and indices[-1] >= len(dense) for indices in streams):
-        return -2
+        return MALFORMED
     part = dense[lo:hi]
     part[:] = 0
     for indices, row, count in zip(streams, values[:, first:], counts.tolist(), strict=True):
@@ -116,7 +111,7 @@ def cut_rows(rows: Indices, itemsize: int, counts: NDArray[np.int64], size: int,
     """Find where a part lies in each row."""
     streams, ranks = _indices(rows, itemsize * counts, counts), len(counts)
     if streams is None or bounds.shape[1] <= ranks:
-        return -2
+        return MALFORMED
     total, cuts = counts.sum(), [0, size]
     for side, bound in enumerate((part, part + 1)):
         if 0 < bound < parts:
@@ -133,7 +128,7 @@ def estimate_union(rows: Indices, start: int, itemsize: int, counts: NDArray[np.
     """The number of different indices, from how many rows have those of some entries."""
     streams = _indices(rows, start + itemsize * counts, counts)
     if streams is None:
-        return -2
+        return MALFORMED
     entries, shares = np.concatenate(streams), 0.0
     if not len(entries):
         return 0
@@ -162,7 +157,7 @@ def sum_cut_rows(
     begins, ends = (np.zeros(len(counts), np.uint64), counts.astype(np.uint64)) if whole else bounds[:2, : len(counts)]
     streams = _indices(rows, start + values.itemsize * counts, counts)
     if streams is None or (ends > counts.astype(np.uint64)).any() or (begins > ends).any() or int((ends - begins).sum()) > iout.shape[1]:
-        return -2
+        return MALFORMED
     cuts = zip(streams, values[:, start // values.itemsize :], begins.tolist(), ends.tolist(), strict=True)
     parts = [(indices[begin:end], added[begin:end]) for indices, added, begin, end in cuts]
     while len(parts) > 1:
@@ -174,7 +169,7 @@ def sum_cut_rows(
         parts = merged + parts[2 * len(merged) :]
     n = len(parts[0][0])
     if n > limit:
-        return -1
+        return ABSENT
     place = slice(iout.shape[1] - n, None) if at_end else slice(n)
     iout[0, place], vout[0, place] = parts[0]
     return n
@@ -191,7 +186,7 @@ def _indices(rows: Indices, nbytes: NDArray[np.int64], counts: NDArray[np.int64]
 def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) -> int:
     """Copy bytes."""
     if to + len(source) > len(target):
-        return -2
+        return MALFORMED
     target[to : to + len(source)] = source
     return 0
 

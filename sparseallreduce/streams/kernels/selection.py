@@ -15,16 +15,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.contract import Array
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "warm_up"]
 
-Array = NDArray[Any]
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 ROOM = 4096  # entries at least, for which the loops need room at any time
 

@@ -15,10 +15,10 @@ from typing import Any
 import numba
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.contract import Array
 from sparseallreduce.streams.kernels.intrinsics import (
     GROUP,
     LANES,
@@ -42,7 +42,6 @@ RANGE = (2.0**-60, 2.0**60)  # of the largest magnitude of a bucket within which
 LIFT = 2.0**100  # by what magnitudes are multiplied, or divided, beyond: so that neither chances nor norms leave the range of float32
 DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
 
-Array = NDArray[Any]
 U: Any = np.uint64
 
 

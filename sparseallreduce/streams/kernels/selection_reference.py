@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels.contract import Array
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
-Array = NDArray[Any]
 CHUNK = 4096
 GROUP, LANES = 64, 8
 RANGE, LIFT = (2.0**-60, 2.0**60), 2.0**100

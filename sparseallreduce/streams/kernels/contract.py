@@ -1,0 +1,33 @@
+"""What callers, NumPy and compiled kernels agree on: how arrays are called, and what the numbers mean that kernels return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError
+
+__all__ = ["ABSENT", "MALFORMED", "PIECE", "UINT32", "UINT64", "Array", "Indices", "Positions", "Values", "unlike"]
+
+Array = NDArray[Any]
+Indices = NDArray[np.unsignedinteger[Any]]
+Values = NDArray[Any]
+Positions = NDArray[np.uint64]
+
+UINT32, UINT64 = np.dtype(np.uint32), np.dtype(np.uint64)
+PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
+
+# What a kernel returns in the place of a count or a position, none of which is negative; one that has neither to return, 0.
+ABSENT = -1  # nothing is wrong, but there is no such thing: no violation, no sum within the limit
+MALFORMED = -2  # arrays are of wrong length or have gaps, or an index lies beyond a dense array: the caller raises an error
+
+
+def unlike(what: str, **arrays: NDArray[Any]) -> StreamError:
+    """The error for arrays that do not go together, whatever they hold."""
+    kinds = ", ".join(
+        f"{name} of {array.dtype} with {array.ndim} dimensions{'' if array.flags.writeable else ', read-only'}"
+        for name, array in arrays.items()
+    )
+    return StreamError(f"arrays cannot be {what} that differ in dtype or dimensions, or outputs that are read-only: {kinds}")
