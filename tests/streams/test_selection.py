@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from sparseallreduce import SparseStream
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import selection
-from sparseallreduce.streams.kernels import magnitude, selection_compiled, selection_reference
+from sparseallreduce.streams.kernels import magnitude, selection_compiled
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.reference import selection as selection_reference
 from sparseallreduce.streams.selection import exact
 
 DTYPES = (np.float32, np.float64)

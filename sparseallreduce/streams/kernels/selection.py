@@ -3,7 +3,7 @@
 Arrays are one-dimensional and C-contiguous, of float32 or float64. Magnitudes are compared by their keys
 (:mod:`~sparseallreduce.streams.kernels.magnitude`): every NaN counts as larger than infinity, and all of them as equal. The loops
 are compiled by numba on first use and cached on disk; where numba is told not to compile, the same functions run on
-:mod:`~sparseallreduce.streams.kernels.selection_reference`, and give the same bits. Compiled kernels release the GIL.
+:mod:`~sparseallreduce.streams.kernels.reference.selection`, and give the same bits. Compiled kernels release the GIL.
 
 All functions raise a StreamError for arrays of other dtypes or dimensions or with gaps, for numbers out of range, and for an
 accumulator that is to be changed but read-only.
@@ -274,5 +274,5 @@ def _loops() -> ModuleType:
     """Compiled loops, or those of NumPy."""
     from numba.core import config  # only here: to import it takes half a second, which a user who never selects should not pay
 
-    twin = "selection_reference" if config.DISABLE_JIT else "selection_compiled"  # type: ignore[attr-defined]
+    twin = "reference.selection" if config.DISABLE_JIT else "selection_compiled"  # type: ignore[attr-defined]
     return import_module(f"sparseallreduce.streams.kernels.{twin}")

@@ -1,89 +1,17 @@
-"""The kernels in plain NumPy: any operator, any value dtype; the second opinion on the compiled ones.
-
-Names, arguments and results, bit for bit, are those of :mod:`sparseallreduce.streams.kernels`, which documents them.
-"""
+"""Streams that lie one in a row of bytes, in plain NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels.contract import ABSENT, MALFORMED, Indices, Positions, Values
-from sparseallreduce.streams.operator import SUM, Operator
+from sparseallreduce.streams.kernels.reference.arrays import combine
+from sparseallreduce.streams.kernels.reference.dense import scatter
+from sparseallreduce.streams.kernels.reference.merging import merge
+from sparseallreduce.streams.operator import SUM
 
-__all__ = [
-    "combine",
-    "first_violation",
-    "gather_present",
-    "merge",
-    "places",
-    "scatter",
-    "scatter_set",
-    "shared",
-    "sum_duplicates",
-    "sum_rows",
-]
-
-
-def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
-    """Write the union of two sorted index sets, combining the values of shared indices; return its length."""
-    if len(va) != len(ia) or len(vb) != len(ib) or min(len(iout), len(vout)) < len(ia) + len(ib):
-        raise StreamError("merge needs a value for each index and room for len(ia) + len(ib) outputs")
-    in_a = np.searchsorted(ia, ib)
-    shared = in_a < len(ia)
-    shared[shared] = ia[in_a[shared]] == ib[shared]
-    only_b = ~shared
-    to_a = np.arange(len(ia)) + np.searchsorted(ib[only_b], ia)
-    to_b = in_a[only_b] + np.arange(np.count_nonzero(only_b))
-    iout[to_a], vout[to_a] = ia, va
-    iout[to_b], vout[to_b] = ib[only_b], vb[only_b]
-    vout[to_a[in_a[shared]]] = combine(op, va[in_a[shared]], vb[shared])
-    return len(to_a) + len(to_b)
-
-
-def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Values) -> None:
-    """Combine ``values`` into ``dense[indices - lo]``."""
-    _check_lengths(indices, values)
-    at = places(indices, lo, len(dense))
-    dense[at] = combine(op, dense[at], values)
-
-
-def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> None:
-    """Assign ``values`` to ``dense[indices - lo]``."""
-    _check_lengths(indices, values)
-    dense[places(indices, lo, len(dense))] = values
-
-
-def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
-    """The positions of ``dense`` that are not zero, plus ``lo``, and their values."""
-    present = dense != 0
-    positions = np.flatnonzero(present if dense.ndim == 1 else present.any(axis=1))
-    return (positions.astype(np.uint64) + np.uint64(lo)).astype(index_dtype), dense[positions]
-
-
-def first_violation(indices: Indices, size: int) -> int:
-    """The position of the first index that does not exceed its predecessor or is not below ``size``; ABSENT if none."""
-    wrong = indices > size - 1 if size > 0 else np.ones(len(indices), dtype=bool)
-    wrong[1:] |= indices[1:] <= indices[:-1]
-    return int(np.argmax(wrong)) if wrong.any() else ABSENT
-
-
-def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tuple[Indices, Values]:
-    """Combine the values of equal neighbouring indices in order of appearance."""
-    if len(values) != len(indices):
-        raise StreamError("sum_duplicates needs a value for each index")
-    first = np.ones(len(indices), dtype=bool)
-    first[1:] = indices[1:] != indices[:-1]
-    starts = np.flatnonzero(first)
-    repeats = np.diff(np.append(starts, len(indices)))
-    combined = values[starts]
-    longer, turn = np.flatnonzero(repeats > 1), 1
-    while len(longer):  # not ufunc.reduceat, which sums pairwise
-        combined[longer] = combine(op, combined[longer], values[starts[longer] + turn])
-        turn += 1
-        longer = longer[repeats[longer] > turn]
-    return indices[starts], combined
+__all__ = ["cut_rows", "estimate_union", "sum_cut_rows", "sum_rows", "write_past"]
 
 
 def sum_rows(
@@ -189,36 +117,3 @@ def write_past(target: NDArray[np.uint8], to: int, source: NDArray[np.uint8]) ->
         return MALFORMED
     target[to : to + len(source)] = source
     return 0
-
-
-def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Where the indices lie that both sets hold."""
-    _, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
-    return in_a.astype(np.uint64), in_b.astype(np.uint64)
-
-
-def combine(op: Operator, a: Values, b: Values) -> Values:
-    """``op.ufunc(a, b)`` in the dtype of ``a``, and like the compiled kernels without a warning of overflow or NaN."""
-    out = np.empty_like(a)
-    with np.errstate(all="ignore"):
-        op.ufunc(a, b, out=out)
-    return out
-
-
-def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
-    """Where indices lie in an array of ``length`` that begins at ``lo``.
-
-    Raises
-    ------
-    StreamError
-        If one lies outside; NumPy itself would take some of those for places counted from the end.
-    """
-    at = indices.astype(np.uint64) - np.uint64(lo)  # an index below lo becomes one far beyond the end
-    if len(at) and int(at.max()) >= length:
-        raise StreamError(f"indices {indices.min()}..{indices.max()} leave the range {lo}..{lo + length} of the dense array")
-    return at.astype(np.intp)
-
-
-def _check_lengths(indices: Indices, values: Values) -> None:
-    if len(values) != len(indices):
-        raise StreamError(f"{len(indices)} indices but {len(values)} values")

@@ -1,0 +1,31 @@
+"""The kernels in plain NumPy: any operator, any value dtype; the second opinion on the compiled ones.
+
+Names and results, bit for bit, are those of :mod:`sparseallreduce.streams.kernels`, which documents them; the modules have the names of
+those that are compiled. Arguments are those of its functions too, and what does not fit raises an error. The exceptions are
+:mod:`~sparseallreduce.streams.kernels.reference.rows`, whose functions take the place of the compiled ones, and therefore their arguments,
+and return the numbers of :mod:`~sparseallreduce.streams.kernels.contract`, and
+:mod:`~sparseallreduce.streams.kernels.reference.selection`, which leaves what does not fit to its callers as they do.
+"""
+
+from sparseallreduce.streams.kernels.reference.arrays import combine, places
+from sparseallreduce.streams.kernels.reference.dense import gather_present, scatter, scatter_set
+from sparseallreduce.streams.kernels.reference.merging import merge, shared
+from sparseallreduce.streams.kernels.reference.order import first_violation, sum_duplicates
+from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_union, sum_cut_rows, sum_rows, write_past
+
+__all__ = [
+    "combine",
+    "cut_rows",
+    "estimate_union",
+    "first_violation",
+    "gather_present",
+    "merge",
+    "places",
+    "scatter",
+    "scatter_set",
+    "shared",
+    "sum_cut_rows",
+    "sum_duplicates",
+    "sum_rows",
+    "write_past",
+]

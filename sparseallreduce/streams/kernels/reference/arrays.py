@@ -1,0 +1,34 @@
+"""What kernels in plain NumPy have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.contract import Indices, Values
+from sparseallreduce.streams.operator import Operator
+
+__all__ = ["combine", "places"]
+
+
+def combine(op: Operator, a: Values, b: Values) -> Values:
+    """``op.ufunc(a, b)`` in the dtype of ``a``, and like the compiled kernels without a warning of overflow or NaN."""
+    out = np.empty_like(a)
+    with np.errstate(all="ignore"):
+        op.ufunc(a, b, out=out)
+    return out
+
+
+def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
+    """Where indices lie in an array of ``length`` that begins at ``lo``.
+
+    Raises
+    ------
+    StreamError
+        If one lies outside; NumPy itself would take some of those for places counted from the end.
+    """
+    at = indices.astype(np.uint64) - np.uint64(lo)  # an index below lo becomes one far beyond the end
+    if len(at) and int(at.max()) >= length:
+        raise StreamError(f"indices {indices.min()}..{indices.max()} leave the range {lo}..{lo + length} of the dense array")
+    return at.astype(np.intp)
