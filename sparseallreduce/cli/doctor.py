@@ -143,7 +143,7 @@ def _cache() -> str | None:
     """The folder in which numba keeps what it compiles, None if it finds none that it can write."""
     from sparseallreduce.streams.kernels import compiled
 
-    path = compiled.merge.stats.cache_path
+    path = compiled.kernel_named("merging.merge").variants[0].stats.cache_path
     if path is None:
         return None
     try:
@@ -253,7 +253,8 @@ def _kernels(found: Findings, processes: Sequence[Process]) -> None:
     kernels.warm_up()
     seconds = perf_counter() - start
     here = processes[0]
-    fresh = any(getattr(compiled, name).stats.cache_misses for name in ("merge", "scatter", "first_violation"))
+    used = [compiled.kernel_named(name).variants[0] for name in ("merging.merge", "dense.scatter", "order.first_violation")]
+    fresh = any(dispatcher.stats.cache_misses for dispatcher in used)
     how = "compiled now" if fresh else "loaded from the cache"
     found.say("kernels", f"{how} in {seconds:.2f} s; cache: {here.cache or 'none can be written'}")
     unwritable = sorted({process.host for process in processes if process.cache is None})

@@ -114,7 +114,7 @@ def test_eight_ranks_compile_together_on_a_cold_cache(mpi_run, tmp_path):
     print(run.stdout)
     assert run.stdout.count("right") == 8
     compiled = {path.name.partition("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert {"selection_compiled._select", "selection_compiled._kth", "selection_compiled._top"} <= compiled
+    assert {"selection.select", "selection.kth", "selection.top"} <= compiled
 
 
 def first_operations():

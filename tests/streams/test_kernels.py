@@ -347,7 +347,7 @@ def test_cut_rows_gives_the_bits_of_its_twin_and_sums_of_equal_parts(packed, par
             begins, ends, earlier = bounds[0].copy(), bounds[1].copy(), bounds[2, ranks].copy()
             out = np.zeros((1, total + 3), held.dtype), np.zeros((1, total + 3), values.dtype)
             if module is kernels:
-                with mock.patch.object(kernels, "PIECE", piece or kernels.PIECE):
+                with mock.patch.object(kernels.rows, "PIECE", piece or kernels.PIECE):
                     inner = kernels.inner_sums(ranks, total, held.dtype, values.dtype)
                     n = kernels.sum_cut_rows(held, values, start, counts, bounds, inner, *out, whole=start > 0, at_end=at_end)
             else:
@@ -691,9 +691,9 @@ else:
     import numpy as np
     kernels.scatter_set(np.arange(2, dtype=np.uint32), np.ones(2, np.float32), 0, np.zeros(4, np.float32))
 from sparseallreduce.streams.kernels import compiled
-used = ("merge", "scatter", "gather_present", "first_violation", "sum_duplicates", "sum_rows", "cut_rows", "estimate_union",
-    "sum_cut_rows", "write_past")
-dispatchers = [getattr(compiled, name) for name in used]
+used = ("merging.merge", "dense.scatter", "dense.gather_present", "order.first_violation", "order.sum_duplicates", "rows.sum_rows",
+    "rows.cut_rows", "rows.estimate_union", "rows.sum_cut_rows", "rows.write_past")
+dispatchers = [compiled.kernel_named(name).variants[0] for name in used]
 print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_counter() - begin)
 """
 

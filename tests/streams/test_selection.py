@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from sparseallreduce import SparseStream
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import selection
-from sparseallreduce.streams.kernels import magnitude, selection_compiled
+from sparseallreduce.streams.kernels import dispatch, magnitude
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.kernels.reference import selection as selection_reference
 from sparseallreduce.streams.selection import exact
 
 DTYPES = (np.float32, np.float64)
@@ -26,9 +25,22 @@ SPECIAL = (0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -5e-324, 1e38, 1.
 LARGE = 3 * exact.SMALL + 17  # which is bracketed by a sample, and ends in no whole group
 
 
-@pytest.fixture(params=[selection_compiled, selection_reference], ids=["compiled", "reference"])
+def no_compiled_code(*_):
+    """In the place of what finds it."""
+
+
+TWINS = {"compiled": dispatch.find, "reference": no_compiled_code}
+
+
+def find_by(patch, find):
+    """Let the loops be found by a function, also those that are known."""
+    patch.setattr(loops, "known", no_compiled_code)
+    patch.setattr(loops, "find", find)
+
+
+@pytest.fixture(params=TWINS)
 def twin(request, monkeypatch):
-    monkeypatch.setattr(loops, "_loops", lambda: request.param)
+    find_by(monkeypatch, TWINS[request.param])
     return request.param
 
 
@@ -242,14 +254,14 @@ class TestEverySelector:
 
 
 class OutOfMemory:
-    """Loops of which the call of a number finds no memory."""
+    """Finds loops of which the call of a number finds no memory."""
 
     def __init__(self, failing):
         self.failing, self.calls = failing, 0
 
-    def __getattr__(self, name):
-        loop = getattr(selection_compiled, name)
-        if name in ("moments", "norms"):  # which take next to none
+    def __call__(self, name, *kind):
+        loop = dispatch.find(name, *kind)
+        if name.startswith(("selection.moments", "selection.norms")):  # which take next to none
             return loop
 
         def limited(*arguments):
@@ -271,7 +283,7 @@ class TestWithoutMemory:
             selector(residual, clear=True)
             held = residual + gradient
             monkeypatch.setattr(loops, "ROOM", 64)  # so that buffers grow
-            monkeypatch.setattr(loops, "_loops", mock.Mock(return_value=OutOfMemory(failing)))
+            find_by(monkeypatch, OutOfMemory(failing))
             try:
                 selector(residual, gradient, clear=True)
             except MemoryError:
@@ -655,9 +667,9 @@ class TestTwins:
             "fixed": data.draw(st.sampled_from([0, 1, 4, 70])),
         }
         results = []
-        for module in (selection_compiled, selection_reference):
+        for find in TWINS.values():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loops, "_loops", lambda module=module: module)
+                find_by(patch, find)
                 ours = array.copy()
                 indices, values, reached = loops.select(ours, gradient, over, np.uint64, clear=True)
                 above, inside, found = loops.collect(array, over, largest, 2 * size)

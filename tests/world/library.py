@@ -21,7 +21,7 @@ import numpy as np
 from numba import types
 
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels import dispatch
 
 OWN = ("sparseallreduce", "sparseallreduce.runtime", "sparseallreduce.reducers")  # these packages and the modules in them
 
@@ -314,14 +314,14 @@ def _converter(world: Any, of: Any) -> Callable[[Any], Any]:
 
 def cut(rows: Any, itemsize: Any, counts: Any, size: Any, part: Any, parts: Any, bounds: Any) -> Any:
     """What kernels call of the compiled sums, as a call of its own."""
-    entry = kernels._compiled("cut_rows", None, rows.dtype, np.dtype(np.uint32), 1)
+    entry = dispatch.find("rows.cut_rows", None, rows.dtype, np.dtype(np.uint32), 1)
     assert entry is not None
     return entry(rows, itemsize, counts, size, part, parts, bounds)
 
 
 def sum_cut(op: int, rows: Any, values: Any, start: Any, counts: Any, bounds: Any, whole: Any, at_end: Any, *rest: Any) -> Any:
     """Likewise."""
-    entry = kernels._compiled("sum_cut_rows", np.add, rows.dtype, values.dtype, 1)
+    entry = dispatch.find("rows.sum_cut_rows", np.add, rows.dtype, values.dtype, 1)
     assert entry is not None
     return entry(rows, values, start, counts, bounds, bool(whole), bool(at_end), *rest)
 

@@ -12,15 +12,15 @@ accumulator that is to be changed but read-only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import import_module
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams.kernels.contract import Array
+from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels.contract import UINT32, Array
+from sparseallreduce.streams.kernels.dispatch import find, known
+from sparseallreduce.streams.kernels.reference import selection as reference
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "warm_up"]
 
@@ -64,10 +64,17 @@ def select(
         Up to which place the array was treated; N unless there were more than ``most``.
     """
     _check(accumulator, gradient, clear or gradient is not None)
-    loops = _loops()
+    name = "selection.select" if gradient is None else "selection.select_of_sum"
+    bits = magnitude.bits_of(accumulator)
+    mask = magnitude.mask(bits.dtype)
 
     def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
-        return loops.select(accumulator, gradient, over, clear, start, indices, values)  # type: ignore[no-any-return]
+        key = (name, None, indices.dtype, accumulator.dtype, 1)
+        entry = known(key) or find(*key)
+        if entry is None:
+            return reference.select(accumulator, gradient, over, clear, start, indices, values)
+        chosen = magnitude.bits_of(values)
+        return entry(accumulator, bits, gradient, mask, over, clear, start, indices, chosen)  # type: ignore[no-any-return]
 
     return _gathered(step, accumulator, gradient, clear, index_dtype, expected, ROOM, most)
 
@@ -158,11 +165,17 @@ def draw(
     _check(accumulator, gradient, clear or gradient is not None)
     if bucket < 1:
         raise StreamError(f"a bucket holds at least one value, not {bucket}")
-    loops = _loops()
+    name = "selection.draw" if gradient is None else "selection.draw_of_sum"
+    bits = magnitude.bits_of(accumulator)
     options = bucket, share, at_most, fixed, seed, clear
 
     def step(start: int, indices: Array, values: Array) -> tuple[int, int]:
-        return loops.draw(accumulator, gradient, options, start, indices, values)  # type: ignore[no-any-return]
+        key = (name, None, indices.dtype, accumulator.dtype, 1)
+        entry = known(key) or find(*key)
+        if entry is None:
+            return reference.draw(accumulator, gradient, options, start, indices, values)
+        outputs = indices, magnitude.bits_of(values)
+        return entry(accumulator, bits, gradient, *options, start, *outputs)  # type: ignore[no-any-return]
 
     expected = int(1.25 * (share + 1) * (len(accumulator) // bucket + 1))
     indices, values, _ = _gathered(step, accumulator, gradient, clear, index_dtype, expected, bucket + ROOM)
@@ -191,7 +204,12 @@ def collect(array: Array, below: int, over: int, room: int) -> tuple[int, int, A
     """
     _check(array)
     found = np.empty(room + 64, f"i{array.itemsize}")
-    above, inside = _loops().collect(array, below, over, found)
+    entry = find("selection.collect", None, UINT32, array.dtype)
+    if entry is None:
+        above, inside = reference.collect(array, below, over, found)
+    else:
+        bits = magnitude.bits_of(array)
+        above, inside = entry(bits, magnitude.mask(bits.dtype), below, over, found)
     return above, inside, found[: min(inside, room)].view(array.dtype)
 
 
@@ -207,8 +225,11 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     _check(array)
     if not 1 <= k <= len(array):
         raise StreamError(f"there is no magnitude of rank {k} among {len(array)}: k is out of range, or the array has changed meanwhile")
-    key, ties = _loops().kth(array, k)
-    return key, ties
+    entry = find("selection.kth", None, UINT32, array.dtype)
+    if entry is None:
+        return reference.kth(array, k)
+    bits = magnitude.bits_of(array)
+    return entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), k, np.empty_like(bits))  # type: ignore[no-any-return]
 
 
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
@@ -216,21 +237,27 @@ def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0
     _check(accumulator, gradient)
     if not 1 <= count <= len(accumulator):
         raise StreamError(f"{count} values cannot be sampled from {len(accumulator)}")
-    sampled: Array = _loops().sample(accumulator, gradient, count, seed)
+    entry = find("selection.sample" if gradient is None else "selection.sample_of_sum", None, UINT32, accumulator.dtype)
+    if entry is None:
+        return reference.sample(accumulator, gradient, count, seed)
+    sampled: Array = np.empty(count, accumulator.dtype)
+    entry(accumulator, gradient, len(accumulator) // count, seed, sampled)
     return sampled
 
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and sum up the values and their squares, in float64, what is not finite as zeros."""
     _check(accumulator, gradient, gradient is not None)
-    total, squares = _loops().moments(accumulator, gradient)
+    entry = find("selection.moments" if gradient is None else "selection.moments_of_sum", None, UINT32, accumulator.dtype)
+    total, squares = (entry or reference.moments)(accumulator, gradient)
     return total, squares
 
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and find the sum of the magnitudes and the largest of them, what is not finite as zeros."""
     _check(accumulator, gradient, gradient is not None)
-    total, largest = _loops().norms(accumulator, gradient)
+    entry = find("selection.norms" if gradient is None else "selection.norms_of_sum", None, UINT32, accumulator.dtype)
+    total, largest = (entry or reference.norms)(accumulator, gradient)
     return total, largest
 
 
@@ -238,7 +265,11 @@ def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Ar
     """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order."""
     _check(array)
     places = np.empty(k + 1, index_dtype)
-    return places[: _loops().top(array, key, ties, places)]
+    entry = find("selection.top", None, places.dtype, array.dtype)
+    if entry is None:
+        return places[: reference.top(array, key, ties, places)]
+    bits = magnitude.bits_of(array)
+    return places[: entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), key, ties, places)]
 
 
 def _check(accumulator: Array, gradient: Array | None = None, changed: bool = False) -> None:
@@ -267,12 +298,3 @@ def warm_up(dtype: DTypeLike = np.float32, index_dtype: DTypeLike = np.uint32) -
         select(array, gradient, 0, index_dtype)
     collect(array, 0, 1, 1)
     top(array, *kth(array, 1), 1, index_dtype)
-
-
-@lru_cache(maxsize=1)
-def _loops() -> ModuleType:
-    """Compiled loops, or those of NumPy."""
-    from numba.core import config  # only here: to import it takes half a second, which a user who never selects should not pay
-
-    twin = "reference.selection" if config.DISABLE_JIT else "selection_compiled"  # type: ignore[attr-defined]
-    return import_module(f"sparseallreduce.streams.kernels.{twin}")

@@ -9,15 +9,14 @@ quarter off the time: the processor itself does not look beyond the page that it
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
-from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.compiled.arrays import U
+from sparseallreduce.streams.kernels.compiled.signatures import Kernel, Types
 from sparseallreduce.streams.kernels.contract import Array
 from sparseallreduce.streams.kernels.intrinsics import (
     GROUP,
@@ -34,15 +33,13 @@ from sparseallreduce.streams.kernels.intrinsics import (
     over_of_64,
 )
 
-__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
+__all__ = ["KERNELS"]
 
 AT_ONCE = 4  # entries written for each group at least: more are rare up to a density of a few per cent
 CHUNK = 4096  # values after which those chosen are cleared, while they are in the L1 cache
 RANGE = (2.0**-60, 2.0**60)  # of the largest magnitude of a bucket within which chances are computed without scaling, and
 LIFT = 2.0**100  # by what magnitudes are multiplied, or divided, beyond: so that neither chances nor norms leave the range of float32
 DIGIT = 11  # bits that one pass of a radix selection looks at: its counts fill half an L1 cache
-
-U: Any = np.uint64
 
 
 @inlined
@@ -63,7 +60,7 @@ def _emit(word: Any, start: Any, source: Array, indices: Array, values: Array, n
 
 
 @kernel
-def _select(
+def select(
     accumulator: Array, bits: Array, gradient: Array | None, mask: Any, over: Any, clear: bool, start: Any, indices: Array, values: Array
 ) -> Any:
     """Choose from place ``start`` on until the end or until there is no room; ``bits`` are those of the accumulator."""
@@ -98,7 +95,7 @@ def _compared(accumulator: Array, bits: Array, gradient: Array | None, start: An
 
 
 @kernel
-def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
+def collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any:
     """Count the magnitudes above ``over``, and count and write those above ``below`` and not above ``over``, as many as fit."""
     size, room = U(bits.shape[0]), U(found.shape[0])
     whole, above, inside, start = size & ~U(GROUP - 1), U(0), U(0), U(0)
@@ -131,7 +128,7 @@ def _collect(bits: Array, mask: Any, below: Any, over: Any, found: Array) -> Any
 
 
 @kernel
-def _kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any:
+def kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any:
     """Radix selection: count the values of one digit, keep what agrees with the digit of the wanted one, take the next digit.
 
     Keys count from the lowest one, so that already the first digit tells many apart.
@@ -165,7 +162,7 @@ def _kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any
 
 
 @kernel
-def _sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, sampled: Array) -> None:
+def sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, sampled: Array) -> None:
     """Take one value of each ``stride``, at a place that a hash of its number chooses."""
     for entry in range(U(sampled.shape[0])):
         i = entry * stride + _hash(seed + entry) % stride
@@ -185,7 +182,7 @@ def _hash(number: Any) -> Any:
 
 
 @kernel
-def _top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Array) -> Any:
+def top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Array) -> Any:
     """Where magnitudes are above ``key``, and the first ``ties`` places where they equal it, as many as fit with one to spare."""
     n, last = U(0), U(positions.shape[0]) - U(1)
     for i in range(U(bits.shape[0])):
@@ -209,7 +206,7 @@ def _write_rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any
 
 
 @kernel
-def _moments(accumulator: Array, gradient: Array | None) -> Any:
+def moments(accumulator: Array, gradient: Array | None) -> Any:
     size = U(accumulator.shape[0])
     whole, lanes = size & ~U(LANES - 1), np.zeros(2 * LANES)
     if gradient is None:
@@ -246,7 +243,7 @@ def _norms_in(accumulator: Array, gradient: Array | None, begin: Any, end: Any, 
 
 
 @kernel
-def _norms(accumulator: Array, gradient: Array | None) -> Any:
+def norms(accumulator: Array, gradient: Array | None) -> Any:
     lanes, rest = np.empty(2 * LANES), np.empty(LANES, accumulator.dtype)
     return _norms_in(accumulator, gradient, U(0), U(accumulator.shape[0]), lanes, rest)
 
@@ -282,7 +279,7 @@ def _chances(norm: float, largest: float, size: Any, share: float, at_most: bool
 
 
 @kernel
-def _draw(
+def draw(
     accumulator: Array,
     bits: Array,
     gradient: Array | None,
@@ -347,72 +344,31 @@ def _fill_up(place: Any, indices: Array, values: Array, begin: Any, n: Any, end:
     return end
 
 
-def select(
-    accumulator: Array, gradient: Array | None, over: int, clear: bool, start: int, indices: Array, values: Array
-) -> tuple[int, int]:
-    """See :mod:`~sparseallreduce.streams.kernels.selection`, also for the others."""
-    bits = magnitude.bits_of(accumulator)
-    entry = _entry("select", accumulator.dtype, indices.dtype, gradient is None)
-    start, n = entry(accumulator, bits, gradient, magnitude.mask(bits.dtype), over, clear, start, indices, magnitude.bits_of(values))
-    return start, n
+def _alone_and_of_sum(name: str, dispatcher: Any, signature: Callable[[Types, Any], tuple[Any, ...]]) -> dict[str, Kernel]:
+    """A kernel for an array alone, and the same for one to which another is added first."""
+    return {
+        name: Kernel((dispatcher,), lambda of: signature(of, types.none)),
+        f"{name}_of_sum": Kernel((dispatcher,), lambda of: signature(of, of.values)),
+    }
 
 
-def collect(array: Array, below: int, over: int, found: Array) -> tuple[int, int]:
-    bits = magnitude.bits_of(array)
-    above, inside = _entry("collect", array.dtype)(bits, magnitude.mask(bits.dtype), below, over, found)
-    return above, inside
-
-
-def kth(array: Array, k: int) -> tuple[int, int]:
-    bits = magnitude.bits_of(array)
-    key, ties = _entry("kth", array.dtype)(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), k, np.empty_like(bits))
-    return key, ties
-
-
-def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) -> Array:
-    sampled = np.empty(count, accumulator.dtype)
-    _entry("sample", accumulator.dtype, unfused=gradient is None)(accumulator, gradient, len(accumulator) // count, seed, sampled)
-    return sampled
-
-
-def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    return _entry("moments", accumulator.dtype, unfused=gradient is None)(accumulator, gradient)  # type: ignore[no-any-return]
-
-
-def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
-    return _entry("norms", accumulator.dtype, unfused=gradient is None)(accumulator, gradient)  # type: ignore[no-any-return]
-
-
-def draw(
-    accumulator: Array, gradient: Array | None, options: tuple[int, float, bool, int, int, bool], start: int, indices: Array, values: Array
-) -> tuple[int, int]:
-    entry = _entry("draw", accumulator.dtype, indices.dtype, gradient is None)
-    outputs = start, indices, magnitude.bits_of(values)
-    return entry(accumulator, magnitude.bits_of(accumulator), gradient, *options, *outputs)  # type: ignore[no-any-return]
-
-
-def top(array: Array, key: int, ties: int, positions: Array) -> int:
-    bits = magnitude.bits_of(array)
-    entry = _entry("top", array.dtype, positions.dtype)
-    n: int = entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), key, ties, positions)
-    return n
-
-
-@lru_cache
-def _entry(name: str, dtype: Any, index_dtype: Any = np.uint32, unfused: bool = True) -> Callable[..., Any]:
-    """The machine code of a kernel for values of a dtype, compiled or from numba's cache on disk."""
-    f, i = (numba.from_dtype(np.dtype(of)) for of in (dtype, f"i{np.dtype(dtype).itemsize}"))
-    floats, bits, indices = (types.Array(of, 1, "C", aligned=False) for of in (f, i, numba.from_dtype(np.dtype(index_dtype))))
-    gradient = types.none if unfused else types.Array(f, 1, "C", readonly=True, aligned=False)
-    u, flag = types.uint64, types.boolean
-    dispatcher, signature = {
-        "select": (_select, (floats, bits, gradient, i, i, flag, u, indices, bits)),
-        "collect": (_collect, (bits, i, i, i, bits)),
-        "kth": (_kth, (bits, i, i, u, bits)),
-        "sample": (_sample, (floats, gradient, u, u, floats)),
-        "moments": (_moments, (floats, gradient)),
-        "norms": (_norms, (floats, gradient)),
-        "draw": (_draw, (floats, bits, gradient, u, types.float64, flag, u, u, flag, u, indices, bits)),
-        "top": (_top, (bits, i, i, i, u, indices)),
-    }[name]
-    return compiled_entry(dispatcher, signature)
+_WORD, _FLAG = types.uint64, types.boolean
+KERNELS = {
+    **_alone_and_of_sum(
+        "select", select, lambda of, gradient: (of.vout, of.bits, gradient, of.key, of.key, _FLAG, _WORD, of.iout, of.bits)
+    ),
+    "collect": Kernel((collect,), lambda of: (of.bits, of.key, of.key, of.key, of.bits)),
+    "kth": Kernel((kth,), lambda of: (of.bits, of.key, of.key, _WORD, of.bits)),
+    **_alone_and_of_sum("sample", sample, lambda of, gradient: (of.vout, gradient, _WORD, _WORD, of.vout)),
+    "top": Kernel((top,), lambda of: (of.bits, of.key, of.key, of.key, _WORD, of.iout)),
+    **_alone_and_of_sum("moments", moments, lambda of, gradient: (of.vout, gradient)),
+    **_alone_and_of_sum("norms", norms, lambda of, gradient: (of.vout, gradient)),
+    **_alone_and_of_sum(
+        "draw",
+        draw,
+        lambda of, gradient: (
+            *(of.vout, of.bits, gradient, _WORD, types.float64, _FLAG, _WORD, _WORD, _FLAG),
+            *(_WORD, of.iout, of.bits),
+        ),
+    ),
+}

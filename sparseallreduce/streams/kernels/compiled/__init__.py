@@ -1,0 +1,78 @@
+"""The kernels as numba compiles them: plain loops over sorted indices, without allocations or the GIL.
+
+None reads or writes outside of its arrays, whatever the arrays hold and even if they change meanwhile: a place that comes from an
+index is read once and compared with the length, and lengths and counts are compared first. What numba itself checks at a call is
+only that an argument is an array of items of the right size: dtypes and dimensions are up to
+:mod:`~sparseallreduce.streams.kernels`. What does not fit, a kernel answers with one of the negative numbers in
+:mod:`~sparseallreduce.streams.kernels.contract`. Those of :mod:`~sparseallreduce.streams.kernels.compiled.selection` alone leave all
+that to their callers, and take memory for what they count.
+
+Two rules keep the loops fast. Every position is a ``uint64``, so that numba emits no code for negative positions (and ``uint64``
+with a signed integer would become a float). And what a loop selects, it selects without a branch, because in random streams
+no branch on the order of two indices can be predicted.
+
+Each module names in ``KERNELS`` what callers find there. What kernels of other packages are made of is imported from here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from sparseallreduce.streams.kernels.compilation import compiled_entry
+from sparseallreduce.streams.kernels.compiled.arrays import ADD, MAXIMUM, MINIMUM, MULTIPLY, REPLACE
+from sparseallreduce.streams.kernels.compiled.order import BLOCK
+from sparseallreduce.streams.kernels.compiled.rows import cut, sum_cut
+from sparseallreduce.streams.kernels.compiled.signatures import Kernel, Types, array_type
+from sparseallreduce.streams.kernels.contract import MALFORMED
+
+__all__ = ["ADD", "BLOCK", "MALFORMED", "array_type", "compile_kernel", "cut", "kernel_named", "sum_cut"]
+
+_OPERATORS = {np.add: ADD, np.multiply: MULTIPLY, np.minimum: MINIMUM, np.maximum: MAXIMUM, "replace": REPLACE}
+_VALUE_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
+_COPIED_DTYPES = (*_VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of float16, with which numba does not compute
+
+
+def kernel_named(name: str) -> Kernel:
+    """A kernel by the name of its module and its own: ``"merging.merge"``."""
+    module, _, kernel = name.partition(".")
+    found: Kernel = import_module(f"{__name__}.{module}").KERNELS[kernel]
+    return found
+
+
+def compile_kernel(
+    name: str, operator: Any, index_dtype: np.dtype[Any], value_dtype: np.dtype[Any], ndim: int
+) -> Callable[..., Any] | None:
+    """Compile one specialisation of a kernel, or load it from numba's cache on disk.
+
+    Parameters
+    ----------
+    name : str
+        As for :func:`kernel_named`; the variant for rows is chosen by ``ndim``.
+    operator : callable, "replace" or None
+        A ufunc that the kernel applies to two values, bound to its first argument; None for kernels that apply none.
+    index_dtype, value_dtype : numpy dtype
+        Of the indices, and of the values or their bits.
+    ndim : {1, 2}
+        Of the array of values.
+
+    Returns
+    -------
+    callable or None
+        None if the operator or the values are of a kind that is not compiled.
+    """
+    known = operator is None or operator in _OPERATORS
+    if not known or (operator is not None and value_dtype not in (_COPIED_DTYPES if operator == "replace" else _VALUE_DTYPES)):
+        return None
+    kernel = kernel_named(name)
+    dispatcher, signature = kernel.variants[ndim - 1], kernel.signature(Types(index_dtype, value_dtype, ndim))
+    if operator is None:
+        return compiled_entry(dispatcher, signature)
+    code = _OPERATORS[operator]
+    literal = types.literal(code)  # type: ignore[no-untyped-call]
+    return functools.partial(compiled_entry(dispatcher, (literal, *signature)), code)

@@ -1,0 +1,62 @@
+"""What kernels have in common: whether arrays lie without gaps, what is done to two values, where an index lies among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.streams.kernels.compilation import inlined
+from sparseallreduce.streams.kernels.contract import Indices, Values
+from sparseallreduce.streams.kernels.intrinsics import move, select
+
+__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "REPLACE", "U", "combine", "copy_rows", "is_list", "is_table", "lower_bound"]
+
+ADD, MULTIPLY, MINIMUM, MAXIMUM, REPLACE = range(5)  # REPLACE keeps the second value: a copy, or a place for the caller to fill
+U: Any = np.uint64
+
+
+@inlined
+def combine(op: int, a: Any, b: Any) -> Any:
+    """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy."""
+    if op == ADD:
+        return a + b
+    if op == MULTIPLY:
+        return a * b
+    if op == MINIMUM:
+        return select((a < b) | (a != a), a, b)
+    if op == MAXIMUM:
+        return select((a > b) | (a != a), a, b)
+    return b
+
+
+@inlined
+def is_list(array: Values) -> bool:
+    """Whether a 1-D array lies without gaps, as its declared type only promises."""
+    return array.shape[0] <= 1 or array.strides[0] == array.itemsize
+
+
+@inlined
+def is_table(array: Values) -> bool:
+    """Whether a 2-D array lies without gaps."""
+    rows, width = array.shape
+    together = rows <= 1 or array.strides[0] == array.itemsize * width  # the stride of a single row or column means nothing
+    return array.size == 0 or (together and (width <= 1 or array.strides[1] == array.itemsize))
+
+
+@inlined
+def lower_bound(indices: Indices, lo: Any, hi: Any, index: Any) -> Any:
+    while lo < hi:
+        middle = (lo + hi) >> U(1)
+        if indices[middle] < index:
+            lo = middle + U(1)
+        else:
+            hi = middle
+    return lo
+
+
+@inlined
+def copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indices, vout: Values, n: Any, width: Any) -> Any:
+    move(iout, n, indices, start, end - start)
+    move(vout, n * width, values, start * width, (end - start) * width)
+    return n + (end - start)

@@ -1,0 +1,133 @@
+"""Values to and from places of a dense array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, UINT64, Indices, Values, unlike
+from sparseallreduce.streams.kernels.dispatch import find, known
+from sparseallreduce.streams.kernels.reference import dense as reference
+from sparseallreduce.streams.operator import Operator
+
+__all__ = ["gather_present", "scatter", "scatter_set"]
+
+_BITS: dict[np.dtype[Any], np.dtype[Any]] = {  # of which dtype the bits of values are
+    np.dtype(np.float16): np.dtype(np.uint16),
+    **{np.dtype(name): UINT32 for name in ("float32", "int32")},
+    **{np.dtype(name): UINT64 for name in ("float64", "int64")},
+}
+
+
+def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Values) -> None:
+    """Combine values into a dense array: ``dense[indices - lo] = op.ufunc(dense[indices - lo], values)``.
+
+    Parameters
+    ----------
+    indices : ndarray of uint32 or uint64, shape (n,)
+        Strictly increasing, each in ``[lo, lo + len(dense))``.
+    values : ndarray, shape (n,) or (n, width)
+    lo : int
+        The index that ``dense[0]`` stands for.
+    op : Operator
+    dense : ndarray, shape (size,) or (size, width)
+        Changed in place; of the dtype of ``values``.
+
+    Raises
+    ------
+    StreamError
+        If an index lies outside of ``dense``, after what lies inside has been combined; or, before anything has, if the first or the
+        last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
+    """
+    if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
+        raise unlike("scattered", indices=indices, values=values, dense=dense)
+    entry = known(("dense.scatter", op.ufunc, indices.dtype, values.dtype, values.ndim)) or find(
+        "dense.scatter", op.ufunc, indices.dtype, values.dtype, values.ndim
+    )
+    if entry is None:
+        reference.scatter(indices, values, lo, op, dense)
+    elif entry(indices, values, lo, dense) == MALFORMED:
+        raise _scatter_error(indices, values, lo, dense)
+
+
+def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> None:
+    """Assign values to places of a dense array: ``dense[indices - lo] = values``, bit by bit.
+
+    Parameters and exceptions are those of :func:`scatter`.
+    """
+    if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
+        raise unlike("scattered", indices=indices, values=values, dense=dense)
+    if values.dtype == np.float16:
+        values, dense = values.view(np.uint16), dense.view(np.uint16)
+    entry = known(("dense.scatter", "replace", indices.dtype, values.dtype, values.ndim)) or find(
+        "dense.scatter", "replace", indices.dtype, values.dtype, values.ndim
+    )
+    if entry is None:
+        reference.scatter_set(indices, values, lo, dense)
+    elif entry(indices, values, lo, dense) == MALFORMED:
+        raise _scatter_error(indices, values, lo, dense)
+
+
+def _scatter_error(indices: Indices, values: Values, lo: int, dense: Values) -> StreamError:
+    bounds = f" {indices.min()}..{indices.max()}" if len(indices) else ""
+    return StreamError(
+        f"cannot scatter {indices.shape} indices{bounds} with {values.shape} values into a dense array of shape {dense.shape} that "
+        f"begins at {lo}: each index needs a value and a place there, and every array must be C-contiguous"
+    )
+
+
+def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indices, Values]:
+    """Find what is not zero in a dense array.
+
+    Parameters
+    ----------
+    dense : ndarray, shape (size,) or (size, width)
+    lo : int
+        The index that ``dense[0]`` stands for.
+    index_dtype : {uint32, uint64}
+        Dtype of the indices; it must hold ``lo + size - 1``.
+
+    Returns
+    -------
+    indices : ndarray, shape (n,)
+        ``lo`` plus the positions of the elements that are not zero, or of the rows that have such an element. NaN is not zero,
+        and -0.0 is.
+    values : ndarray, shape (n,) or (n, width)
+        A copy of what is there.
+
+    Raises
+    ------
+    StreamError
+        If ``dense`` is not C-contiguous.
+    """
+    index_dtype = np.dtype(index_dtype)
+    bits = _BITS.get(dense.dtype)
+    entry = None if bits is None else find("dense.gather_present", None, index_dtype, bits, dense.ndim)
+    if entry is None or bits is None:
+        return reference.gather_present(dense, lo, index_dtype)
+    width = dense.shape[1:]
+    mask = 2 ** (8 * dense.dtype.itemsize - (dense.dtype.kind == "f")) - 1  # without the sign of a zero
+    present = dense.view(bits)
+    room = _expected_present(present, mask)
+    while True:
+        indices, values = np.empty(room, index_dtype), np.empty((room, *width), dense.dtype)
+        found = entry(present, mask, lo, indices, values.view(bits))
+        if found == MALFORMED:
+            raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
+        if found <= room:
+            indices.resize(found, refcheck=False)
+            values.resize((found, *width), refcheck=False)
+            return indices, values
+        room = found
+
+
+def _expected_present(bits: Values, mask: int) -> int:
+    """Room for what a dense array probably holds, by a sample, so that large ones need not be read twice."""
+    blocks = len(bits) // 2048
+    if bits.ndim != 1 or blocks < 32 or not bits.flags.c_contiguous:
+        return 0
+    sample = bits[: blocks * 2048].reshape(blocks, 2048)[:, :64] & bits.dtype.type(mask)
+    return min(len(bits), 48 * int(np.count_nonzero(sample)) + 4096)  # half as much again, which is never touched
