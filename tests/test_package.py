@@ -145,6 +145,15 @@ def test_the_package_is_typed_and_knows_its_version():
     assert sar.__version__ in (project["version"], "0+unknown")
 
 
+def test_the_oldest_versions_to_test_with_are_the_lower_bounds():
+    root = PACKAGE.parent
+    run = subprocess.run([sys.executable, root / "tools" / "oldest.py"], capture_output=True, text=True, timeout=60, check=True)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for requirement in [*project["dependencies"], *extras["mpi"], *extras["test"]]:
+        assert requirement.split(",")[0].replace(">=", "==") in run.stdout.splitlines()
+
+
 @pytest.mark.parametrize("error", [name for name in sar.__all__ if name.endswith("Error")])
 def test_every_error_is_one_of_the_librarys(error):
     assert issubclass(getattr(sar, error), sar.SparseAllreduceError)

@@ -1,8 +1,10 @@
 #!/bin/sh
-# Make a virtual environment and install this project into it, with the given extras: venv.sh DIRECTORY EXTRAS
+# Make a virtual environment and install this project into it, with the given extras: venv.sh DIRECTORY EXTRAS [CONSTRAINTS]
+# CONSTRAINTS is a file of versions for pip.
 set -eu
 venv=$1
 extras=$2
+constraints=${3:-}
 
 usable='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 
@@ -26,4 +28,5 @@ fi
 
 # --quiet twice: errors only. Python compiles what is imported, which is a small part of it.
 echo "Installing sparseallreduce[$extras] into $venv"
-"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile --editable ".[$extras]"
+"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile --editable ".[$extras]" \
+    ${constraints:+--constraint "$constraints"}

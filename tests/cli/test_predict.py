@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click_runner import CliRunner
 
 from sparseallreduce.cli import main
 from sparseallreduce.linear import FittedModel, LogisticRegression, load_model, save_model
@@ -66,7 +66,7 @@ def test_probabilities_are_of_every_label(folder, tmp_path):
     np.testing.assert_allclose(table[:, 1] + table[:, 2], 1, atol=1e-5)
     np.testing.assert_array_equal(np.where(table[:, 2] > 0.5, 1, -1), table[:, 0])
     refused = command("predict", folder / "svm.npz", folder / "data.svm", "--probabilities", status=2)
-    assert "--probabilities is for logistic models" in refused.output
+    assert "--probabilities is for logistic models" in refused.stderr
 
 
 def test_a_model_of_an_estimator_predicts_its_own_labels(folder, tmp_path):
@@ -92,8 +92,8 @@ def test_features_that_the_model_does_not_have_are_an_error_or_left_out(folder, 
     text = (folder / "data.svm").read_text()
     (tmp_path / "more.svm").write_text(text.replace("\n", f" {FEATURES + 7}:5\n", 1))
     refused = command("predict", folder / "svm.npz", tmp_path / "more.svm", "--out", tmp_path / "out.txt", status=1)
-    assert f"index {FEATURES + 7} is above" in refused.output
-    assert "line 1" in refused.output
+    assert f"index {FEATURES + 7} is above" in refused.stderr
+    assert "line 1" in refused.stderr
     assert not (tmp_path / "out.txt").exists()
     command("predict", folder / "svm.npz", tmp_path / "more.svm", "--ignore-unknown", "--out", tmp_path / "out.txt")
     command("predict", folder / "svm.npz", folder / "data.svm", "--out", tmp_path / "expected.txt")
@@ -110,10 +110,10 @@ def test_a_file_with_fewer_features_is_fine(folder, tmp_path):
 
 
 def test_errors_name_the_file(folder, tmp_path):
-    assert "there is no model file" in command("predict", tmp_path / "absent.npz", folder / "data.svm", status=1).output
-    assert "is not a model file" in command("predict", folder / "data.svm", folder / "data.svm", status=1).output
-    assert "absent.svm" in command("predict", folder / "svm.npz", tmp_path / "absent.svm", status=1).output
-    assert "cannot write" in command("predict", folder / "svm.npz", folder / "data.svm", "--out", tmp_path / "no" / "out", status=1).output
+    assert "there is no model file" in command("predict", tmp_path / "absent.npz", folder / "data.svm", status=1).stderr
+    assert "is not a model file" in command("predict", folder / "data.svm", folder / "data.svm", status=1).stderr
+    assert "absent.svm" in command("predict", folder / "svm.npz", tmp_path / "absent.svm", status=1).stderr
+    assert "cannot write" in command("predict", folder / "svm.npz", folder / "data.svm", "--out", tmp_path / "no" / "out", status=1).stderr
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

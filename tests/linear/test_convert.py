@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click_runner import CliRunner
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click_runner import CliRunner
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from click.testing import CliRunner
+from click_runner import CliRunner
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click_runner import CliRunner
 
 from sparseallreduce.cli import main
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -698,9 +699,8 @@ print(sum(sum(d.stats.cache_misses.values()) for d in dispatchers), time.perf_co
 """
 
 
-def probe(cache, which="all"):
-    root = Path(kernels.__file__).parents[3]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONWARNINGS": "error::UserWarning"}
+def probe(cache, which="all", root=Path(kernels.__file__).parents[3], **variables):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONWARNINGS": "error::UserWarning", **variables}
     return subprocess.Popen(
         [sys.executable, "-c", PROBE, str(root), which], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -722,10 +722,14 @@ def test_of_processes_that_start_together_one_compiles_each_kernel_and_later_one
     assert outcome(probe(tmp_path, "one")) >= 0
 
 
-def test_kernels_work_where_nothing_can_be_written(tmp_path, monkeypatch):
+def test_kernels_work_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    monkeypatch.setenv("NUMBA_CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")  # not beside the source, nor at home
-    assert outcome(probe(tmp_path / "file" / "cache", "one")) == 1
+    nowhere = tmp_path / "file" / "cache"
+    shutil.copytree(Path(kernels.__file__).parents[2], tmp_path / "sparseallreduce", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("kernels", "kernels/compiled"):
+        (tmp_path / "sparseallreduce/streams" / package / "__pycache__").write_text("not beside the source either, nor at home")
+    assert outcome(probe(nowhere, "one", tmp_path, HOME=str(nowhere), XDG_CACHE_HOME=str(nowhere))) == 1
+    assert not list(tmp_path.rglob("*.nbi"))
 
 
 def test_kernels_work_without_compilation():
