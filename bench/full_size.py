@@ -68,7 +68,7 @@ def carried_out(step: list[str]) -> dict[str, Any]:
     """One step on this rank: a command, or ``load FILE``."""
     from sparseallreduce.cli import main
     from sparseallreduce.linear import load
-    from sparseallreduce.runtime.mpi import world
+    from sparseallreduce.runtime.communicators import world
 
     comm = world()
     start = time.perf_counter()

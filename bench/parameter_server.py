@@ -25,7 +25,7 @@ from demo import ROOT, data_set, mpiexec
 from numpy.typing import NDArray
 
 from sparseallreduce.linear import STRATEGIES, Constant, Dataset, Descent, Logistic, Options, Trainer, load, read_on_workers, two_classes
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 import sparseallreduce as sar
 from sparseallreduce import optim
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 OPTIMISERS = {
     "dense SGD": optim.DenseSGD,

@@ -23,7 +23,7 @@ from sparseallreduce.errors import (
     WireError,
 )
 from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
-from sparseallreduce.runtime.mpi import Request, allreduce, iallreduce
+from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 from sparseallreduce.runtime.trace import Trace, trace

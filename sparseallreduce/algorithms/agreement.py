@@ -1,26 +1,24 @@
 """What every operation starts with: the ranks tell each other what they are about to do, and all or none of them go on.
 
-One small allgather makes sure that a bad argument on one rank, or a dimension, dtype, operator, algorithm or option that differs,
-raises the same error on every rank; it costs one latency. What is little travels with it: see :func:`agree`. A second one, of
-texts, follows only when there is something to say.
+A digest of the terms makes sure that a bad argument on one rank, or a dimension, dtype, operator, algorithm or option that differs,
+raises the same error on every rank; it travels in one small record (:mod:`sparseallreduce.runtime.handshake`). A second round, of texts,
+follows only when there is something to say: :func:`explain`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparseallreduce import errors
-from sparseallreduce.algorithms.steps import DenseAllreduce, Share, Step
+from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["RECORD", "Agreed", "Intent", "agree", "common_error", "digest_of"]
+__all__ = ["Intent", "common_error", "digest_of", "explain"]
 
-RECORD = struct.Struct("<?B6xQq")  # whether all is well, flags, digest of the terms, entries
 _TEXT_BYTES = 1024
 
 
@@ -40,51 +38,14 @@ class Intent(NamedTuple):
         return dict(self.terms) if self.error is None else {"error": type(self.error).__name__, "text": str(self.error)}
 
 
-class Agreed(NamedTuple):
-    """What a rank knows of all ranks once they agree."""
-
-    entries: tuple[int, ...]  # of each rank
-    payloads: tuple[bytes, ...]  # of each rank
-    flags: int  # that all ranks have set
-
-
-def agree(
-    intent: Intent, rank: int, ranks: int, payload: bytes = b"", room: int = 0, flags: int = 0, ready: DenseAllreduce | None = None
-) -> Generator[Step, Any, Agreed]:
-    """What all ranks say, once it is certain that they mean the same operation.
-
-    Parameters
-    ----------
-    intent : Intent
-    rank, ranks : int
-    payload : bytes, optional
-        What else to tell the others, up to ``room`` bytes; ``room`` is the same on all ranks.
-    flags : int, optional
-        Eight bits to tell the others.
-    ready : DenseAllreduce, optional
-        The step in which this rank blocks next, if the flags say so on all ranks.
+def explain(intent: Intent) -> Generator[Step, Any, Any]:
+    """What the ranks do that do not agree, or of which one has an error to tell.
 
     Raises
     ------
     SparseAllreduceError
         The same on every rank: the error of the first rank that has one, or a MismatchError.
     """
-    if ranks == 1:
-        if intent.error is not None:
-            raise common_error([intent.said()])
-        return Agreed((intent.entries,), (payload,), flags)
-    digest = digest_of(intent.terms)
-    ours = RECORD.pack(intent.error is None, flags, digest, intent.entries)
-    said: list[bytes] = yield Share(ours, payload, room, ready)
-    entries, payloads, common, alike = [], [], flags, intent.error is None
-    for message in said:
-        well, theirs, of_theirs, count = RECORD.unpack_from(message)
-        alike = alike and well and of_theirs == digest
-        common &= theirs
-        entries.append(count)
-        payloads.append(message[RECORD.size :])
-    if alike:
-        return Agreed(tuple(entries), tuple(payloads), common)
     texts: Sequence[bytes] = yield Share(_text(intent))
     raise common_error([json.loads(text.rstrip(b"\0")) for text in texts])
 

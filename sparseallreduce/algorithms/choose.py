@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time, staged_time
+from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["choose", "choose_beginning", "measure", "pack_machine", "unpack_machine"]
+__all__ = ["choose", "choose_shortcut", "measure", "pack_machine", "problem_of", "unpack_machine"]
 
 # Candidates in the order of preference among equals. The ring is never expected to win (its latency grows with P and its volume
 # is that of the split), and is left to those who know that their network wants neighbours to talk.
@@ -31,9 +31,6 @@ _CANDIDATES = (
     "allgather",
 )
 
-# Bytes of a dense vector above which each of them takes a dense sum so many times as long as is measured, at 4 MiB: 1.6 to 2.5 at 16 and
-# 64 MiB, P = 2, 4 and 8 on 2 cores, by Open MPI and MPICH. An entry takes a split in shared memory up to 1.6 times as long there.
-_CACHED, _BEYOND = 1 << 23, 2.0
 _LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
 
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
@@ -44,21 +41,27 @@ def choose(stream: SparseStream, entries: Sequence[int], reduction: Reduction, m
 
     The mean over the ranks stands for the model's k. All ranks get the same answer from the same entries and machine.
     """
-    return _best(_problem(stream, sum(entries) / len(entries), len(entries), reduction), machine)
+    return _best(problem_of(stream, sum(entries) / len(entries), len(entries), reduction), machine)
 
 
-def choose_beginning(stream: SparseStream, ranks: int, reduction: Reduction, machine: Machine, fits: bool, staged: bool = False) -> str:
-    """The name of the algorithm that ranks which can block make ready for before they agree, if all have as many entries as ``stream``.
+def choose_shortcut(problem: Problem, machine: Machine, predicted: Mapping[str, float]) -> str:
+    """The shortcut that ranks make ready for before they agree, if all have about as many entries; or the name of an algorithm.
 
-    "packed" stands for an allgather along with the agreement, without a latency of its own, for a stream that ``fits``, and "staged"
-    for a split in memory that the ranks share, for one that can be written there. The dense algorithm begins at once too, while one
-    that sends messages of its own is set up in the time that two of them take.
+    Parameters
+    ----------
+    problem : Problem
+        Of :func:`problem_of`.
+    machine : Machine
+    predicted : mapping
+        The seconds that each shortcut is expected to take, by name; "dense" is that of the dense sum, and always among them. An algorithm
+        that sends messages of its own is set up in the time that two of them take, while a shortcut begins with the agreement.
     """
-    blocking = machine if machine.beta_blocking is None else machine._replace(beta_dense=machine.beta_blocking)
-    return _beginning(_problem(stream, stream.stored, ranks, reduction), blocking, fits, staged)
+    times = {name: predicted_time(name, problem, machine) + 2 * machine.alpha for name in _CANDIDATES if name != "dense"}
+    return _fastest({**times, **predicted}, machine)
 
 
-def _problem(stream: SparseStream, entries: float, ranks: int, reduction: Reduction) -> Problem:
+def problem_of(stream: SparseStream, entries: float, ranks: int, reduction: Reduction) -> Problem:
+    """What the model is asked: streams like this one with so many entries, give or take 2 %, on each rank."""
     return Problem(
         entries=_rounded(entries),
         size=stream.size,
@@ -72,18 +75,6 @@ def _problem(stream: SparseStream, entries: float, ranks: int, reduction: Reduct
 @lru_cache(maxsize=4096)
 def _best(problem: Problem, machine: Machine) -> str:
     return _fastest({name: predicted_time(name, problem, machine) for name in _CANDIDATES}, machine)
-
-
-@lru_cache(maxsize=4096)
-def _beginning(problem: Problem, machine: Machine, fits: bool, staged: bool) -> str:
-    times = {name: predicted_time(name, problem, machine) + 2 * machine.alpha * (name != "dense") for name in _CANDIDATES}
-    if fits:
-        times["packed"] = times["allgather"] - (2 + (problem.ranks - 1).bit_length()) * machine.alpha
-    if staged:
-        times["staged"] = staged_time(problem, machine)
-        if problem.size * problem.value_bytes > _CACHED:
-            times["dense"] *= _BEYOND
-    return _fastest(times, machine)
 
 
 def _fastest(times: dict[str, float], machine: Machine) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sparseallreduce.algorithms.exchange import lower_power_of_two
 
-__all__ = ["Machine", "Problem", "expected_size", "predicted_time", "staged_time"]
+__all__ = ["Machine", "Problem", "expected_size", "predicted_time", "shared_split_time"]
 
 
 class Machine(NamedTuple):
@@ -86,7 +86,7 @@ def predicted_time(name: str, problem: Problem, machine: Machine) -> float:
     return _MODELS[name](problem, machine)
 
 
-def staged_time(problem: Problem, machine: Machine) -> float:
+def shared_split_time(problem: Problem, machine: Machine) -> float:
     """Seconds of a split in memory that the ranks share: a rank copies its stream, adds up its part, copies that, and waits twice.
 
     An entry is copied in half the time that a merge takes for one it reads, and each wait takes as long as a dense sum of next to

@@ -13,7 +13,7 @@ step                                   result
 ``Shift(dest, stream, source)``        the stream from ``source``, while ours travels to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
 ``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
-``Share(record, payload, room)``       the list of the byte strings of all ranks, each a record with its payload behind it
+``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
 
@@ -25,8 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Set
 from typing import Any, NamedTuple, TypeAlias
-
-from numpy.typing import NDArray
 
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
@@ -87,14 +85,11 @@ class DenseAllreduce(NamedTuple):
     """Reduce dense streams, on one range, over all ranks.
 
     The array of the stream is the algorithm's own, and where the reduction goes: up to some megabytes, MPI's sum in place took from
-    0.7 to 0.9 of the time. If there is an array for it to go ``into``, the stream stays as it is. If it is ``soon``, every rank is
-    known to be here next: this one may block until it is done.
+    0.7 to 0.9 of the time.
     """
 
     stream: SparseStream
     op: Operator
-    soon: bool = False
-    into: NDArray[Any] | None = None
 
 
 class DenseAllgather(NamedTuple):
@@ -106,15 +101,9 @@ class DenseAllgather(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Tell all ranks a few bytes: a record, as long on every rank, and a payload of up to ``room`` bytes, the same bound on all.
-
-    If the record says that this rank enters a blocking dense allreduce next, should all others say so too, ``ready`` is that step.
-    """
+    """Tell all ranks a few bytes, as many on every rank."""
 
     record: bytes
-    payload: bytes = b""
-    room: int = 0
-    ready: DenseAllreduce | None = None
 
 
 class Clock(NamedTuple):

@@ -16,11 +16,11 @@ import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.cli import bench_lossy
 from sparseallreduce.cli.lossy_options import lossy_options
-from sparseallreduce.cli.network import Taken, machine_of, stage_of, taken_by_auto
+from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 from sparseallreduce.streams.operator import OPERATORS, Operator
 
 Array = NDArray[Any]
@@ -148,7 +148,7 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
         machine = machine_of(comm)
         if machine is not None:
             kind = setting.dtype, dense.op
-            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, blocking=True, stage=stage_of(comm))
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, blocking=True, capacity=capacity_of(comm))
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured

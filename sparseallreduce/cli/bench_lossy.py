@@ -15,7 +15,7 @@ from sparseallreduce.cli.lossy_steps import LossySetting, MeasuredReducer, measu
 from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.timing import spread
 from sparseallreduce.reducers import REDUCERS
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 __all__ = ["run"]
 

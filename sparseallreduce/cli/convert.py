@@ -14,7 +14,7 @@ from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.convert import convert as convert_file
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 __all__ = ["byte_bar", "convert", "convert_with_bars"]
 

@@ -20,8 +20,8 @@ import click
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.errors import MPIUnavailableError
+from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
-from sparseallreduce.runtime.mpi import world
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
 
@@ -216,7 +216,7 @@ def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place
     here, counts = processes[0], Counter(hosts)
     found.say("ranks", f"{len(processes)}: {_listed(f'{count} on {host}' for host, count in counts.items())}")
     threads = "no numba" if here.threads is None else f"{here.threads} numba thread(s) a process"
-    crowded = False
+    oversubscribed = False
     found.facts["hosts"] = []
     for ranks in {place.host: same_host(places, rank) for rank, place in enumerate(places)}.values():
         available = count_cores(places[rank] for rank in ranks)
@@ -228,7 +228,7 @@ def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place
             limit = f" (a cgroup limits their time, else {unlimited})" if available < unlimited else ""
             found.say("cores", f"{available} that ranks may use{limit} of {os.cpu_count()} ({here.cpu}); {threads}")
         if len(ranks) > available:
-            crowded = True
+            oversubscribed = True
             found.problems.append(
                 f"{len(ranks)} ranks share {available} core(s) on {_listed(names)}: they take turns, and times say little. "
                 f"Start at most {available} there" + (", or raise the limit of the cgroup (cpu.max)" if available < unlimited else "")
@@ -236,7 +236,7 @@ def _ranks(found: Findings, processes: Sequence[Process], places: Sequence[Place
         found.facts["hosts"].append({"names": names, "ranks": ranks, "cores": available, "cores_without_limit": unlimited})
     if len(processes) > 1 and (here.threads or 1) > 1:
         found.say("", "OMP_NUM_THREADS=1 keeps the ranks' threads from competing for cores")
-    found.facts |= {"oversubscribed": crowded, "numba_threads": here.threads}
+    found.facts |= {"oversubscribed": oversubscribed, "numba_threads": here.threads}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -286,8 +286,8 @@ def _nvidia_devices() -> list[str]:
 
 
 def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
-    from sparseallreduce.cli.network import machine_of, stage_of, taken_by_auto
-    from sparseallreduce.runtime.mpi import shares_memory
+    from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
+    from sparseallreduce.runtime.communicators import shares_memory
 
     machine = machine_of(comm)
     if machine is None:
@@ -311,9 +311,9 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
         advice = "" if pages in _LARGE_PAGES_GIVEN else f"; 'advise' in {_LARGE_PAGES} lets the ranks have them"
         found.say("", f"large pages for what they share: {pages}{advice}")
     found.facts |= {"shared_memory": shared, "hosts_sharing_memory": sharing, "shared_large_pages": pages}
-    stage = stage_of(comm)
+    capacity = capacity_of(comm)
     choices = {
-        f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True, stage=stage)
+        f"{density:g}": taken_by_auto(machine, _SHOWN_SIZE, round(_SHOWN_SIZE * density), comm.size, blocking=True, capacity=capacity)
         for density in _SHOWN_DENSITIES
     }
     shown = ", ".join(f"{float(density):.4g}: {name}" for density, name in choices.items())
@@ -324,7 +324,7 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
 
 def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
     """The hosts of several ranks that share memory; collective."""
-    from sparseallreduce.runtime.mpi import shares_memory
+    from sparseallreduce.runtime.communicators import shares_memory
 
     names = [name for name, count in Counter(hosts).items() if count > 1]
     if not names:

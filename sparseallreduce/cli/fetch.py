@@ -13,7 +13,7 @@ from sparseallreduce.cli.convert import byte_bar, convert_with_bars
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.fetch import COLLECTION, SETS
 from sparseallreduce.linear.fetch import fetch as fetch_set
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 
 def _checksums(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.generate import BINARY_SUFFIX, KINDS
 from sparseallreduce.linear.generate import generate as write_samples
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 
 @click.command()

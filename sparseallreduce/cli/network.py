@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms import AUTO
-from sparseallreduce.algorithms.allreduce import PACKED, STAGED, Call, begins
 from sparseallreduce.algorithms.choose import choose
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.runtime.mpi import measured, stage_room
+from sparseallreduce.runtime.communicators import measured, shared_capacity
+from sparseallreduce.runtime.predictions import expected_beginning
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Taken", "machine_of", "stage_of", "taken_by_auto"]
+__all__ = ["Taken", "machine_of", "capacity_of", "taken_by_auto"]
 
 
 class Taken(NamedTuple):
@@ -33,9 +32,9 @@ def machine_of(comm: Any) -> Machine | None:
     return None if comm.size == 1 else measured(comm)
 
 
-def stage_of(comm: Any) -> int:
+def capacity_of(comm: Any) -> int:
     """Bytes of the streams that the ranks can add up in memory that they share; 0 if they share none. Collective."""
-    return 0 if comm.size == 1 else stage_room(comm)
+    return 0 if comm.size == 1 else shared_capacity(comm)
 
 
 def taken_by_auto(
@@ -46,21 +45,21 @@ def taken_by_auto(
     dtype: str = "float32",
     op: Operator = SUM,
     blocking: bool = False,
-    stage: int = 0,
+    capacity: int = 0,
 ) -> Taken:
     """The algorithm that "auto" takes for plain streams of ``entries`` on each of ``ranks``; short ones of a real network are gathered.
 
-    Ranks that block take MPI's dense sum, an allgather along with the agreement, or what they can do on a ``stage`` for so many bytes,
-    as soon as they expect to.
+    Ranks that block take MPI's dense sum, an allgather along with the agreement, or what they can do in shared memory with
+    a ``capacity`` of so many bytes, as soon as they expect to.
     """
     reduction = Reduction(op)
     stream = SparseStream._sparse_form(np.empty(entries, index_dtype(size)), np.empty(entries, dtype), size)
     if entries > stream.switch_point:
         stream = SparseStream._dense_form(np.empty(size, dtype), size)
     if blocking and ranks > 1:
-        begun = begins(Call(stream, op, AUTO, {}, None, None), ranks, reduction, machine, stage)
-        if begun == STAGED:
+        beginning = expected_beginning(stream, ranks, reduction, machine, capacity=capacity)
+        if beginning == "sparse_shared":
             return Taken("ssar_split_allgather", shared=True)
-        if begun:
-            return Taken("allgather" if begun == PACKED else "dense")
+        if beginning in ("packed", "dense"):
+            return Taken("allgather" if beginning == "packed" else "dense")
     return Taken(choose(stream, [entries] * ranks, reduction, machine))

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.datasets import Dataset, agreed, gather, load
 from sparseallreduce.linear.modelfile import FittedModel, load_model
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 Array = NDArray[Any]
 

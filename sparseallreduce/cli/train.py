@@ -30,7 +30,7 @@ from sparseallreduce.linear.schedules import SCHEDULES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.runtime.mpi import allreduce
+from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
 

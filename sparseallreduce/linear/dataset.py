@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from sparseallreduce.errors import DatasetError, MismatchError
 from sparseallreduce.linear.checks import check_rows
 from sparseallreduce.linear.collective import agreed, gather
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Dataset", "Rows", "read_only"]

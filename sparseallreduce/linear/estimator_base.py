@@ -31,7 +31,7 @@ from sparseallreduce.linear.schedules import SCHEDULES, Onward, Plateau, Reactiv
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.runtime.mpi import world
+from sparseallreduce.runtime.communicators import world
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["ATTRIBUTES", "PARAMETERS", "PLATEAU", "LinearEstimator", "Samples", "counts_of"]

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.linear.collective import gather
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory, this_place
-from sparseallreduce.runtime.shared import LINE, patience, shared_memory, word_kernels
+from sparseallreduce.runtime.memory.mapping import shared_memory
+from sparseallreduce.runtime.memory.words import LINE, spinning, word_kernels
 
 __all__ = ["Replica", "shared_replica"]
 
@@ -43,7 +44,7 @@ class Replica:
     rank : int
     threads : list of int
         Of each rank: all of them share what is to be changed.
-    crowded : bool
+    oversubscribed : bool
         Whether ranks share cores.
     comm : communicator
         Of which messages may be under way while the ranks wait for each other.
@@ -55,11 +56,11 @@ class Replica:
         Of how many parts each change is made, and which of them is the first of this rank's.
     """
 
-    def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], crowded: bool, comm: Any) -> None:
+    def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], oversubscribed: bool, comm: Any) -> None:
         self._rank, self._ranks, self._comm = rank, len(threads), comm
         self.first, self.parts = sum(threads[:rank]), sum(threads)
         self._words, self._step = memory[: len(threads) * LINE].view(np.uint64), LINE // 8
-        self._polls, self._offer = patience(crowded)
+        self._spins, self._yield_core = spinning(oversubscribed)
         self._have_come, self._set = word_kernels()
         self._meetings = 0
         self.arrays: list[Array] = []
@@ -87,7 +88,7 @@ class Replica:
         """Wait until all ranks have come as often as this one: then their changes can be read. Returns whether all are well."""
         from sparseallreduce.runtime.progress import advance
 
-        at, polls = (self._step, self._ranks, self._meetings), (self._polls, self._offer)
+        at, polls = (self._step, self._ranks, self._meetings), (self._spins, self._yield_core)
         while not self._have_come(self._words, _COME, *at, *polls):
             self._comm.Iprobe()
             advance()
@@ -109,8 +110,8 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     memory = _shared(shared_memory(rank, Replica.nbytes(arrays, len(here))), here, comm)
     if memory is None or len(here) == 1:
         return None
-    crowded = len(neighbours) > count_cores(places[other] for other in neighbours)
-    replica = Replica(memory, arrays, rank, everyones, crowded, comm)
+    oversubscribed = len(neighbours) > count_cores(places[other] for other in neighbours)
+    replica = Replica(memory, arrays, rank, everyones, oversubscribed, comm)
     replica.come()
     replica.wait()
     return replica

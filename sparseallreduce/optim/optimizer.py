@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms.agreement import Intent, agree
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError, StreamTypeError
 from sparseallreduce.optim.arrays import as_array, as_flat_parameter
 from sparseallreduce.optim.descent import PackDescent
@@ -23,7 +23,9 @@ from sparseallreduce.optim.settings import Settings
 from sparseallreduce.optim.warmup import Density
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.reducers.arrays import is_array
-from sparseallreduce.runtime import mpi
+from sparseallreduce.runtime.api import Request
+from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.launching import agree
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ class Optimizer(ABC):
         by_layer: bool = False,
         **options: Any,
     ) -> None:
-        self.comm = mpi.world() if comm is None else comm
+        self.comm = world() if comm is None else comm
         self.learning_rate = learning_rate
         self.density = density
         self.options = options
@@ -392,9 +394,9 @@ class Optimizer(ABC):
         said["parameters, whose digest is"] = digest.hexdigest()
         return tuple((name, _ADDRESS.sub("", str(value))) for name, value in said.items())
 
-    def _agree(self, intent: Intent) -> mpi.Request:
+    def _agree(self, intent: Intent) -> Request:
         """An operation that only makes sure that all ranks want the same, or raises on all of them what is wrong on one."""
-        return mpi.launch(self.comm, intent, agree, blocking=False)
+        return agree(self.comm, intent, blocking=False)
 
 
 class Prepared(NamedTuple):
@@ -412,10 +414,10 @@ class _Pending:
     descent: PackDescent | None = None  # None if the operation only tells of an error
     rate: float = 0.0
     gradients: int = 0  # that the residual had taken in before
-    request: mpi.Request | None = None  # None if it did not start
+    request: Request | None = None  # None if it did not start
     error: Exception = field(default_factory=lambda: SparseAllreduceError("a sum of this step was interrupted before it had started"))
 
-    def start(self, start: Callable[[], mpi.Request]) -> None:
+    def start(self, start: Callable[[], Request]) -> None:
         """Start it; what goes wrong then is raised by :meth:`wait`."""
         try:
             self.request = start()

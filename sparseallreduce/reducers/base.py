@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import Intent, agree
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import as_vector
-from sparseallreduce.runtime import mpi
+from sparseallreduce.runtime.api import Request
+from sparseallreduce.runtime.launching import launch
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -121,7 +122,7 @@ class Reducer(ABC):
 
     def iallreduce(
         self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
-    ) -> mpi.Request:
+    ) -> Request:
         """Start an :meth:`allreduce`, and return a request at once; ``accumulator`` has to stay as it is until that is done.
 
         If it is changed all the same, the sum is of what was there when this rank selected, which may be now or later.
@@ -255,21 +256,13 @@ class Plan:
         self.gradient = gradient
         self._before: dict[str, Any] | None = None  # of the reducer, while this may have changed it
 
-    def start(self, comm: Any, *, blocking: bool, progress: str = "manual") -> mpi.Request:
+    def start(self, comm: Any, *, blocking: bool, progress: str = "manual") -> Request:
         """Start the operation over MPI."""
         try:
-            return mpi.launch(comm, self.intent, self.agree_and_run, blocking=blocking, progress=progress)
+            return launch(comm, self.intent, self.run, close=self.abandon, blocking=blocking, progress=progress)
         except BaseException:
             self.abandon()  # it may not even have begun, as on what is no communicator, or be interrupted while others wait for it
             raise
-
-    def agree_and_run(self, intent: Intent, rank: int, ranks: int) -> Generator[Step, Any, Any]:
-        """The schedule, agreement included; ``intent`` is the plan's own, or one with an error found since."""
-        try:
-            yield from agree(intent, rank, ranks)
-            return (yield from self.run(rank, ranks))
-        finally:
-            self.abandon()
 
     def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
         """The schedule behind the agreement."""

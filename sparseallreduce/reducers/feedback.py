@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import CheckpointError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES
 from sparseallreduce.reducers.base import Plan, Reduced, Reducer, no_indices
-from sparseallreduce.runtime import mpi
+from sparseallreduce.runtime.api import Request
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -121,7 +121,7 @@ class ErrorFeedback:
 
     def istep(
         self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
-    ) -> mpi.Request:
+    ) -> Request:
         """Start a :meth:`step`, and return a request at once; ``gradient`` has to stay as it is until that is done.
 
         ``progress`` is that of :func:`sparseallreduce.iallreduce`.

@@ -14,23 +14,23 @@ import numpy as np
 from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.algorithms.allreduce import Staging, Told
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import progress, setup
-from sparseallreduce.runtime.board import Board, Slot
 from sparseallreduce.runtime.collectives import ALL, Collectives, recovery
-from sparseallreduce.runtime.failing import PROMISED, SETTLING_RANKS, SETTLING_SECONDS, Alike, by_culprit
+from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, Alike, by_culprit
+from sparseallreduce.runtime.handshake.base import Handshake
+from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS, MessageHandshake
+from sparseallreduce.runtime.handshake.shared import SLOTS, SharedHandshake
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
-from sparseallreduce.runtime.operation import Operation
+from sparseallreduce.runtime.memory.dense import Area
+from sparseallreduce.runtime.memory.sparse import SparseMemory
+from sparseallreduce.runtime.operation import Operation, own_operation
 from sparseallreduce.runtime.processes import is_alive
-from sparseallreduce.runtime.stage import Stage
 from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
-from sparseallreduce.streams import packed
-from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
@@ -65,19 +65,20 @@ class Channel:
         self.stale: deque[list[int]] = deque(maxlen=16)  # tags of exchanges that were given up, and how often they were looked for
         self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
         self.cores = 1  # that ranks of this host may run on
-        self.crowded = False  # whether ranks outnumber them
-        self.turn = 0  # of the last operation that has been called
-        self.beginning = 0  # of the last that has begun
+        self.oversubscribed = False  # whether ranks outnumber them
+        self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
+        self.sequence = 0  # number of the last operation that has been called
+        self.begun = 0  # of the last that has begun
         self.own = 0  # likewise of the library's own, which count down
         self.attempt = 0  # to prepare the channel
-        self.board: Board | None = None  # where the ranks agree on an operation, if all are on one host
-        self.stage: Stage | None = None  # where they add up sparse streams
-        self.staging: Staging | None = None  # the same for schedules
+        self.slots: list[SharedHandshake] = []  # in which operations take their handshakes in turn, if all ranks are on one host
+        self.spare_handshakes: list[Handshake] = []  # by messages, to be used again
+        self.orphaned: list[tuple[Handshake, int]] = []  # handshakes that operations which gave up have still to release
+        self.areas: list[Area] = []  # where the ranks of one host add up dense vectors
+        self.sparse_memory: SparseMemory | None = None  # and sparse streams
         self.processes: list[tuple[int, int]] = []  # of all ranks, and when they started, if all are on one host
         self.in_flight: list[Operation] = []
-        self.untaken: list[tuple[Slot, int]] = []  # slots that operations which gave up have still to leave
-        self.kinds: dict[Any, Any] = {}  # what is known of operations on streams of a kind
-        self.hearings: list[Any] = []  # where the ranks hear each other, used by turns
+        self.signatures: dict[Any, Any] = {}  # what is known of operations on streams of a kind
         self.messages: Any = None  # a duplicate of the communicator, once it is there; collectives have another
         self.mailbox: Any = None  # a Mailbox, with it
         self._duplicating: Any = None
@@ -96,7 +97,7 @@ class Channel:
 
     def give_up(self, comm: MPI.Intracomm, error: BaseException) -> None:
         """The first operation has been hit while the preparation was about to begin: begin it, to tell the others."""
-        self.next_turn()
+        self.next_sequence()
         self.begin(comm)
         self.fail(error)
 
@@ -110,8 +111,8 @@ class Channel:
         self.attempt += 1
         self.own = -(self.attempt << _OWN)
         self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
-        self.board = self.stage = self.staging = None
-        self.kinds, self.hearings = {}, []
+        self.slots, self.areas, self.sparse_memory = [], [], None
+        self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
         self._preparation = self._prepare()
         progress.preparing.append(self)
 
@@ -151,17 +152,17 @@ class Channel:
         places = yield from self._outcome(setup.places_of_ranks())
         here = same_host(places, self.rank)
         self.cores = count_cores(places[rank] for rank in here)
-        self.crowded = len(here) > self.cores
+        self.oversubscribed = len(here) > self.cores
         self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
         if len(same_memory(places, self.rank)) == self.ranks:
-            self.stage = yield from self._outcome(setup.made_stage(self))
-            self.staging = None if self.stage is None else Staging(self.stage.room, self._staged)
-            self.board = yield from self._outcome(setup.made_board(self))
+            self.sparse_memory = yield from self._outcome(setup.made_sparse_memory(self))
+            made = yield from self._outcome(setup.made_slots_and_areas(self))
+            self.slots, self.areas = made or ([], [])
         last = yield from self._outcome(setup.last_known(self.failed_through))
-        self.processes = [(process, start) for process, start, _ in last] if self.board is not None else []
+        self.processes = [(process, start) for process, start, _ in last] if self.shares_memory else []
         self.failed_through = max(through for _, _, through in last)
-        if self.board is not None:
-            self.board.start(self.failed_through + 1)
+        for slot in self.slots:
+            slot.first = self.failed_through + 1
 
     def _has_messages(self) -> bool:
         """Whether the first duplicate is there, by which ranks can be told anything."""
@@ -174,7 +175,7 @@ class Channel:
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
-        operation = Operation(self, lambda: schedule, counted=False, own=True)
+        operation = own_operation(self, Preparing(schedule))
         while not operation.done and self.state == PREPARING:
             yield False
         if operation.error is not None:
@@ -187,8 +188,8 @@ class Channel:
         """The preparation has failed, here or, as we have been ``told``, on another rank: give the others word of it."""
         if self.state not in (PREPARING, READY):
             return
-        failure = told or Failure.of(error, self.attempt, self.rank, self.turn)
-        started = [operation.turn for operation in self.in_flight]  # by what the preparation had made
+        failure = told or Failure.of(error, self.attempt, self.rank, self.sequence)
+        started = [operation.sequence for operation in self.in_flight]  # by what the preparation had made
         self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
         self.cause = None if told else error
         if self not in progress.preparing:
@@ -198,7 +199,7 @@ class Channel:
         if not self._advancing:
             self._preparation.close()
         if told is None:  # maybe by an interrupt, after which this rank does something else
-            limit = perf_counter() + PROMISED
+            limit = perf_counter() + WITHDRAWAL_SECONDS
             while not self._has_messages() and perf_counter() < limit:
                 os.sched_yield()
         self._warn()
@@ -222,7 +223,7 @@ class Channel:
     def _settle(self) -> None:
         """Wait for ranks whose error would count before the one that we know of, so that all raise the same; then end what waited."""
         self._warn()
-        late = perf_counter() > self.limit + (0 if self._has_messages() else PROMISED)
+        late = perf_counter() > self.limit + (0 if self._has_messages() else WITHDRAWAL_SECONDS)
         waited = [rank for rank in range(self.failure.culprit) if rank != self.rank and rank not in self.words]
         if not late and (self.mailbox is None or (waited and self.ranks <= SETTLING_RANKS)):
             return
@@ -240,9 +241,9 @@ class Channel:
         """End the user's operations that waited for a preparation which failed."""
         self.failed_through = max(self.failed_through, failure.through)
         for operation in tuple(progress.operations):
-            if operation.channel is self and not operation.own and operation.turn <= self.failed_through:
+            if operation.channel is self and not operation.own and operation.sequence <= self.failed_through:
                 # Where a rank was ready, and failed in the operation itself, that may count before.
-                box = self.mailbox.boxes.get(self.tag(operation.turn)) if self.mailbox is not None else None
+                box = self.mailbox.boxes.get(self.tag(operation.sequence)) if self.mailbox is not None else None
                 known = list(box.failures.values()) if box is not None else []
                 if operation.failure is not None:
                     known.append(operation.failure)
@@ -278,34 +279,44 @@ class Channel:
         if error is not None:  # which has cost us word of another rank
             self.fail(error)
 
-    def _staged(self, stream: SparseStream, reduction: Reduction) -> Told | None:
-        """What an operation that begins tells the others of its stream on the stage, if that is free."""
-        assert self.stage is not None
-        split = self.stage.offer(self.beginning, stream, packed.Kind.of(stream, reduction), reduction)
-        return None if split is None else split.told()
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks are on one host, and share memory there."""
+        return bool(self.slots)
 
-    def next_turn(self) -> int:
+    @property
+    def spins(self) -> int:
+        """How often to look at shared memory before a wait is a long one."""
+        return self.slots[0].spins if self.slots else 1
+
+    def handshake_of(self, sequence: int) -> Handshake:
+        """That of an operation that is about to begin."""
+        if self.slots:
+            return self.slots[sequence % SLOTS]
+        return self.spare_handshakes.pop() if self.spare_handshakes else MessageHandshake(self)
+
+    def next_sequence(self) -> int:
         """The number of an operation that is called."""
-        self.turn += 1
-        return self.turn
+        self.sequence += 1
+        return self.sequence
 
     def next_own(self) -> int:
         """The number of an operation of the library's own."""
         self.own -= 1
         return self.own
 
-    def tag(self, turn: int) -> int:
+    def tag(self, sequence: int) -> int:
         """A tag which no other operation in flight has."""
-        return turn % self.tag_limit if turn >= 0 else self.tag_limit + -turn % self.tag_limit
+        return sequence % self.tag_limit if sequence >= 0 else self.tag_limit + -sequence % self.tag_limit
 
     def _is_over(self, tag: int) -> bool:
         """Whether the operation of this tag, which is not in flight, has been before."""
         if tag >= 2 * self.tag_limit:
             return False
         operations = tuple(progress.operations)
-        if any(operation.channel is self and not operation.started and self.tag(operation.turn) == tag for operation in operations):
+        if any(operation.channel is self and operation.tag == tag for operation in operations):
             return False
-        ours, latest = (tag, self.turn) if tag < self.tag_limit else (tag - self.tag_limit, -self.own)
+        ours, latest = (tag, self.sequence) if tag < self.tag_limit else (tag - self.tag_limit, -self.own)
         return (ours - latest - 1) % self.tag_limit >= self.tag_limit // 2
 
     def tidy(self) -> None:
@@ -319,7 +330,7 @@ class Channel:
                 mailbox.leftovers.keep_sent(sends)
         if mailbox.leftovers:
             mailbox.leftovers.tidy()
-        self.untaken = [(slot, turn) for slot, turn in self.untaken if not _left(slot, turn)]
+        self.orphaned = [(handshake, sequence) for handshake, sequence in self.orphaned if not handshake.abandon(sequence)]
         for stale in tuple(self.stale):
             self._drop(stale)
         if len(mailbox.boxes) > len(self.in_flight) + 1:  # word of ranks that gave up in operations which have been without it
@@ -367,7 +378,7 @@ class Channel:
         # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator,
         # to which MPI may give the same context.
         for _ in range(2):
-            barrier, limit = self.messages.Ibarrier(), perf_counter() + PROMISED
+            barrier, limit = self.messages.Ibarrier(), perf_counter() + WITHDRAWAL_SECONDS
             while not barrier.Test() or (self.mailbox.leftovers and perf_counter() < limit):
                 self.mailbox.drain()
                 self._drop([MPI.ANY_TAG, 0])
@@ -375,14 +386,6 @@ class Channel:
         self.mailbox.leftovers.cancel()
         for comm in (self.messages, self.native.comm):
             comm.Free()
-
-
-def _left(slot: Slot, turn: int) -> bool:
-    """Leave a slot that we have not posted in, if that does not give up what we have still to read there."""
-    if not slot.is_free(turn):
-        return False
-    slot.take(turn)
-    return True
 
 
 def prepare(channel: Channel) -> None:

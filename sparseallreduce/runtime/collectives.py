@@ -12,9 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.allreduce import Told
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
-from sparseallreduce.runtime.shared import SharedStep
 from sparseallreduce.streams.operator import Operator
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ __all__ = [
     "ALL",
     "DIRECT_RANKS",
     "Collectives",
+    "Until",
     "exchange",
     "has_entered",
     "has_native_sum",
@@ -52,10 +51,10 @@ class Collectives:
         self.entered = _Entered(0, [])
         self.unfinished: list[tuple[int, int, str, str, list[int]]] = []  # of those: number, operation, kind, dtype and counts
 
-    def enter(self, turn: int, kind: str, dtype: np.dtype[Any], counts: list[int], call: Callable[[Any], MPI.Request]) -> MPI.Request:
+    def enter(self, sequence: int, kind: str, dtype: np.dtype[Any], counts: list[int], call: Callable[[Any], MPI.Request]) -> MPI.Request:
         """Begin a collective of MPI that others wait for, so that it is known whether it was begun whatever interrupts this rank."""
         before, begun = self.entered
-        self.unfinished.append((before + len(begun) + 1, turn, kind, dtype.char, counts))
+        self.unfinished.append((before + len(begun) + 1, sequence, kind, dtype.char, counts))
         begun.extend(map(call, (self.comm,)))  # one instruction of the interpreter
         request: MPI.Request = begun[-1]
         return request
@@ -80,26 +79,10 @@ class _Entered(NamedTuple):
     begun: list[Any]
 
 
-class _Until(SharedStep):
-    """Wait for what other operations of this rank come to."""
+class Until(NamedTuple):
+    """A step of the runtime's own: wait for what other operations of this rank come to."""
 
-    def __init__(self, condition: Callable[[], bool]) -> None:
-        self._condition = condition
-
-    def told(self) -> Told:
-        return Told(0)
-
-    def result(self, polls: int = 1) -> Any:
-        return True if self._condition() else None
-
-    def moved(self) -> tuple[int, int, int]:
-        return 0, 0, 0
-
-    def decline(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
+    condition: Callable[[], bool]
 
 
 def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
@@ -109,8 +92,7 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
     """
     channel.native.usable = False  # from here on, none is begun before all have told
     # What others begin below in place of what they did not come to is no sum: whoever waits for one has to hear first that it fails.
-    waited = _Until(lambda: not any(operation.turn < before and operation.awaits_mpi() for operation in channel.in_flight))
-    yield waited  # type: ignore[misc]
+    yield Until(lambda: not any(other.sequence < before and other.awaits_mpi() for other in channel.in_flight))  # type: ignore[misc]
     last = channel.native.count()
     ours = json.dumps([last, [entry for entry in channel.native.unfinished if entry[0] <= last and entry[1] < before]]).encode()
     texts: list[bytes] = yield Share(ours.ljust(512 + 48 * channel.ranks))
@@ -118,13 +100,13 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
     last = channel.native.count()  # an operation before this one may have made the channel sound since
     missing = {entry[0]: entry for _, entries in known for entry in entries if entry[0] > last}
     for number in sorted(missing):
-        _, turn, kind, code, counts = missing[number]
+        _, sequence, kind, code, counts = missing[number]
         total, dtype = np.zeros(sum(counts), code), np.dtype(code)
         call = methodcaller("Iallreduce", MPI.IN_PLACE, total, MPI.SUM)
         if kind == "allgatherv":
             block, places = np.zeros(counts[channel.rank], code), np.cumsum([0, *counts[:-1]]).tolist()
             call = methodcaller("Iallgatherv", block, [total, counts, places, typed(total)])
-        channel.mailbox.leftovers.keep([channel.native.enter(turn, kind, dtype, counts, call)], total)
+        channel.mailbox.leftovers.keep([channel.native.enter(sequence, kind, dtype, counts, call)], total)
     channel.native.forget(min(count for count, _ in known))  # others may fail before they have begun what they miss
     if before < ALL:
         channel.native.usable_from = max(channel.native.usable_from, before)
@@ -161,15 +143,12 @@ def has_entered(error: BaseException) -> bool:
 
 
 def exchange(
-    ours: NDArray[Any], places: Sequence[NDArray[Any]], channel: Channel, tag: int, requests: list[MPI.Request]
+    comm: MPI.Intracomm, ours: Any, places: Sequence[Any], others: Sequence[int], tag: int, requests: list[MPI.Request]
 ) -> None:
-    """Send our array to all ranks, and receive theirs, which may be shorter than their places; receives come first in the list.
+    """Send our bytes or array to all others, and receive theirs, which may be shorter than their places; receives come first in the list.
 
     Called again with the same list, it goes on where it was interrupted.
     """
-    comm, rank, ranks = channel.native.comm, channel.rank, channel.ranks
-    places[rank][: len(ours)] = ours
-    others = [(rank + distance) % ranks for distance in range(1, ranks)]
     sources = [other for other in others if len(places[other])]
     received = len(sources)
     sources = sources[len(requests) :]

@@ -1,10 +1,10 @@
 """How an operation fails: in one place, :meth:`Failing.fail`, whatever raises and wherever.
 
-* Before a rank tells the others anything, it is done with all that may fail; what hits it there or later it tells them by a message with
+* Before a rank publishes anything, it is done with all that may fail; what hits it there or later it tells the others by a message with
   the number of the operation. They raise the same. Of ranks that fail at once the lowest counts, so they tell each other what they know.
-* Only MPI's own blocking sum cannot be told anything. A rank that has said that it enters it takes that back, unless another has seen
+* Only MPI's own blocking sum cannot be told anything. A rank that has published that it enters it withdraws, unless another has seen
   already that all do; then it enters the sum, and raises behind it.
-* A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose agreement tells
+* A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose handshake tells
   that one is missing (:func:`~sparseallreduce.runtime.collectives.recovery`). What it comes to is thrown away.
 * A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another. Each rank
   gives all others word of it once, its own or what it has heard, so that here, too, the lowest that failed counts.
@@ -13,10 +13,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from mpi4py import MPI
 
@@ -24,21 +22,22 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Step
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import collectives, progress
-from sparseallreduce.runtime.board import Slot
-from sparseallreduce.runtime.handshake import UNWELL, all_ready, heard, rows_for, tell
 from sparseallreduce.runtime.mailbox import Failure, Sent
-from sparseallreduce.runtime.shared import SharedStep
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.runtime.handshake.base import Handshake
+    from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.runtime.shortcuts.base import Shortcut
     from sparseallreduce.runtime.trace import Trace
+    from sparseallreduce.runtime.work import Work
+    from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["PROMISED", "SETTLING_RANKS", "SETTLING_SECONDS", "Alike", "Failing", "GivenUp", "by_culprit"]
+__all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "Alike", "Failing", "GivenUp", "by_culprit"]
 
 SETTLING_SECONDS = 0.25  # to wait for ranks whose error would count before ours; who has returned already does not answer
 SETTLING_RANKS = 64  # up to which they are waited for
-PROMISED = 1.0  # seconds to wait, after a fault, for what the others say to a collective of MPI that they may be about to enter
 _RETRIES = 3  # of the way to fail, which may be interrupted, too
 
 
@@ -58,37 +57,37 @@ def by_culprit(failure: Failure) -> int:
 
 
 class Failing:
-    """What an operation is to those who end it; :class:`~sparseallreduce.runtime.operation.Operation` is its only kind."""
+    """What an operation is to those who end it; :class:`~sparseallreduce.runtime.operation.Operation` is its only kind.
+
+    What most operations never need is an attribute of the class until they do.
+    """
 
     channel: Channel
-    own: bool  # whether it belongs to the preparation of the channel, which other operations wait for
-    turn: int
-    tag: int
+    work: Work
+    stream: SparseStream | None
+    sequence: int
     traces: list[Trace]
-    entries: int
-    stack: list[Any]
-    collective: Callable[[], bool]
+    own = False  # whether it belongs to the preparation of the channel, which other operations wait for
+    begun = False  # whether it takes part in the handshake, or in what comes behind it
+    listed = False  # whether it is among those that are moved on
+    handshake: Handshake | None = None  # until it is released
+    shortcut: Shortcut | None = None  # that this rank is armed for, or takes
+    stack: list[Any] | None = None  # schedules, the innermost last, if it takes no shortcut
+    step: Step | None = None  # what the schedule waits for
+    requests: list[MPI.Request] | None = None  # of a collective
+    received: Any = None  # what the collective fills
+    sends: list[Sent] = []  # noqa: RUF012 - replaced, never changed
+    error: Exception | None = None
+    cause: BaseException | None = None  # what hit this rank
+    failure: Failure | None = None  # whose error counts, as far as is known
+    warned = -1  # the last rank that we have told of it
+    limit = 0.0  # until when we wait for others whose error would count
+    ended = False  # shortcut or schedule
+    done = False  # and its messages are out
 
-    def __init__(self) -> None:
-        self.started = False
-        self.step: Step | SharedStep | None = None  # what the schedule waits for
-        self.requests: list[MPI.Request] | None = None  # of a collective
-        self.received: Any = None  # what the collective fills
-        self.shared = False  # whether the others have been told anything
-        self.telling: Callable[[], None] | None = None  # tells by messages those who have not been told yet, if any
-        self.promise: DenseAllreduce | None = None  # the collective of MPI which the others have been told that we enter
-        self.committed = False  # whether all ranks enter it
-        self.entered = False  # and we have
-        self.box: Any = None  # a Box, once started
-        self.sends: list[Sent] = []
-        self.slot: Slot | None = None  # of the board, which this operation has still to leave
-        self.error: Exception | None = None
-        self.cause: BaseException | None = None  # what hit this rank
-        self.failure: Any = None  # the Failure whose error counts, as far as is known
-        self.warned = -1  # the last rank that we have told of it
-        self.limit = 0.0  # until when we wait for others whose error would count
-        self.ended = False  # the schedule
-        self.done = False  # and its messages are out
+    @property
+    def tag(self) -> int:
+        return self.channel.tag(self.sequence)
 
     def fail(self, error: BaseException) -> None:
         """The one way to fail, for whatever has hit this rank, and for word that another has given up.
@@ -98,6 +97,7 @@ class Failing:
         interrupt: BaseException | None = None
         for _ in range(_RETRIES):
             try:
+                self.enlist()
                 if self.failure is None and not self.ended:
                     self._fail(error)
                 elif not self.ended:
@@ -110,9 +110,19 @@ class Failing:
                 if not isinstance(another, Exception):
                     interrupt = another
         else:
-            self.end(common_error([Failure.of(latest, self.turn, self.channel.rank).said()]))
+            self.end(common_error([Failure.of(latest, self.sequence, self.channel.rank).said()]))
         if interrupt is not None:
             raise interrupt
+
+    def enlist(self) -> None:
+        """Have the operation moved on with all others."""
+        if self.done:
+            return
+        if self.begun and not self.ended and self not in self.channel.in_flight:
+            self.channel.in_flight.append(cast("Operation", self))
+        if not self.listed:
+            progress.operations.append(cast("Operation", self))
+            self.listed = True
 
     def _fail(self, error: BaseException) -> None:
         channel = self.channel
@@ -120,75 +130,70 @@ class Failing:
             return  # ends with the preparation
         if isinstance(error, GivenUp):
             failure = error.failure
+            self._begin_to_fail()
         elif self.own or getattr(error, "on_all_ranks", False):
-            self.end(error if isinstance(error, Exception) else common_error([Failure.of(error, self.turn, channel.rank).said()]))
+            self.end(error if isinstance(error, Exception) else common_error([Failure.of(error, self.sequence, channel.rank).said()]))
             return
         elif isinstance(error, Alike):
-            failure = Failure(self.turn, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
+            failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
         else:
-            failure, self.cause = Failure.of(error, self.turn, channel.rank), error
-            if not self.started and channel.state != READY:
+            failure, self.cause = Failure.of(error, self.sequence, channel.rank), error
+            if not self.begun and channel.state != READY:
                 if channel.state == FAILED:
                     channel.restart()
                 channel.fail(error)  # ends this operation, too, when that has settled
                 return
-            if not self.started:
-                for earlier in self._earlier():
-                    earlier.advance()
-                self._start()
-            if self.telling is not None and channel.ranks <= collectives.DIRECT_RANKS:
-                self.telling()  # those who have been told may go on without asking who else has
-                self.telling = None
-            if self._keeps_its_promise():
+            self._begin_to_fail()
+            if self._fulfils():
                 self.end(common_error([failure.said()]))
                 return
-        if not self.started:
+        if not self.begun:
             self.end(common_error([failure.said()]))
             return
-        if self.awaits_mpi() or self.collective():  # others may have begun one that we shall not come to
-            channel.native.usable = False  # of which the agreement of the next operation tells the other ranks
-        self._leave_slot()  # now: later operations may come to it before this one has settled
+        if self.awaits_mpi() or self.work.takes_collectives():  # others may have begun one that we shall not come to
+            channel.native.usable = False  # of which the handshake of the next operation tells the other ranks
+        self._leave_handshake()  # now: later operations may come to it before this one has settled
         self.limit = perf_counter() + SETTLING_SECONDS
         self.failure = failure
-        channel.failed.append(self.turn)
+        channel.failed.append(self.sequence)
         self._warn()
         self._settle()
 
-    def _keeps_its_promise(self) -> bool:
-        """Whether all ranks enter a collective of MPI, as we have told them that we do: then we have, too, when this returns."""
-        if self.promise is None:
-            return False
-        if not (self.committed or self.entered):
-            self.committed = self._is_too_late()
-        if self.committed and not self.entered:
-            self._enter(self.promise)
-        return self.entered
+    def _begin_to_fail(self) -> None:
+        """Take part in the handshake, which is to be released or told that we have given up."""
+        if self.begun:
+            return
+        for earlier in self.earlier():
+            earlier.advance()
+        self._enter(self.channel.handshake_of(self.sequence))
+        self.enlist()
 
-    def _is_too_late(self) -> bool:
-        """Whether the others may have seen that all ranks are ready for a collective of MPI; if not, they will see that we are not."""
-        if self.slot is not None:
-            return not self.slot.withdraw(self.turn)
-        if self.requests is None:  # of the first step, as long as there is a promise that is not kept
-            return False
-        limit = perf_counter() + PROMISED
-        while not MPI.Request.Testall(self.requests):
-            if perf_counter() > limit:
-                return False
-            os.sched_yield()
-        return all_ready(*heard(UNWELL, map(memoryview, self.received)))
+    def _fulfils(self) -> bool:
+        """Whether the others have all that they need of this rank, which it does now if it has to."""
+        handshake = self.handshake
+        if handshake is not None and handshake.has_published(self.sequence):
+            handshake.complete(self.sequence)  # those who know our record may go on without asking who else does
+        else:
+            handshake = None
+        return self.shortcut is not None and self.shortcut.fulfil(self.sequence, handshake)
+
+    def _leave_handshake(self) -> None:
+        """Release the handshake, or see to it that it is released as soon as that gives up nothing which we have still to read there."""
+        handshake, channel = self.handshake, self.channel
+        if handshake is None:
+            return
+        orphan = handshake, self.sequence
+        if orphan not in channel.orphaned and not handshake.abandon(self.sequence):
+            channel.orphaned.append(orphan)
+        self.handshake = None  # last: what raises here is tried again
 
     def _warn(self) -> None:
-        """Tell all ranks whose error counts, as far as we know, and what they have still to hear from us in the first step."""
+        """Tell all ranks whose error counts, as far as we know."""
         channel, failure = self.channel, self.failure
-        if not self.shared and self.slot is None and not self.own:  # a collective that tells them may be under way, which waits for us
-            self.shared = True
-            rows = rows_for(UNWELL, channel, True)
-            requests: list[MPI.Request] = []
-            try:
-                tell(UNWELL, channel, self.tag, True, rows, requests)
-            finally:
-                channel.mailbox.leftovers.keep(requests, rows)
+        assert failure is not None
         message = failure.packed()
+        if not self.sends:
+            self.sends = []
         while self.warned < channel.ranks:
             self.warned += 1
             if self.warned < channel.ranks and self.warned != channel.rank:
@@ -196,15 +201,17 @@ class Failing:
 
     def _settle(self) -> None:
         """Wait for ranks whose error would count before the one that we know of, so that all raise the same."""
-        channel, box, failure = self.channel, self.box, self.failure
+        channel, failure = self.channel, self.failure
+        assert failure is not None
         channel.mailbox.take_in()
         channel.look()
         if channel.state == SETTLING:
             return
-        for said in box.failures.values():
+        failures = channel.mailbox.box(self.tag).failures
+        for said in failures.values():
             if not said.reply and said.culprit < failure.culprit:
                 failure = self.failure = said
-        waited = [rank for rank in range(failure.culprit) if rank != channel.rank and rank not in box.failures]
+        waited = [rank for rank in range(failure.culprit) if rank != channel.rank and rank not in failures]
         if not waited or channel.ranks > SETTLING_RANKS or perf_counter() > self.limit:
             self.end(common_error([failure.said()]))
 
@@ -212,81 +219,69 @@ class Failing:
         """End by an error that all ranks raise, or that they have been told of."""
         if self.done:
             return
-        channel, step = self.channel, self.step
+        channel, entries = self.channel, self.work.entries(self.stream)
         if not self.ended:
             self.error = error
             if self.cause is not None and error.__cause__ is None:
                 error.__cause__ = self.cause
         self.ended = True
-        if isinstance(step, SharedStep):
-            step.abandon()
-        held = None if channel.stage is None else channel.stage.held
-        if held is not None and held.turn == self.turn:  # made, but lost by an interrupt
-            held.abandon()
+        if self.shortcut is not None:
+            self.shortcut.cancel(self.sequence)
         if self in channel.in_flight:
             channel.in_flight.remove(self)
-        self._leave_slot()
-        mailbox = channel.mailbox
-        if self.started and mailbox is not None:
-            leftovers = mailbox.leftovers
-            leftovers.keep_sent(self.sends)
-            leftovers.keep(self.requests, self.received)
-            if step is not None and self._is_direct(step):
-                sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
-                for request in (self.requests or [])[:sources]:
-                    request.Cancel()
-                channel.stale.append([self.tag, 0])
-            mailbox.close(self.tag)
+        if self.begun:
+            self._leave_handshake()
+            self._leave_messages()
         self.sends, self.requests, self.received = [], None, None
-        for generator in reversed(self.stack):
-            _closed(generator)
-        self.stack.clear()
-        self.step = self.promise = None
+        for generator in reversed(self.stack or ()):
+            _close(generator)
+        _close(self.work)
+        self.stack = self.step = self.shortcut = self.stream = None
         for counts in self.traces:
-            counts.complete(self.entries, None)
+            counts.complete(entries, None)
         self.done = True
         if self in progress.operations:
             progress.operations.remove(self)
-        if self.started and mailbox is not None:
+        if self.begun and channel.mailbox is not None:
             channel.tidy()
 
-    def _leave_slot(self) -> None:
-        """Leave our slot of the board, or see to it that it is left as soon as that gives up nothing which we have still to read there."""
-        slot, channel = self.slot, self.channel
-        if slot is None:
+    def _leave_messages(self) -> None:
+        """Leave what is on its way to itself."""
+        channel, step, mailbox = self.channel, self.step, self.channel.mailbox
+        if mailbox is None:
             return
-        if self.shared:
-            slot.take(self.turn)
-        else:
-            channel.untaken.append((slot, self.turn))
-            self.shared = True  # nobody needs to be told by messages instead
-        self.slot = None  # last: what raises here is tried again
+        mailbox.leftovers.keep_sent(self.sends)
+        mailbox.leftovers.keep(self.requests, self.received)
+        if step is not None and self._is_direct(step):
+            sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
+            for request in (self.requests or [])[:sources]:
+                request.Cancel()
+            channel.stale.append([self.tag, 0])
+        mailbox.close(self.tag)
 
-    def _earlier(self) -> list[Any]:
+    def earlier(self) -> list[Any]:
         """The user's operations on this channel that were called before, and have not begun: a thread was moving others on at the time."""
         others = [operation for operation in tuple(progress.operations) if operation.channel is self.channel]
-        return [other for other in others if other.is_waiting() and other.turn < self.turn]
+        return [other for other in others if other.is_waiting() and other.sequence < self.sequence]
 
     def is_waiting(self) -> bool:
         """Whether this operation of the user's has not begun."""
-        return not (self.started or self.own or self.done)
+        return not (self.begun or self.own or self.done)
 
     def awaits_mpi(self) -> bool:
         """Whether this rank has begun a collective of MPI for it, which is not done."""
         native = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step)
         return native and self.requests is not None and not self.ended
 
-    def _is_direct(self, step: Step | SharedStep) -> TypeGuard[DenseAllgather]:
+    def _is_direct(self, step: Step) -> TypeGuard[DenseAllgather]:
         return isinstance(step, DenseAllgather) and self.channel.ranks <= collectives.DIRECT_RANKS
 
-    def _start(self) -> bool:
-        raise NotImplementedError
-
-    def _enter(self, step: DenseAllreduce) -> None:
+    def _enter(self, handshake: Handshake | None) -> None:
         raise NotImplementedError
 
 
-def _closed(generator: Any) -> None:
+def _close(generator: Any) -> None:
     """Close a generator, whatever it has to say to that: the operation has failed already."""
     with contextlib.suppress(Exception):
         generator.close()
+

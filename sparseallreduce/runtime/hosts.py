@@ -2,7 +2,8 @@
 
 Host names tell neither: containers on different machines may have one name, and those of one machine have several. The boot id, which
 Linux draws when a machine starts, tells who shares cores. Boot id and PID namespace together tell who may share memory, since ranks
-find each other's by process id; whether they can is proved by the mapping itself (:func:`~sparseallreduce.runtime.shared.shared_memory`).
+find each other's by process id; whether they can is proved by the mapping itself
+(:func:`~sparseallreduce.runtime.memory.mapping.shared_memory`).
 Where there is no boot id, the host name stands for it. Machines resumed from one snapshot have one boot id, and are taken for one host
 whose ranks cannot share memory.
 

@@ -1,43 +1,47 @@
-"""One schedule on its way over MPI, moved on by whoever tests or waits for any operation.
+"""One operation on its way over MPI, moved on by whoever tests or waits for any operation.
 
-This is what LibNBC is to the thesis (section 4.1.5): a collective is a schedule, and one small engine executes any schedule.
+This is what LibNBC is to the thesis (section 4.1.5): a collective is a schedule, and one small engine executes any schedule. An operation
+passes these states, once each and in this order, and from any of them it may fail (:mod:`~sparseallreduce.runtime.failing`):
 
-Ranks of one host agree on an operation on a :mod:`~sparseallreduce.runtime.board`, others by messages. Messages of an operation
-carry its number as tag, on a duplicate of the user's communicator. Collectives of the MPI library run on a second duplicate, each
-operation's after those of all operations started before it, because MPI asks that all ranks start the collectives of a communicator
-in the same order. All are of the non-blocking kind: a rank that waits inside MPI burns the core that the others need where ranks
-outnumber cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores, the same polled 0.12 s). The exception is the dense
-sum that all ranks of a blocking operation are ready for: it is what the user would call, and on 2 cores, from 4 KiB to 16 MiB, takes
-0.64 to 1.0 of the polled one's time at P = 4 and 8, and 0.7 to 1.5 at P = 3. Smaller ones are made on the board, and sums of sparse
-streams on a :mod:`~sparseallreduce.runtime.stage` beside it.
+======== =========================================================================================================================
+called   it has its number; begins when the channel is ready and all operations called before have begun
+begun    this rank has armed a shortcut, if any, and published its record; the others' are awaited
+agreed   the shortcut that all have armed is taken, or a schedule runs
+ended    the result is there; our last messages may still be on their way out
+done     nothing is left of it but the result
+======== =========================================================================================================================
+
+Messages of an operation carry its number as tag, on a duplicate of the user's communicator. Collectives of the MPI library run on a second
+duplicate, each operation's after those of all operations started before it, because MPI asks that all ranks start the collectives of a
+communicator in the same order. All are of the non-blocking kind: a rank that waits inside MPI burns the core that the others need where
+ranks outnumber cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores, the same polled 0.12 s). The exception is the
+shortcut :mod:`~sparseallreduce.runtime.shortcuts.mpi_sum`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import partial
 from operator import methodcaller
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Send, Share, Shift, Step
 from sparseallreduce.runtime import progress
-from sparseallreduce.runtime.board import Slot
-from sparseallreduce.runtime.collectives import exchange, has_entered, is_native, recovery, typed
+from sparseallreduce.runtime.collectives import Until, exchange, is_native, recovery, typed
 from sparseallreduce.runtime.failing import Alike, Failing, GivenUp, by_culprit
-from sparseallreduce.runtime.handshake import all_ready, heard, rows_for, tell, text_of
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
 from sparseallreduce.runtime.mailbox import all_done
 from sparseallreduce.runtime.progress import done_within
-from sparseallreduce.runtime.shared import SharedStep
+from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Preparing, Work
 from sparseallreduce.streams import memory, wire
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -45,78 +49,116 @@ from sparseallreduce.streams.stream import SparseStream
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["Begun", "Operation", "outcome"]
+__all__ = ["Operation", "outcome", "own_operation"]
 
 _NO_TRACES: list[Trace] = []
 _BEHIND = "an operation that was in flight before this one failed inside a collective: start it again"
 _PREPARATION = {"error": "SparseAllreduceError", "text": "another rank gave up while the ranks prepared the communicator"}
 
 
-class Begun(NamedTuple):
-    """Where an operation stands in its first step, or behind it."""
-
-    turn: int
-    step: Step | None = None  # under way, with
-    requests: list[MPI.Request] | None = None
-    received: Any = None
-    native: bool = True  # whether collectives of MPI may be used
-    shared: bool = True  # whether the others have been told anything
-    taken: bool = True  # whether it has left its slot of the board, if there is one
-    telling: Callable[[], None] | None = None  # tells by messages those who have not been told yet, if any
-    promise: DenseAllreduce | None = None  # the collective of MPI which the others have been told that we enter
-    committed: bool = False  # whether all ranks enter it
-    entered: bool = False  # and we have
-    hit: BaseException | None = None  # what has hit this rank there
-
-
 class Operation(Failing):
-    """One schedule on its way.
+    """One operation of this rank.
 
     Parameters
     ----------
     channel : Channel
-    schedule : callable
-        Makes the schedule, once the channel is ready.
-    entries : int
-        Of our stream, for traces.
-    counted : bool
-        Whether traces count it.
-    collective : callable
-        Whether other ranks may be inside a collective of MPI when this operation fails.
-    own : bool
-        Whether it belongs to the preparation of the channel, which other operations wait for.
-    begun : Begun, optional
-        How far it has come without this object.
+    work : Work
+    stream : SparseStream or None
+        Ours.
+    sequence : int
+        The operation's number.
+    level : int
+        What it may take: one of :mod:`~sparseallreduce.runtime.work`'s.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        schedule: Callable[[], Generator[Step, Any, Any]],
-        entries: int = 0,
-        counted: bool = True,
-        collective: Callable[[], bool] = lambda: True,
-        own: bool = False,
-        begun: Begun | None = None,
-    ) -> None:
-        super().__init__()
-        self.channel = channel
-        self.schedule = schedule
-        self.traces = traces if counted else _NO_TRACES
-        self.stack: list[Any] = []
-        self.entries = entries
-        self.own = own
-        self.begun = begun
-        self.native = True  # whether collectives of MPI may be used
-        self.collective = collective
-        self.result: Any = None
-        self.advancing = False
-        self.turn = begun.turn if begun is not None else channel.next_own() if own else channel.next_turn()
-        progress.operations.append(self)
-        self.advance()
+    traces = traces
+    result: Any = None
+    native = True  # whether collectives of MPI may be used
+    advancing = False
+    flags = 0  # that we have published
 
-    def advance(self) -> None:
-        """Move on as far as finished messages and collectives allow."""
+    def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
+        self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
+
+    # The way of every operation, from one state to the next. Who calls these sees to it that what they raise comes to `fail`.
+
+    def begin(self, handshake: Handshake) -> None:
+        """Arm a shortcut, and publish our record. What can fail is done before the others are told anything."""
+        channel, work, sequence, stream, flags = self.channel, self.work, self.sequence, self.stream, 0
+        self._enter(handshake)
+        if work.error is not None and not isinstance(work.error, Exception):
+            raise work.error  # an interrupt waits for nobody
+        for shortcut in work.choose(stream, self.level):
+            self.shortcut = shortcut
+            flags = shortcut.arm(sequence, stream)  # type: ignore[arg-type]
+            if flags:
+                break
+        else:
+            self.shortcut = None
+        self.flags = flags
+        packed, entries = stream if flags == PACKED else None, work.entries(stream)
+        length = handshake.publish(sequence, channel.native.usable, flags, work.digest, entries, packed, work.error is None)
+        for counts in self.traces:
+            counts.share(RECORD.size, length, channel.ranks)
+            counts.rounds += 1
+
+    def agree(self, spins: int) -> bool:
+        """Whether all ranks have published, or do while we look so many times: then it is settled what comes next."""
+        handshake, shortcut, work, sequence = self.handshake, self.shortcut, self.work, self.sequence
+        assert handshake is not None
+        common = handshake.agree(sequence, spins, self.flags, work.digest, work.itemsize)
+        if common == PENDING:
+            return False
+        if shortcut is not None and 0 < common < UNUSABLE:
+            shortcut.commit(sequence, common, handshake)
+        else:
+            if shortcut is not None:
+                shortcut.decline(sequence)
+                self.shortcut = None
+            if common == DISAGREED:
+                self.stack = [explain(work.intent(self.stream))]
+            else:
+                self.stack = [work.schedule(self.stream, handshake.entries())]
+                if common >= UNUSABLE:
+                    self.native = False
+                    self.stack.append(recovery(self.channel, sequence))
+        handshake.release(sequence)
+        self.handshake = None
+        return True
+
+    def poll(self, spins: int) -> bool:
+        """Whether the shortcut has led to the result, or does while we look so many times."""
+        shortcut = self.shortcut
+        assert shortcut is not None
+        result = shortcut.poll(self.sequence, spins)
+        if result is None:
+            return False
+        self._complete(result)
+        if self.traces:
+            sent, received, messages = shortcut.moved()
+            for counts in self.traces:
+                counts.move(sent, received, messages)
+                counts.rounds += messages > 0
+        return True
+
+    def _enter(self, handshake: Handshake | None) -> None:
+        """It begins: nothing that is called before it may begin later."""
+        self.handshake = handshake
+        self.channel.begun = max(self.channel.begun, self.sequence)
+        self.begun = True
+
+    def _complete(self, result: Any) -> None:
+        """The result is there."""
+        for counts in self.traces:
+            counts.complete(self.work.entries(self.stream), result)
+        self.result = result
+        self.shortcut = self.stream = None
+        self.ended = True
+        if not self.listed:
+            self.done = True
+
+    def advance(self, patient: bool = False) -> None:
+        """Move on as far as what has come allows; ``patient`` is who has nothing else to do, and looks for longer."""
         channel = self.channel
         if self.done or self.advancing or not channel.lock.acquire(blocking=False):
             return  # another thread is at it
@@ -128,10 +170,8 @@ class Operation(Failing):
                 self._flush()
             elif self.failure is not None:
                 self._settle()
-            elif self.started or self._start():
-                self._run()
-        except GivenUp as other:
-            self.fail(other)
+            elif self.begun or self._begin_in_order():
+                self._run(patient)
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
@@ -140,47 +180,57 @@ class Operation(Failing):
             self.advancing = False
             channel.lock.release()
 
-    def _start(self) -> bool:
+    def _begin_in_order(self) -> bool:
         """Begin if the channel is ready: in the order of the calls, which is that of all ranks."""
         channel = self.channel
-        if not self.own:
-            if self.turn <= channel.failed_through:
-                self.end(channel.error or common_error([_PREPARATION]))
-                return False
-            if channel.state == FAILED:
-                channel.restart()
-            if channel.state != READY or self._earlier():
-                return False
-        taken = self.own
-        if self.begun is not None:
-            begun = self.begun
-            self.step, self.requests, self.received, taken = begun.step, begun.requests, begun.received, begun.taken
-            self.native, self.shared, self.telling = begun.native, begun.shared, begun.telling
-            self.promise, self.committed, self.entered = begun.promise, begun.committed, begun.entered
-        self.slot = None if taken or channel.board is None else channel.board.slot(self.turn)
-        self.tag = channel.tag(self.turn)
-        self.box = channel.mailbox.box(self.tag)
-        channel.in_flight.append(self)
-        if not self.own:
-            channel.beginning = self.turn
-        self.started = True
+        if self.own:
+            self._enter(None)
+            self.enlist()
+            self.stack = [self.work.schedule(None, ())]
+            return True
+        if self.sequence <= channel.failed_through:
+            self.end(channel.error or common_error([_PREPARATION]))
+            return False
+        if channel.state == FAILED:
+            channel.restart()
+        if channel.state != READY or self.earlier():
+            return False
+        handshake = channel.handshake_of(self.sequence)
+        if not handshake.is_free(self.sequence):
+            self._hear()
+            return False
         channel.tidy()
-        if self.begun is not None and self.begun.hit is not None:
-            raise self.begun.hit
-        self.stack.append(self.schedule())
+        if self.level == BLOCKING and not progress.alone():
+            self.level = FIRST
+        self.begin(handshake)
+        self.enlist()
         return True
 
-    def _run(self) -> None:
+    def _run(self, patient: bool) -> None:
+        if self.handshake is not None and not self.agree(self.handshake.spins if patient else 1):
+            self._hear()  # a rank that has given up publishes nothing
+            return
+        if self.shortcut is not None:
+            if self.poll(self.shortcut.spins if patient else 1):
+                self._end()
+            else:
+                self._hear()
+            return
         value: Any = None
         if self.step is not None:
             ready, value = self._ready()
             if not ready or self.ended:  # by word of a preparation that failed elsewhere
                 return
-        while self.stack:
+        self._resume(value)
+
+    def _resume(self, value: Any) -> None:
+        """Resume the schedule until it waits for something."""
+        stack = self.stack
+        while stack:
             try:
-                step = self.stack[-1].send(value)
+                step = stack[-1].send(value)
             except StopIteration as stop:
-                self.stack.pop()
+                stack.pop()
                 value = stop.value
                 continue
             value = None
@@ -189,9 +239,9 @@ class Operation(Failing):
             elif isinstance(step, Clock):
                 value = perf_counter()
             elif isinstance(step, DenseAllreduce) and not (self.native and is_native(step)):
-                self.stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+                stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (self.native and is_native(step)):
-                self.stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+                stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             else:
                 if isinstance(step, Exchange):
                     self._send(step.partner, step.stream)
@@ -203,30 +253,22 @@ class Operation(Failing):
                 ready, value = self._ready()
                 if not ready or self.ended:
                     return
-        self.result = value
-        self._close()
+        self._complete(value)
+        self._end()
 
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""
-        step = self.step
-        if isinstance(step, Share) and self.slot is not None:
-            if not self._posted(step, self.slot):
-                self._probe()  # likewise
+        step, value = self.step, None
+        if isinstance(step, Until):
+            if not step.condition():
+                self._hear()
                 return False, None
-            value = self._taken(step, self.slot)
-        elif isinstance(step, SharedStep):
-            value = step.result()
-            if value is None:
-                self._probe()
-                return False, None
-            if self.traces:
-                self._count_moved(*step.moved())
         elif isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
-            crowded = self.channel.crowded
-            if self.requests is None or not done_within(self.requests, crowded, 1 if crowded else progress.COLLECTIVE_SPINS):
-                self._probe()  # a rank that has given up will not take part
+            oversubscribed = self.channel.oversubscribed
+            if self.requests is None or not done_within(self.requests, oversubscribed, 1 if oversubscribed else progress.COLLECTIVE_SPINS):
+                self._hear()  # a rank that has given up will not take part
                 return False, None
             value = self._collected(step)
             self.requests, self.received = None, None
@@ -249,8 +291,8 @@ class Operation(Failing):
         else:
             assert isinstance(step, Recv | Exchange | Shift)
             wanted = frozenset((step.partner if isinstance(step, Exchange) else step.source,))
-        self._probe()
-        found = self.box.first(wanted)
+        self._hear()
+        found = self.channel.mailbox.box(self.tag).first(wanted)
         if found is None:
             return None
         source, arrival = found
@@ -258,13 +300,16 @@ class Operation(Failing):
             counts.bytes_received += wire.HEADER_BYTES * len(arrival.headers) + sum(map(len, arrival.parts))
         return source, wire.join(arrival.headers, arrival.parts)
 
-    def _probe(self) -> None:
+    def _hear(self) -> None:
         """Take in whatever has arrived, and raise if any rank of this operation has given up."""
-        channel, box = self.channel, self.box
+        channel = self.channel
         channel.mailbox.take_in()
         channel.look()
-        if channel.untaken:
+        if channel.orphaned:
             channel.tidy()
+        box = channel.mailbox.boxes.get(self.tag)
+        if box is None:
+            return
         if box.error is not None:
             raise box.error
         if box.failures:
@@ -274,6 +319,8 @@ class Operation(Failing):
         streams = payload if isinstance(payload, tuple) else (payload,)
         for stream in streams:
             Reduction.freeze(stream)
+        if not self.sends:
+            self.sends = []
         nbytes, headers = self.channel.mailbox.send(dest, self.tag, streams, self.sends)
         for counts in self.traces:
             counts.bytes_sent += nbytes
@@ -287,91 +334,40 @@ class Operation(Failing):
             return self._gather_directly(step)
         if isinstance(step, Share):
             return self._share(step)
-        array = step.stream._stored
-        if isinstance(step, DenseAllreduce) and step.soon:
-            if not self.committed:
-                return None  # one of those that have said so takes it back, and will tell us
-            self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
-            self.received = array if step.into is None else step.into
-            self._enter(step)
-            return []
-        if not channel.native.usable or (not self.own and self.turn < channel.native.usable_from):
+        if not channel.native.usable or (not self.own and self.sequence < channel.native.usable_from):
             raise Alike(_BEHIND)
         if channel.in_flight[0] is not self:
             return None
         if isinstance(step, DenseAllreduce):
+            self.received = array = step.stream._stored
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
-            source, self.received = (MPI.IN_PLACE, array) if step.into is None else (array, step.into)
-            call = methodcaller("Iallreduce", source, self.received, MPI.SUM)
-            return [channel.native.enter(self.turn, "allreduce", array.dtype, [array.size], call)]
+            call = methodcaller("Iallreduce", MPI.IN_PLACE, array, MPI.SUM)
+            return [channel.native.enter(self.sequence, "allreduce", array.dtype, [array.size], call)]
         raw, blocks = self._raw_blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
         call = methodcaller("Iallgatherv", raw, [self.received.reshape(-1).view(raw.dtype), lengths, places, typed(raw)])
-        return [channel.native.enter(self.turn, "allgatherv", raw.dtype, lengths, call)]
-
-    def _enter(self, step: DenseAllreduce) -> None:
-        """Enter MPI's own sum, as all ranks do now, and stay until it is done."""
-        array, comm = step.stream._stored, self.channel.native.comm
-        source, into = (MPI.IN_PLACE, array) if step.into is None else (array, step.into)
-        try:
-            comm.Allreduce(source, into, MPI.SUM)
-        except BaseException as error:
-            self.entered = has_entered(error)
-            raise
-        self.entered = True
-
-    def _posted(self, step: Share, slot: Slot) -> bool:
-        """Whether all ranks have posted what they tell the others first, we too once the slot is free."""
-        if not self.shared and slot.is_free(self.turn):
-            self._count_share(step)
-            self.promise = step.ready
-            slot.post(self.turn, text_of(step, self.channel))
-            self.shared = True
-        return self.shared and slot.is_complete(self.turn)
-
-    def _taken(self, step: Share, slot: Slot) -> Any:
-        said, sound = heard(step, slot.texts)
-        if step.ready is not None:
-            self.committed = all_ready(said, sound) and slot.commit(self.turn)
-            self.promise = step.ready if self.committed else None
-        slot.take(self.turn)
-        self.slot = None
-        return self._told(step, said, sound)
+        return [channel.native.enter(self.sequence, "allgatherv", raw.dtype, lengths, call)]
 
     def _share(self, step: Share) -> list[MPI.Request]:
-        first, self.shared = not self.shared, True
-        self._count_share(step)
-        if first:
-            self.promise = step.ready
+        """By messages, however many ranks there are: a rank that has failed would miss a collective, and take part in the next instead."""
+        channel, ours = self.channel, np.frombuffer(step.record, np.uint8)
+        for counts in self.traces:
+            counts.share(len(step.record), 0, channel.ranks)
+        rows = np.empty((channel.ranks, len(step.record)), np.uint8)
         requests: list[MPI.Request] = []
-        rows = rows_for(step, self.channel, first)
         self.requests, self.received = requests, rows
-        if first:
-            self.telling = partial(tell, step, self.channel, self.tag, True, rows, requests)
-        tell(step, self.channel, self.tag, first, rows, requests)
+        rows[channel.rank] = ours
+        exchange(channel.native.comm, ours, list(rows), channel.others, self.tag, requests)
         return requests
-
-    def _count_share(self, step: Share) -> None:
-        for counts in self.traces:
-            counts.share(len(step.record), len(step.payload), self.channel.ranks)
-
-    def _told(self, step: Share, said: list[bytes], sound: bool) -> list[bytes] | None:
-        """What the ranks have said; None if it is to wait until the channel is sound again, as it then has to become first."""
-        record, ours = len(step.record), len(said[self.channel.rank])
-        for counts in self.traces:
-            counts.bytes_received += sum(len(message) - record for message in said) - (ours - record)
-        if not sound and not self.own and self.native:
-            self.native = False
-            self.stack.append(_recovered(self, said))
-            return None
-        return said
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
         """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
+        channel = self.channel
         ours, places = self._raw_blocks(step)
         requests: list[MPI.Request] = []
         self.requests = requests
-        exchange(ours, places, self.channel, self.tag, requests)
+        places[channel.rank][:] = ours
+        exchange(channel.native.comm, ours, places, channel.others, self.tag, requests)
         return requests
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
@@ -385,55 +381,48 @@ class Operation(Failing):
 
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
-            self.telling = None
-            said, sound = heard(step, map(memoryview, self.received))
-            if step.ready is not None:
-                self._probe()  # a rank that has given up in the meantime does not take part
-                self.committed = all_ready(said, sound)
-                self.promise = step.ready if self.committed else None
-            return self._told(step, said, sound)
-        entered = [number for number, turn, *_ in self.channel.native.unfinished if turn == self.turn]
+            return [row.tobytes() for row in self.received]
+        entered = [number for number, sequence, *_ in self.channel.native.unfinished if sequence == self.sequence]
         if entered:  # it could not be complete without all of them
             self.channel.native.forget(entered[-1])
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
-        self._count_moved(nbytes, nbytes, passes * (self.channel.ranks - 1).bit_length())
-
-    def _count_moved(self, sent: int, received: int, messages: int) -> None:
         for counts in self.traces:
-            counts.move(sent, received, messages)
+            counts.move(nbytes, nbytes, passes * (self.channel.ranks - 1).bit_length())
 
-    def _close(self) -> None:
-        """The schedule has ended, and with it the operation once its last messages are out."""
-        self.channel.in_flight.remove(self)
-        self.ended = True
-        for counts in self.traces:
-            counts.complete(self.entries, self.result)
+    def _end(self) -> None:
+        """The result is there, and the operation done once its last messages are out."""
+        if self in self.channel.in_flight:
+            self.channel.in_flight.remove(self)
+        self.stack = None
         self._flush()
 
     def _flush(self) -> None:
         mailbox = self.channel.mailbox
-        if self.slot is not None and (self.shared or self.slot.is_free(self.turn)):
-            self.slot.take(self.turn)  # what no longer concerns us
-            self.slot = None
         # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
-        self.sends = [sent for sent in self.sends if not all_done(sent.requests)]
+        if self.sends:
+            self.sends = [sent for sent in self.sends if not all_done(sent.requests)]
         if self.sends:
             mailbox.take_in()
-            if self.box.failures:  # who gave up takes no more of our messages before it calls the library again; we have our result
+            box = mailbox.boxes.get(self.tag)
+            if box is not None and box.failures:  # who gave up takes no more of our messages before it calls the library again
                 mailbox.leftovers.keep_sent(self.sends)
                 self.sends = []
-        if not self.sends and self.slot is None:
+        if not self.sends:
             mailbox.close(self.tag)
             self.done = True
-            progress.operations.remove(self)
+            if self.listed:
+                progress.operations.remove(self)
 
 
-def _recovered(operation: Operation, said: list[bytes]) -> Generator[Step, Any, list[bytes]]:
-    """Make the channel sound again, before the schedule of an operation goes on with what the ranks have said."""
-    yield from recovery(operation.channel, operation.turn)
-    return said
+def own_operation(channel: Channel, work: Preparing) -> Operation:
+    """An operation of the preparation of a channel, begun; no trace counts it."""
+    operation = Operation(channel, work, None, channel.next_own())
+    operation.own, operation.traces = True, _NO_TRACES
+    operation.enlist()
+    operation.advance()
+    return operation
 
 
 def outcome(operation: Operation) -> Any:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLLECTIVE_SPINS",
-    "FIRST_SPINS",
+    "HANDSHAKE_SPINS",
     "advance",
     "alone",
     "channels",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
-FIRST_SPINS = 256  # likewise, of half a microsecond, before an operation that should be over at once is taken for a long one
+HANDSHAKE_SPINS = 256  # likewise, of half a microsecond, before a handshake that should be over at once is taken for a long one
 COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
 _ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
 
@@ -63,6 +63,9 @@ def alone() -> bool:
 def finish(operation: Operation) -> None:
     """Move on until ``operation`` is done. If this is interrupted, the operation has failed, on all ranks."""
     try:
+        operation.enlist()
+        if alone():
+            operation.advance(patient=True)
         wait_until(lambda: operation.done)
     except BaseException as error:
         give_up(operation, error)
@@ -76,15 +79,15 @@ def give_up(operation: Operation, error: BaseException) -> None:
             operation.fail(error)
 
 
-def done_within(requests: list[MPI.Request], crowded: bool, polls: int = FIRST_SPINS) -> bool:
-    """Whether the requests are done, or within so many polls, by default the time that a small message takes.
+def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:
+    """Whether the requests are done, or within so many looks, by default the time that a small message takes.
 
     Where ranks share cores, what is waited for may have to be done by one that waits for this core.
     """
-    for _ in range(polls):
+    for _ in range(spins):
         if MPI.Request.Testall(requests):
             return True
-        if crowded:
+        if oversubscribed:
             os.sched_yield()
     return False
 
@@ -94,7 +97,7 @@ def wait_until(done: Callable[[], bool]) -> None:
     rounds, looked = 0, 0.0
     while not done():
         advance()
-        if rounds >= _SPINS or any(channel.crowded for channel in channels):
+        if rounds >= _SPINS or any(channel.oversubscribed for channel in channels):
             os.sched_yield()
             now = perf_counter()
             if now > looked + _ALIVE:

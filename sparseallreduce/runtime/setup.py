@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from sparseallreduce.algorithms.allreduce import room
 from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.runtime.board import Board
 from sparseallreduce.runtime.calibration import Calibration
+from sparseallreduce.runtime.handshake import shared
+from sparseallreduce.runtime.handshake.base import payload_capacity
+from sparseallreduce.runtime.handshake.shared import SharedHandshake
 from sparseallreduce.runtime.hosts import Place, this_place
+from sparseallreduce.runtime.memory import dense
+from sparseallreduce.runtime.memory.dense import Area
+from sparseallreduce.runtime.memory.mapping import SharedFile, page_multiple, shared_file
+from sparseallreduce.runtime.memory.sparse import SparseMemory
 from sparseallreduce.runtime.processes import started_at
-from sparseallreduce.runtime.shared import SharedFile, shared_file
-from sparseallreduce.runtime.stage import Stage
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["calibrated", "last_known", "made_board", "made_stage", "places_of_ranks"]
+__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "places_of_ranks"]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
@@ -55,28 +58,36 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
     return machine
 
 
-def made_board(channel: Channel) -> Generator[Step, Any, Board | None]:
-    """A board for what the ranks of a host tell each other, if they can share memory."""
-    most = room(channel.ranks)
-    given = channel.ranks, most, channel.cores
-    nbytes = Board.nbytes(*given)
+def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:
+    """Memory for the handshakes of the ranks of a host, and for sums of dense vectors, if they can share it."""
+    rank, ranks, cores, capacity = channel.rank, channel.ranks, channel.cores, payload_capacity(channel.ranks)
+    end = page_multiple(shared.nbytes(ranks, capacity))
 
-    def make(file: SharedFile) -> Board:
-        return Board(file.map([0], nbytes)[0], channel.rank, *given, reserve=file.reserve)
+    def make(file: SharedFile) -> tuple[list[SharedHandshake], list[Area]]:
+        memory = file.map([0], end + dense.nbytes(ranks, cores))[0]
 
-    board: Board | None = yield from shared_file(channel.rank, nbytes, Board.reserved(*given), make)
-    return board
+        def reserve(place: int, nbytes: int) -> bool:
+            return file.reserve([(end + place, nbytes)])
+
+        slots = shared.slots_in(memory[: shared.nbytes(ranks, capacity)], rank, ranks, capacity, cores)
+        return slots, dense.areas_in(memory[end:], rank, ranks, cores, reserve)
+
+    pieces = [(0, end), *((end + place, nbytes) for place, nbytes in dense.reserved(ranks, cores))]
+    made = yield from shared_file(rank, end + dense.nbytes(ranks, cores), pieces, make)
+    return made
 
 
-def made_stage(channel: Channel) -> Generator[Step, Any, Stage | None]:
+def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | None]:
     """Memory in which the ranks of a host add up sparse streams, if they can share it."""
 
-    def make(file: SharedFile) -> Stage:
-        return Stage(file, channel.rank, channel.ranks, channel.crowded, channel.cores)
+    def make(file: SharedFile) -> SparseMemory:
+        return SparseMemory(file, channel.rank, channel.ranks, channel.oversubscribed, channel.cores)
 
     ranks = channel.ranks
-    stage: Stage | None = yield from shared_file(channel.rank, Stage.nbytes(ranks), Stage.reserved(ranks), make)
-    return stage
+    memory: SparseMemory | None = yield from shared_file(
+        channel.rank, SparseMemory.nbytes(ranks), SparseMemory.reserved(ranks), make
+    )
+    return memory
 
 
 def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]]]:

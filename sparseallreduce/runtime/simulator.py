@@ -471,17 +471,11 @@ def _described(step: Step | None) -> str:
 
 
 def _share(step: Share, rank: int, ranks: int) -> Any:
-    """The records and payloads of all ranks, by dissemination; where payloads differ in length, each goes with its own."""
-    held = [step.record + step.payload]
+    """The records of all ranks, by dissemination."""
+    held, length = [step.record], len(step.record)
     while len(held) < ranks:
         distance = len(held)
-        outgoing = held[: ranks - distance]
-        lengths = b"".join(len(piece).to_bytes(4, "little") for piece in outgoing) if step.room else b""
-        message = lengths + b"".join(outgoing)
+        message = b"".join(held[: ranks - distance])
         arrived: bytes = yield Shift((rank - distance) % ranks, message, (rank + distance) % ranks)  # type: ignore[arg-type]
-        at = len(lengths)
-        for position in range(0, len(lengths), 4) if step.room else range(0, len(arrived), len(step.record)):
-            length = int.from_bytes(arrived[position : position + 4], "little") if step.room else len(step.record)
-            held.append(arrived[at : at + length])
-            at += length
+        held += [arrived[at : at + length] for at in range(0, len(arrived), length)]
     return held[ranks - rank :] + held[: ranks - rank]

@@ -8,9 +8,6 @@ from oracle import Entries, assert_reduction, bits
 from strategies import SMALL, cases, deliveries
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms.allreduce import READY, Told, make_call, operation
-from sparseallreduce.algorithms.steps import DenseAllreduce
-from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import SUM
 
 every_algorithm = pytest.mark.parametrize("algorithm", sar.algorithms())
@@ -37,20 +34,6 @@ def test_every_rank_gets_the_dense_reduction(algorithm, data, case, delivery, th
     assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "dense"])
-@given(case=cases(ranks=st.integers(1, 20)), delivery=deliveries(), patient=st.integers(0, 2**20 - 1), density=DENSITIES)
-def test_a_whole_operation_with_what_travels_with_its_agreement(algorithm, case, delivery, patient, density):
-    calls = [make_call(stream, case.operator, algorithm, {"switch_density": density}) for stream in case.streams]
-    schedules = [
-        operation(call, intent, rank, case.ranks, sar.Machine(), bool(patient >> rank & 1)) for rank, (call, intent) in enumerate(calls)
-    ]
-    before = [bits(stream) for stream in case.streams]
-    out = run(schedules, delivery=delivery)
-    assert_reduction(out.outputs[0], case.entries, case.size, case.operator, case.exact)
-    assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
-    assert [bits(stream) for stream in case.streams] == before
-
-
 @every_algorithm
 @given(case=cases(), delivery=deliveries(), density=DENSITIES)
 def test_the_mean_is_the_sum_divided_by_the_number_of_ranks(algorithm, case, delivery, density):
@@ -72,15 +55,6 @@ def test_the_mean_is_the_sum_divided_by_the_number_of_ranks(algorithm, case, del
     assert [bits(stream) for stream in case.streams] == before
     assert mean.bytes_sent.tolist() == total.bytes_sent.tolist() and mean.messages.tolist() == total.messages.tolist()
     assert len({id(output) for output in mean.outputs}) <= len({id(output) for output in total.outputs})
-
-
-def test_a_dense_form_that_has_been_made_is_not_made_again():
-    stream = sar.SparseStream(np.arange(9_000), np.ones(9_000), 10_000)
-    ready = DenseAllreduce(sar.SparseStream.from_dense(stream.to_dense()), SUM, soon=True)
-    told = Told(READY, lambda *_: ready)
-    schedule = operation(*make_call(stream, "sum", "auto", {}), 0, 2, sar.Machine(beta_dense=1e-12), patient=True, told=told)
-    share = next(schedule)
-    assert schedule.send([share.record] * 2) is ready
 
 
 @every_algorithm

@@ -8,9 +8,11 @@ from oracle import bits
 
 import sparseallreduce as sar
 from sparseallreduce import Machine, Network, SparseStream
-from sparseallreduce.algorithms.choose import choose, choose_beginning, measure
+from sparseallreduce.algorithms.choose import choose, measure
 from sparseallreduce.algorithms.cost import Problem, predicted_time
+from sparseallreduce.runtime.predictions import dense_share, expected_beginning
 from sparseallreduce.runtime.simulator import run
+from sparseallreduce.streams.operator import as_operator
 from sparseallreduce.streams.reduction import Reduction
 
 
@@ -27,30 +29,43 @@ def test_few_entries_are_summed_by_recursive_doubling(ranks):
     assert chosen(10, 2**24, 8) == "ssar_recursive_doubling"
 
 
+def beginning(entries, size, ranks, machine, **shared):
+    stream = SparseStream(np.arange(entries), np.ones(entries, np.float32), size)
+    return expected_beginning(stream, ranks, Reduction(), machine, **shared)
+
+
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_what_travels_with_the_agreement_is_what_takes_less_time_than_a_sum(ranks):
+def test_what_travels_with_the_records_is_what_takes_less_time_than_a_sum(ranks):
     """On a host of the figures that were measured; and nothing does that does not fit."""
     host = Machine(alpha=7e-5, beta=1.5e-10, gamma=2.5e-9, gamma_dense=1.4e-10, beta_dense=2.5e-10, alpha_dense=1e-5, trust=0.7)
+    assert beginning(100, 2**24, ranks, host) == beginning(2000, 2**18, ranks, host) == "packed"
+    assert beginning(2**15, 2**17, ranks, host) == "dense"
+    assert beginning(2**15, 2**24, ranks, host) not in ("packed", "dense")
 
-    def beginning(entries, size, fits=True):
-        return choose_beginning(SparseStream(np.arange(entries), np.ones(entries, np.float32), size), ranks, Reduction(), host, fits)
 
-    assert beginning(100, 2**24) == beginning(2000, 2**18) == "packed"
-    assert beginning(2000, 2**18, fits=False) == beginning(2**15, 2**17) == "dense"
-    assert beginning(2**14, 2**24, fits=False) not in ("packed", "dense")
+def test_the_shortest_streams_always_travel_with_the_records():
+    fast_sums = Machine(alpha=1.0, beta=1.0, beta_dense=0.0, gamma_dense=0.0, alpha_dense=0.0)
+    for entries, shares_memory, packed in ((500, False, True), (501, False, False), (1024, True, True), (1025, True, False)):
+        assert (beginning(entries, 2**24, 2, fast_sums, shares_memory=shares_memory) == "packed") == packed
+    assert beginning(1, 2**24, 17, fast_sums) != "packed"  # of many ranks none does
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_dense_sums_beyond_the_caches_are_left_earlier(ranks):
     """Vectors of 16 MiB, whose bytes take twice as long as those of 4 MiB, which were measured; 8 MiB do not yet."""
     host = Machine(alpha=3e-5, beta=4e-10, gamma=1.2e-9, gamma_dense=1.2e-10, beta_dense=1e-10, alpha_dense=5e-6, trust=0.7)
+    assert beginning(2**20, 2**22, ranks, host, capacity=1 << 30) == "sparse_shared"
+    assert beginning(2**19, 2**21, ranks, host, capacity=1 << 30) == beginning(2**20, 2**22, ranks, host) == "dense"
 
-    def beginning(size, staged):
-        stream = SparseStream(np.arange(size // 4), np.ones(size // 4, np.float32), size)
-        return choose_beginning(stream, ranks, Reduction(), host, False, staged)
 
-    assert beginning(2**22, staged=True) == "staged"
-    assert beginning(2**21, staged=True) == beginning(2**22, staged=False) == "dense"
+def test_dense_sums_in_shared_memory_take_a_share_of_the_time_where_ranks_share_cores():
+    assert [dense_share(nbytes, oversubscribed=True) for nbytes in (1 << 18, (1 << 18) + 4)] == [0.35, 0.7]
+    assert dense_share(1 << 18, oversubscribed=False) == 1
+
+
+def test_a_dense_stream_that_is_not_summed_begins_with_nothing():
+    stream = SparseStream.from_dense(np.ones(10_000, np.float32))
+    assert expected_beginning(stream, 2, Reduction(as_operator("max")), Machine()) == ""
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])

@@ -115,7 +115,7 @@ def start(folder, *arguments, limit=None, slow=False):
         code += "def late(self, block):\n    append(self, block)\n    print('appended', flush=True)\n    time.sleep(30)\n"
         code += "BinaryWriter.append = late\n"
     if limit is not None:  # MPI writes large files of its own when it starts
-        code += "import resource\nfrom sparseallreduce.runtime.mpi import world\nworld()\n"
+        code += "import resource\nfrom sparseallreduce.runtime.communicators import world\nworld()\n"
         code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
     code += "main(sys.argv[1:])"
     return subprocess.Popen(

@@ -12,8 +12,8 @@ from mpi_inputs import Inputs, check_usable
 import sparseallreduce as sar
 from sparseallreduce.runtime import progress, setup
 from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime.communicators import shares_memory
 from sparseallreduce.runtime.hosts import Limit, this_place, usable_cores
-from sparseallreduce.runtime.mpi import shares_memory
 
 
 def case_communicator_of_one(comm):
@@ -67,7 +67,7 @@ def case_ranks_know_the_cores_they_may_use(comm):
             check_usable(duplicate)
             if comm.size > 1:
                 channel = progress.channels[-1]
-                assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
+                assert (channel.cores, channel.oversubscribed) == (cores, comm.size > cores)
             duplicate.Free()
         finally:
             os.sched_setaffinity(0, before)
@@ -93,8 +93,8 @@ def case_boot_and_namespace_tell_hosts_apart(comm, boots, namespaces):
         check_usable(duplicate)
     if comm.size > 1:
         channel, ranks = progress.channels[-1], len(range(comm.rank % boots, comm.size, boots))
-        assert (channel.board is not None) == shares_memory(duplicate) == (boots == namespaces == 1)
-        assert (channel.cores, channel.crowded) == (usable_cores(), ranks > usable_cores())
+        assert channel.shares_memory == shares_memory(duplicate) == (boots == namespaces == 1)
+        assert (channel.cores, channel.oversubscribed) == (usable_cores(), ranks > usable_cores())
     duplicate.Free()
 
 
@@ -108,7 +108,7 @@ def case_limits_of_cgroups_count(comm, cgroups):
         check_usable(duplicate)
     if comm.size > 1:
         channel, cores = progress.channels[-1], 2 if cgroups == 1 else 1
-        assert (channel.cores, channel.crowded) == (cores, comm.size > cores)
+        assert (channel.cores, channel.oversubscribed) == (cores, comm.size > cores)
         assert shares_memory(duplicate)
     duplicate.Free()
 

@@ -11,8 +11,8 @@ from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import collectives
+from sparseallreduce.runtime import collectives, signature
+from sparseallreduce.runtime.handshake import base
 from sparseallreduce.streams import packed, wire
 from sparseallreduce.streams.reduction import Reduction
 
@@ -83,11 +83,11 @@ def case_damaged_message_is_named(comm, algorithm, harm, size):
 
 @on_ranks(2, 3)
 @limit(20)
-@each(size=[*SIZES, 1_000_000], where=["begins", "pack_into", "reduced"])
+@each(size=[*SIZES, 1_000_000], where=["expected_beginning", "pack_into", "reduced"])
 def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where):
     """In the first step of a blocking operation, whether the stream travels with it or not."""
     inputs, culprit = needs_two(comm, size)
-    owner = {"begins": allreduce, "pack_into": packed, "reduced": packed.Rows}[where]
+    owner = {"expected_beginning": signature, "pack_into": packed, "reduced": packed.Rows}[where]
     with failing(owner, where, MemoryError("no room"), comm.rank == culprit) as struck:
         try:
             outcome = sar.allreduce(inputs.stream(comm.rank), comm)
@@ -104,14 +104,16 @@ def case_failure_of_a_rank_that_does_nothing_else_is_everyones(comm, size, where
 @limit(20)
 def case_failure_before_many_ranks_have_agreed_is_everyones(comm):
     """They agree by a collective of MPI, more than 16 of them; a rank that kept away from it would take part in the next one instead."""
+    from cases_handshake import duplicate
+
     inputs, culprit = needs_two(comm, 5000)
-    with mock.patch.object(collectives, "DIRECT_RANKS", 0), mock.patch.object(allreduce, "_ROOM_RANKS", 0):
-        with failing(allreduce, "begins", MemoryError("no room"), comm.rank == culprit):
-            bad, other = (sar.iallreduce(inputs.stream(comm.rank), comm) for _ in range(2))
+    with mock.patch.object(collectives, "DIRECT_RANKS", 0), mock.patch.object(base, "_RANKS", 0), duplicate(comm, shared=False) as ours:
+        with failing(signature.Signature, "choose", MemoryError("no room"), comm.rank == culprit):
+            bad, other = (sar.iallreduce(inputs.stream(comm.rank), ours) for _ in range(2))
             outcomes = [outcome_of(bad), outcome_of(other)]
         assert [str(outcome) for outcome in outcomes] == [f"MemoryError: rank {culprit} gave up: no room"] * 2
-        inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
-    check_usable(comm)
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+        check_usable(ours)
 
 
 @limit(20)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -32,7 +33,7 @@ def write_into_the_result(form):
     comm = MPI.COMM_WORLD
     size, entries = 400_000, 40_000 if form == "sparse" else 390_000
     stream, total = random_stream(comm, size, entries)
-    with all_on_the_stage():
+    with all_in_shared_memory():
         result = sar.allreduce(stream, comm)
     assert result.is_dense == (form == "dense")
     buffer = result._stored
@@ -58,14 +59,14 @@ def random_stream(comm, size, entries):
     return stream, comm.allreduce(stream.to_dense())
 
 
-def all_on_the_stage():
-    """Whatever may lie there is put on the stage."""
-    from sparseallreduce.algorithms import allreduce
+def all_in_shared_memory():
+    """Whatever can be is added up there."""
+    from sparseallreduce.runtime import predictions
 
-    def chosen(_stream, _ranks, _reduction, _machine, _fits, staged):
-        return "staged" if staged else "ssar_recursive_doubling"
+    def chosen(_problem, _machine, _fits, writes, _share):
+        return "sparse_shared" if writes else "ssar_recursive_doubling"
 
-    return mock.patch.object(allreduce, "choose_beginning", chosen)
+    return mock.patch.object(predictions, "_fastest", chosen)
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def control_group():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="control groups are of Linux")
 def test_a_limit_of_memory_ends_no_process(control_group):
-    """A stage for streams of 32 MiB does not fit into what is left of it, which turns out before any of it is touched."""
+    """Memory for streams of 32 MiB does not fit into what is left of it, which turns out before any of it is touched."""
     command = [sys.executable, __file__, str(control_group(LIMIT))]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path}
@@ -105,34 +106,36 @@ LIMIT = 448 << 20
 
 
 def sum_in_a_group(processes):
-    """Join it, and say which streams of two ranks can be summed on their stage, while the results of four sums are kept."""
-    from sparseallreduce.runtime.shared import SharedFile
-    from sparseallreduce.runtime.stage import Stage
+    """Join it, and say which streams of two ranks can be summed in shared memory, while the results of four sums are kept."""
+    from sparseallreduce.runtime.memory.mapping import SharedFile
+    from sparseallreduce.runtime.memory.sparse import SparseMemory
+    from sparseallreduce.runtime.shortcuts.sparse_shared import SparseShared
     from sparseallreduce.streams import packed
     from sparseallreduce.streams.reduction import Reduction
 
     Path(processes).write_text(str(os.getpid()))
-    file = os.memfd_create("stage")
-    os.ftruncate(file, Stage.nbytes(2))
-    ranks = [Stage(SharedFile(os.dup(file), Stage.nbytes(2)), rank, 2, crowded=False, cores=2) for rank in range(2)]
-    turn, kept = 1, []
+    file = os.memfd_create("sparse")
+    os.ftruncate(file, SparseMemory.nbytes(2))
+    files = [SharedFile(os.dup(file), SparseMemory.nbytes(2)) for _ in range(2)]
+    memories = [SparseMemory(each, rank, 2, oversubscribed=False, cores=2) for rank, each in enumerate(files)]
+    sequence, kept = 1, []
     for mebibytes in (8, 32, 8):
         entries = mebibytes << 17
         ones, size = np.ones(entries, np.float32), 4 * entries
         streams = [sar.SparseStream(np.arange(rank, size, 4, np.uint32), ones, size) for rank in range(2)]
         reduction = Reduction()
         kind, done = packed.Kind.of(streams[0], reduction), True
+        shortcuts = [SparseShared(kind, reduction, memory) for memory in memories]
         for _ in range(4):
-            splits = [stage.offer(turn, stream, kind, reduction) for stage, stream in zip(ranks, streams)]
-            done = done and all(splits)
-            if all(splits):
-                for split in splits:
-                    split.begin([entries] * 2, splits[0].flags & splits[1].flags)
-                kept += [split.result() or splits[0].result() for split in splits]
-            for stage in ranks:
-                if stage.held is not None:
-                    stage.held.abandon()
-            turn += 1
+            flags = [shortcut.arm(sequence, stream) for shortcut, stream in zip(shortcuts, streams)]
+            done = done and all(flags)
+            if all(flags):
+                for shortcut in shortcuts:
+                    shortcut.commit(sequence, flags[0] & flags[1], SimpleNamespace(entries=lambda: [entries] * 2))  # noqa: B023
+                kept += [shortcut.poll(sequence, 1) or shortcuts[0].poll(sequence, 1) for shortcut in shortcuts]
+            for shortcut in shortcuts:
+                shortcut.cancel(sequence)
+            sequence += 1
         kept.clear()
         print(f"{mebibytes}:{done}", flush=True)
 

@@ -76,7 +76,7 @@ def print_findings():
 
     import sparseallreduce as sar
     from sparseallreduce.runtime import progress
-    from sparseallreduce.runtime.mpi import shares_memory, stage_room
+    from sparseallreduce.runtime.communicators import shared_capacity, shares_memory
 
     world = MPI.COMM_WORLD
     host = int(socket.gethostname()[-1])
@@ -88,7 +88,7 @@ def print_findings():
         inputs = Inputs(comm.size, 300_000, entries=9000)
         inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
         inputs.check(sar.iallreduce(inputs.stream(comm.rank), comm).wait())
-        findings[name] = [comm.size, shares_memory(comm), stage_room(comm) > 0]
+        findings[name] = [comm.size, shares_memory(comm), shared_capacity(comm) > 0]
         findings["cores"] = progress.channels[-1].cores
     told = world.gather(findings)
     if world.rank == 0:

@@ -16,7 +16,7 @@ import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, GTopkSGD, OkTopkSGD, TopKSGD, simulated_step
 from sparseallreduce.optim.descent import PackDescent
-from sparseallreduce.runtime import mpi
+from sparseallreduce.reducers import base
 from sparseallreduce.streams.selection import ExactTopK
 
 ALL = [getattr(optim, name) for name in optim.__all__ if name.endswith("SGD")]
@@ -390,7 +390,7 @@ def assert_same_state(first, second):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("call", [1, 2])
-@pytest.mark.parametrize("where", ["sparseallreduce.runtime.mpi.Request.wait", "sparseallreduce.optim.packs.Pack.descend"])
+@pytest.mark.parametrize("where", ["sparseallreduce.runtime.request.Request.wait", "sparseallreduce.optim.packs.Pack.descend"])
 def test_a_step_that_is_interrupted_goes_on_where_it_stopped(where, call, error):
     """No sum that is there is lost, or applied twice."""
     if where.endswith("wait") and error is MemoryError:
@@ -423,7 +423,7 @@ def test_a_step_that_is_interrupted_goes_on_where_it_stopped(where, call, error)
 def test_a_step_whose_start_fails_can_be_followed_by_others(monkeypatch, call, error):
     optimizer, gradients = two_layers()
     optimizer.step(gradients[0])
-    launch, calls = mpi.launch, iter(range(1, 9))
+    launch, calls = base.launch, iter(range(1, 9))
 
     def failing(*arguments, **options):
         if next(calls) == call:
@@ -431,7 +431,7 @@ def test_a_step_whose_start_fails_can_be_followed_by_others(monkeypatch, call, e
         return launch(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mpi, "launch", failing)
+        patch.setattr(base, "launch", failing)
         with pytest.raises(error):
             optimizer.step(gradients[1])
         if error is KeyboardInterrupt:

@@ -11,11 +11,11 @@ from lossy import REDUCERS, Vectors
 from oracle import bits
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms.agreement import RECORD, agree, digest_of
+from sparseallreduce.algorithms.agreement import digest_of, explain
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.errors import CheckpointError
+from sparseallreduce.reducers import base
 from sparseallreduce.reducers.arrays import as_vector
-from sparseallreduce.runtime import mpi
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.selection import ExactTopK
 
@@ -194,7 +194,7 @@ def test_no_two_operations_are_taken_for_one():
     assert len({digest_of(intent.terms) for intent in intents.values()}) == len(intents)
     for name, intent in intents.items():
         with pytest.raises(sar.MismatchError, match="the ranks disagree on the"):
-            run([agree(intents["topka"] if name != "topka" else intents["allreduce"], 0, 2), agree(intent, 1, 2)])
+            run([explain(intents["topka"] if name != "topka" else intents["allreduce"]), explain(intent)])
 
 
 def test_ranks_that_are_steps_apart_are_a_mismatch():
@@ -309,25 +309,25 @@ def test_a_start_that_fails_leaves_the_reducer_free(monkeypatch, name, error, be
     """And what may have been started of it neither goes on nor counts, but tells the others that it does not."""
     reducer, left = REDUCERS[name](8, 2), []
 
-    def launch(_comm, intent, schedule, **_):
-        left.append((schedule(intent, 1, 2), RECORD.pack(True, 0, digest_of(intent.terms), 2)))
+    def launch(_comm, _intent, schedule, **_):
+        left.append(schedule(1, 2))
         if begun:
-            left[-1][0].send(None)
+            left[-1].send(None)
         raise error
 
     before = reducer.state()
     for start in (lambda: reducer.allreduce(np.ones(8)), lambda: reducer.iallreduce(np.ones(8))):
         with monkeypatch.context() as patch:
-            patch.setattr(mpi, "launch", launch)
+            patch.setattr(base, "launch", launch)
             with pytest.raises(error):
                 start()
         assert reducer.state() == before
     assert reducer.allreduce(np.arange(8.0), sar.SERIAL).contributed.tolist() == [6, 7]
     after = reducer.state()
-    for schedule, record in left:
+    for schedule in left:
         if begun:
             with pytest.raises(sar.AlgorithmError, match="given up on one of its ranks"):
-                schedule.send([record, record])  # once all have agreed
+                schedule.send(None)
         schedule.close()
     assert reducer.state() == after
 
@@ -335,7 +335,7 @@ def test_a_start_that_fails_leaves_the_reducer_free(monkeypatch, name, error, be
 def test_an_operation_that_never_began_and_is_forgotten_is_over():
     reducer = sar.TopkA(8, 2)
     plan = reducer.planned(np.ones(8))
-    schedule = plan.agree_and_run(plan.intent, 0, 2)
+    schedule = plan.run(0, 2)
     schedule.close()
     with pytest.raises(sar.AlgorithmError, match="in flight"):
         reducer.reset()

@@ -96,7 +96,7 @@ def print_machine(noise):
     from mpi4py import MPI
 
     from sparseallreduce.runtime import setup
-    from sparseallreduce.runtime.mpi import measured
+    from sparseallreduce.runtime.communicators import measured
 
     def measure(rank, ranks, sharing, faster_blocking):
         return Machine(*(constant * float(noise) for constant in FIRST))
@@ -120,7 +120,7 @@ def test_a_network_is_measured_with_care_before_it_is_kept(mpi_run, tmp_path):
     mpi_run(
         2,
         "-c",
-        "from mpi4py import MPI\nfrom sparseallreduce.runtime.mpi import measured\nassert measured(MPI.COMM_WORLD).alpha > 0",
+        "from mpi4py import MPI\nfrom sparseallreduce.runtime.communicators import measured\nassert measured(MPI.COMM_WORLD).alpha > 0",
         env={"SPARSEALLREDUCE_CACHE": str(tmp_path)},
     )
     (file,) = (tmp_path / "calibration").iterdir()

@@ -21,7 +21,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from world import hooks
-from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, STAGED
+from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SPARSE_SHARED
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
 
 PROGRESS = "sparseallreduce.runtime.progress"
@@ -197,8 +197,8 @@ class Play:
         world = World(scenario.ranks, cores=scenario.cores, hosts=hosts, eager=scenario.eager, constants=scenario.constants)
         for rank in world.ranks:
             plan = rank.library.load("sparseallreduce.reducers.base").Plan
-            original = plan.agree_and_run
-            plan.agree_and_run = lambda self, *args, original=original: hooks.resumable(lambda: world, original(self, *args))
+            original = plan.run
+            plan.run = lambda self, *args, original=original: hooks.resumable(lambda: world, original(self, *args))
         self.world = world
         world.run(lambda rank: rank.sar.allreduce(_stream("first", rank.number, PACKED, 0.1), rank.comm))
         gc.freeze()
@@ -309,7 +309,7 @@ class Play:
 def _afterwards(player: Player) -> None:
     """Operations of all ways, by turns, with streams of their own."""
     for number in range(AFTERWARDS):
-        size, key = (PACKED, STAGED, DENSE, MESSAGES, RECURSIVE)[number % 5], f"later {number}"
+        size, key = (PACKED, SPARSE_SHARED, DENSE, MESSAGES, RECURSIVE)[number % 5], f"later {number}"
         if number % 3 == 2:
             player.start(key, size)()
         else:
@@ -407,7 +407,7 @@ def reducer(name: str, blocking: bool) -> Callable[[Player], None]:
 
 
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
-SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.board": {"_AREA": 0, "_AREA_CROWDED": 0}}
+SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -415,10 +415,10 @@ def scenarios() -> Iterator[Scenario]:
     for ranks in (2, 3):
         P = f"P={ranks} "
         for how, operation in (("blocking", one), ("waited", waited)):
-            yield Scenario(f"{P}packed {how}", operation(PACKED), "kernel set", ranks)
+            yield Scenario(f"{P}packed {how}", operation(PACKED), "kernel store_word", ranks)
             yield Scenario(f"{P}packed by messages {how}", operation(PACKED), "MPI.Isend", ranks, hosts=True)
-            yield Scenario(f"{P}staged {how}", operation(STAGED), "kernel set", ranks)
-            yield Scenario(f"{P}staged, dense result {how}", operation(STAGED, 0.45), "kernel set", ranks)
+            yield Scenario(f"{P}sparse shared {how}", operation(SPARSE_SHARED), "kernel store_word", ranks)
+            yield Scenario(f"{P}sparse shared, dense result {how}", operation(SPARSE_SHARED, 0.45), "kernel store_word", ranks)
             yield Scenario(f"{P}dense {how}", operation(DENSE), "", ranks)
             yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=True, eager=0)
             yield Scenario(f"{P}split, agreed in memory {how}", operation(MESSAGES), "MPI.Isend", ranks)
@@ -428,16 +428,16 @@ def scenarios() -> Iterator[Scenario]:
                     name = f"{P}{algorithm} {how}, eager {eager}"
                     yield Scenario(name, operation(PACKED, algorithm=algorithm), "", ranks, eager=eager)
             yield Scenario(f"{P}dense by messages {how}", operation(DENSE), "", ranks, hosts=True)
-        yield Scenario(f"{P}dense written blocking", one(DENSE), "kernel join", ranks)
+        yield Scenario(f"{P}dense written blocking", one(DENSE), "kernel sum_vectors", ranks)
         yield Scenario(f"{P}dense ready blocking", one(DENSE), "MPI.Allreduce", ranks, constants=SMALL_AREA)
         yield Scenario(f"{P}dense ready by messages", one(DENSE), "MPI.Allreduce", ranks, hosts=True)
         if ranks == 2:
-            yield Scenario(f"{P}staged direct", one(STAGED), "kernel sum_parts", ranks)
-        yield Scenario(f"{P}staged direct, a core for all", one(STAGED, 0.1), "kernel sum_parts", ranks, cores=ranks - 1)
-        yield Scenario(f"{P}several in flight", several(STAGED, PACKED, MESSAGES), "", ranks)
+            yield Scenario(f"{P}sparse shared direct", one(SPARSE_SHARED), "kernel sum_parts", ranks)
+        yield Scenario(f"{P}sparse shared direct, a core for all", one(SPARSE_SHARED, 0.1), "kernel sum_parts", ranks, cores=ranks - 1)
+        yield Scenario(f"{P}several in flight", several(SPARSE_SHARED, PACKED, MESSAGES), "", ranks)
         yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=True)
         yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
-        yield Scenario(f"{P}in a row", in_a_row(DENSE, STAGED, PACKED, DENSE, STAGED), "", ranks)
+        yield Scenario(f"{P}in a row", in_a_row(DENSE, SPARSE_SHARED, PACKED, DENSE, SPARSE_SHARED), "", ranks)
         for name in ("OkTopk", "GTopk", "TopkA"):
             for blocking in (True, False):
                 yield Scenario(f"{P}{name} {'blocking' if blocking else 'waited'}", reducer(name, blocking), "", ranks)
@@ -445,8 +445,8 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(f"{P}first, {how}", operation(PACKED), "MPI.Idup", ranks, warm=False)
             yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=True, warm=False)
     yield Scenario("P=5 packed", one(PACKED), "", 5, cores=2)
-    yield Scenario("P=5 staged", one(STAGED), "", 5, cores=2)
-    yield Scenario("P=5 staged, five parts", one(STAGED), "", 5)
+    yield Scenario("P=5 sparse shared", one(SPARSE_SHARED), "", 5, cores=2)
+    yield Scenario("P=5 sparse shared, five parts", one(SPARSE_SHARED), "", 5)
     yield Scenario("P=5 split by messages", one(MESSAGES), "", 5, hosts=True)
 
 

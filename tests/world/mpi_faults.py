@@ -13,19 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms.allreduce import allreduce
 from world import hooks
 from world.faults import BEHIND, COMPILED, ERRORS, LISTED, _expected, _stream
-from world.hooks import DENSE, MESSAGES, PACKED, STAGED
+from world.hooks import DENSE, MESSAGES, PACKED, SPARSE_SHARED
 
 WATCHDOG = 10.0  # seconds after which a fault is taken for a hang, and the run ended with all stacks
 WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "packed": (PACKED, {}),
     "dense": (DENSE, {}),
-    "staged": (STAGED, {}),
+    "sparse shared": (SPARSE_SHARED, {}),
     "messages": (MESSAGES, {}),
     "dense by name": (DENSE, {"algorithm": "dense"}),
     "ring": (PACKED, {"algorithm": "ssar_ring"}),
@@ -76,12 +78,16 @@ def run(faults: int, seed: int, without: Sequence[str] = ()) -> int:
     """
     from mpi4py import MPI
 
+    from sparseallreduce.runtime import predictions, signature
+
     points = Points()
     comm = proxied(MPI, points)(MPI.COMM_WORLD.Dup())
     world, rank, ranks = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     rng, waits, wrong, kinds = random.Random(seed), [], 0, Counter[str]()
     with ExitStack() as patches:
         patches.enter_context(hooks.hooked(lambda: points))
+        patches.enter_context(mock.patch.multiple(predictions, _fastest=hooks.begins, _ALWAYS_PACKED=0, _ALWAYS_PACKED_SHARED=0))
+        patches.enter_context(mock.patch.object(signature, "allreduce", lambda *args: hooks.resumable(lambda: points, allreduce(*args))))
         counts: dict[tuple[str, bool], list[Counter[str]]] = {}
         for way in WAYS:
             for blocking in (True, False):

@@ -17,7 +17,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from world import hooks
-from world.hooks import DENSE, MESSAGES, PACKED, STAGED
+from world.hooks import DENSE, MESSAGES, PACKED, SPARSE_SHARED
 from world.world import Preemptions, RandomOrder, Stuck, World
 
 _CHECKED = 400  # runs after which the communicator is renewed
@@ -46,23 +46,24 @@ class Program:
     constants: dict[str, Any] = field(default_factory=dict)
 
 
-AREAS = {"sparseallreduce.runtime.board": {"_AREA": 0, "_AREA_CROWDED": 0}}
+AREAS = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
 def programs() -> Iterator[Program]:
     for ranks in (2, 3):
         P = f"P={ranks} "
-        yield Program(P + "staged, dense, packed", (STAGED, DENSE, PACKED), ranks)
+        yield Program(P + "sparse shared, dense, packed", (SPARSE_SHARED, DENSE, PACKED), ranks)
         yield Program(P + "packed, packed, packed", (PACKED, PACKED, PACKED), ranks)
-        yield Program(P + "staged, staged, staged", (STAGED, STAGED, STAGED), ranks)
-        yield Program(P + "staged, staged with dense results", (STAGED, STAGED, STAGED), ranks, share=0.6)
+        yield Program(P + "six packed in flight", (PACKED,) * 6, ranks, started=True)
+        yield Program(P + "sparse shared, sparse shared, sparse shared", (SPARSE_SHARED,) * 3, ranks)
+        yield Program(P + "sparse shared with dense results", (SPARSE_SHARED,) * 3, ranks, share=0.6)
         yield Program(P + "dense, dense, dense", (DENSE, DENSE, DENSE), ranks)
-        yield Program(P + "dense by MPI, staged, dense by MPI", (DENSE, STAGED, DENSE), ranks, constants=AREAS)
-        yield Program(P + "by messages, staged, packed", (MESSAGES, STAGED, PACKED), ranks)
-        yield Program(P + "staged, packed, dense in flight", (STAGED, PACKED, DENSE), ranks, started=True)
-        yield Program(P + "staged, staged, by messages in flight", (STAGED, STAGED, MESSAGES), ranks, started=True)
-    yield Program("P=3 staged in two parts", (STAGED, STAGED, PACKED), 3, cores=2)
-    yield Program("P=3 dense in two parts", (DENSE, DENSE, STAGED), 3, cores=2)
+        yield Program(P + "dense by MPI, sparse shared, dense by MPI", (DENSE, SPARSE_SHARED, DENSE), ranks, constants=AREAS)
+        yield Program(P + "by messages, sparse shared, packed", (MESSAGES, SPARSE_SHARED, PACKED), ranks)
+        yield Program(P + "sparse shared, packed, dense in flight", (SPARSE_SHARED, PACKED, DENSE), ranks, started=True)
+        yield Program(P + "sparse shared twice, by messages in flight", (SPARSE_SHARED, SPARSE_SHARED, MESSAGES), ranks, started=True)
+    yield Program("P=3 sparse shared in two parts", (SPARSE_SHARED, SPARSE_SHARED, PACKED), 3, cores=2)
+    yield Program("P=3 dense in two parts", (DENSE, DENSE, SPARSE_SHARED), 3, cores=2)
 
 
 class Explorer:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from numba import types
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import board, part_sum, shared, stage_kernels
+from sparseallreduce.runtime.handshake import shared
+from sparseallreduce.runtime.memory import dense, sum_parts
+from sparseallreduce.runtime.memory import words as word_module
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from world.library import CONSTANTS, REPLACED, twin
 from world.world import World
@@ -35,10 +37,9 @@ def test_ranks_map_the_same_memory_each_for_itself():
 
     def program(rank):
         rank.sar.allreduce(sar.SparseStream([rank.number], np.ones(1, np.float32), 10), rank.comm)
-        keyval, _ = rank.library.load("sparseallreduce.runtime.mpi")._attribute()
-        return rank.comm.Get_attr(keyval)
+        return rank.library.load("sparseallreduce.runtime.communicators").channel_of(rank.comm)
 
-    ours, theirs = (channel.stage.rows for channel in world.run(program))
+    ours, theirs = (channel.sparse_memory.rows for channel in world.run(program))
     assert ours.ctypes.data != theirs.ctypes.data
     ours[1, 5] = 77
     assert theirs[1, 5] == 77
@@ -69,39 +70,41 @@ words = st.lists(st.integers(0, 6), min_size=24, max_size=24).map(lambda numbers
 
 @given(words, st.integers(0, 7), st.integers(1, 5), st.integers(0, 4), st.integers(0, 6), st.integers(0, 3))
 def test_looking_at_words(world, words, at, step, count, value, polls):
-    compiled, python = both(world, shared._have_come, (WORDS, *(WORD,) * 6), words, at, step, count, value, polls, 0)
+    compiled, python = both(world, word_module._have_come, (WORDS, *(WORD,) * 6), words, at, step, count, value, polls, 0)
     assert compiled == python
-    compiled, python = both(world, shared._set, (WORDS, WORD, WORD), words, at, value)
+    compiled, python = both(world, word_module._store_word, (WORDS, WORD, WORD), words, at, value)
     assert compiled == python
 
 
 @given(words, st.integers(0, 23), st.integers(1, 3), st.integers(0, 4), st.integers(0, 3), st.integers(0, 5))
 def test_claiming(world, words, at, turn, count, of, claimed):
     words[at] = of << 16 | claimed
-    compiled, python = both(world, shared._claim, (WORDS, *(WORD,) * 3), words, at, turn, count)
+    compiled, python = both(world, word_module._claim, (WORDS, *(WORD,) * 3), words, at, turn, count)
     assert compiled == python
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.data())
-def test_saying_and_hearing(world, ranks, turn, data):
-    step, said = 8, (WORDS, *(WORD,) * 7)
+def test_publishing_and_agreeing(world, ranks, turn, data):
+    step, published = 8, (WORDS, *(WORD,) * 8)
     rows = np.zeros(ranks * step, np.uint64)
     digests = st.sampled_from([7, 7, 7, 2**64 - 3])
     for rank in range(ranks):
         counts = data.draw(st.integers(0, 9))
-        args = data.draw(st.integers(1, 3)), True, counts * data.draw(st.sampled_from([4, 12])), data.draw(st.integers(0, 255))
-        compiled, python = both(world, board._say, said, rows, rank * step, *args, data.draw(digests), counts)
+        sequence, usable, well = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
+        length, flags = counts * data.draw(st.sampled_from([4, 12])), data.draw(st.integers(0, 255))
+        args = sequence, usable, length, well, flags, data.draw(digests)
+        compiled, python = both(world, shared._publish, published, rows, rank * step, *args, counts)
         assert compiled == python
         rows = np.frombuffer(compiled[1][0], np.uint64).copy()
     heard = (WORDS, *(WORD,) * 7, COUNTS, COUNTS, COUNTS)
     arrays = [np.zeros(ranks + extra, np.int64) for extra in (0, 0, 2)]
-    compiled, python = both(world, board._hear, heard, rows, step, turn, 2, 0, 15, 7, 4, *arrays)
+    compiled, python = both(world, shared._agree, heard, rows, step, turn, 2, 0, 15, 7, 4, *arrays)
     assert compiled == python
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 40), st.sampled_from(["float32", "int64"]), st.integers(0, 2**32))
-def test_joining(world, ranks, parts, count, dtype, seed):
+def test_summing_vectors(world, ranks, parts, count, dtype, seed):
     rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
     start, length = 64, 64 + 64 * dtype.itemsize
     rows = np.zeros((ranks, length), np.uint8)
@@ -110,7 +113,7 @@ def test_joining(world, ranks, parts, count, dtype, seed):
     values[:, first:] = rng.integers(-50, 50, values[:, first:].shape)
     size, parts = -(-max(count, 1) // (parts * 16)) * 16, min(parts, ranks)
     found = []
-    kernel, signature = part_sum._join, (WORDS, *(WORD,) * 4, _array(dtype, 2), *(WORD,) * 4, _array(dtype, 1))
+    kernel, signature = dense._sum_vectors, (WORDS, *(WORD,) * 4, _array(dtype, 2), *(WORD,) * 4, _array(dtype, 1))
     for entry in (compiled_entry(kernel, signature), twin(world, python_of(world, kernel), signature)):
         memory, out = rows.copy(), np.zeros(count, dtype)
         done = entry(memory.reshape(-1).view(np.uint64), length // 8, 0, parts, 0, memory.view(dtype), start, size, 3, 2, out)
@@ -132,10 +135,10 @@ def test_summing_parts(world, ranks, parts, dtype, seed):
     found = []
     tables = _array(np.dtype(np.uint32), 2), _array(dtype, 2)
     signature = (WORDS, WORD, WORD, *tables, _array(np.dtype(np.uint64), 2), *tables, *tables, *(WORD,) * 3, COUNTS, WORD, WORD)
-    python = twin(world, python_of(world, stage_kernels._sum_parts), (types.int64, *signature))
-    compiled = stage_kernels.sum_parts_kernel(np.dtype(np.uint32), dtype)
-    for entry in (compiled, lambda *args: python(stage_kernels.ADD, *args)):
-        words = np.zeros((ranks + 1) * stage_kernels.WORDS, np.uint64)
+    python = twin(world, python_of(world, sum_parts._sum_parts), (types.int64, *signature))
+    compiled = sum_parts.sum_parts_kernel(np.dtype(np.uint32), dtype)
+    for entry in (compiled, lambda *args: python(sum_parts.ADD, *args)):
+        words = np.zeros((ranks + 1) * sum_parts.WORDS, np.uint64)
         blocks, memory = np.zeros((2, 4096), np.uint8), rows.copy()
         inner = np.zeros((2, 128), np.uint32), np.zeros((2, 128), dtype)
         given_rows = memory.view(np.uint32), memory.view(dtype), np.zeros((4, ranks + 1), np.uint64), *inner

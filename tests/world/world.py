@@ -115,7 +115,7 @@ class World:
         self.running: Rank | None = None
         self.dead = False  # what runs is to end
         self.problems: list[str] = []  # what ranks did that MPI forbids
-        self.lies: set[str] = set()  # kinds of kernels that say yes without a look, to see whether anybody notices
+        self.lies: dict[str, Callable[..., Any]] = {}  # what kernels answer without a look, to see whether anybody notices
         self.ranks: list[Rank] = []
         for number, MPI in enumerate(network.modules(self, ranks)):
             library = Library(self, number, MPI, hosts[number] if hosts else "host", cores or ranks, constants)

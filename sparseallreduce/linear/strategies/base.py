@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import Intent, agree
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checks import own_samples
@@ -19,7 +19,7 @@ from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.runtime.mpi import launch
+from sparseallreduce.runtime.launching import agree
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -181,7 +181,7 @@ class Strategy(ABC):
         if self.comm.size == 1 or isinstance(error, SparseAllreduceError):  # which all ranks come to by themselves
             return error
         try:
-            launch(self.comm, Intent((), 0, error), lambda intent, rank, ranks: agree(intent, rank, ranks), blocking=True)
+            agree(self.comm, Intent((), 0, error), blocking=True)
         except SparseAllreduceError as shared:
             return shared
         return error

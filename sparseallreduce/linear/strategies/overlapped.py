@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
-from sparseallreduce.runtime.mpi import Request, iallreduce
+from sparseallreduce.runtime.api import Request, iallreduce
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["OverlappedStrategy"]

@@ -62,7 +62,7 @@ class Mailbox:
         self.sound = True  # whether no rank has given up
         self._comm = messages
         self._verdicts = verdicts
-        self._crowded = _is_crowded(messages)
+        self._oversubscribed = _is_oversubscribed(messages)
         self._arriving: deque[_Arrival] = deque()
         self._leaving: list[tuple[MPI.Request, Bytes]] = []
         self._groups: dict[int, MPI.Comm] = {}
@@ -87,14 +87,14 @@ class Mailbox:
 
     def receive(self) -> Message:
         """The next message, waited for."""
-        nap = _Nap(self._crowded)
+        nap = _Nap(self._oversubscribed)
         while (message := self._next()) is None:
             nap.rest()
         return message
 
     def flush(self) -> None:
         """Wait until all that was sent has left: a large message does so only while this rank calls MPI."""
-        nap = _Nap(self._crowded)
+        nap = _Nap(self._oversubscribed)
         while not self._has_left():
             self._take_in()
             nap.rest()
@@ -161,7 +161,7 @@ class Mailbox:
         return not self._leaving
 
     def _wait(self, request: MPI.Request) -> None:
-        nap = _Nap(self._crowded)
+        nap = _Nap(self._oversubscribed)
         while not request.Test():
             self._take_in()
             nap.rest()
@@ -173,7 +173,7 @@ class Mailbox:
         record = np.frombuffer(json.dumps(said).encode().ljust(_RECORD_BYTES), np.uint8)[:_RECORD_BYTES]
         records = np.empty((self.ranks, _RECORD_BYTES), np.uint8)
         request = self._verdicts.Iallgather(record, records)
-        nap, end = _Nap(self._crowded), time.monotonic() + _PATIENCE
+        nap, end = _Nap(self._oversubscribed), time.monotonic() + _PATIENCE
         while not request.Test():
             if time.monotonic() > end:
                 _farewells.append((request, record, records))
@@ -206,8 +206,8 @@ class WatchfulCommunicator:
 class _Nap:
     """What a rank does between two looks into its mailbox."""
 
-    def __init__(self, crowded: bool) -> None:
-        self._crowded = crowded
+    def __init__(self, oversubscribed: bool) -> None:
+        self._oversubscribed = oversubscribed
         self._rounds = 0
         self._seconds = _NAPS[0]
 
@@ -215,9 +215,9 @@ class _Nap:
         """Leave the core to others after some rounds, for longer the longer nothing has come."""
         progress.advance()
         self._rounds += 1
-        if self._rounds < _SPINS and not self._crowded:
+        if self._rounds < _SPINS and not self._oversubscribed:
             return
-        if self._rounds < _SPINS or not self._crowded:
+        if self._rounds < _SPINS or not self._oversubscribed:
             os.sched_yield()
         else:
             time.sleep(self._seconds)
@@ -247,7 +247,7 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
     return found
 
 
-def _is_crowded(comm: MPI.Intracomm) -> bool:
+def _is_oversubscribed(comm: MPI.Intracomm) -> bool:
     """Whether the ranks of a communicator on this host outnumber the cores that they may run on."""
     places = comm.allgather(this_place())
     here = same_host(places, comm.rank)

@@ -11,7 +11,8 @@ from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.runtime.mpi import allreduce, warm_up
+from sparseallreduce.runtime.api import allreduce
+from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["SparseStrategy"]

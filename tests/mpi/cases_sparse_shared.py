@@ -5,16 +5,16 @@ from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import numpy as np
-from cases_board import duplicate, outcome_of_blocking, slow
 from cases_faults import failing, needs_two
+from cases_handshake import duplicate, outcome_of_blocking, slow
 from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable, same_everywhere
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms import allreduce
-from sparseallreduce.runtime import progress, setup, shared
-from sparseallreduce.runtime import stage as stage_module
-from sparseallreduce.runtime.stage import KEPT, Split, Stage
+from sparseallreduce.runtime import predictions, progress, setup
+from sparseallreduce.runtime.memory import mapping, sparse
+from sparseallreduce.runtime.memory.sparse import KEPT, SparseMemory
+from sparseallreduce.runtime.shortcuts.sparse_shared import SparseShared
 
 RANKS = (2, 5)
 KINDS = [("float32", None), ("float64", 3), ("float16", None), ("int64", None)]
@@ -22,30 +22,30 @@ SIZE, FEW, MANY = 100_000, 9000, 40_000  # entries of a rank whose sum is sparse
 
 
 @contextmanager
-def staging(comm, cores=2):
-    """A duplicate whose ranks put on the stage whatever may lie there, and the list of the splits that came to a result.
+def sharing(comm, cores=2):
+    """A duplicate whose ranks add up in shared memory whatever they can, and the list of the sums that came to a result.
 
     Of two parts each lies in its place at once; of more, as many as there are ``cores`` and ranks, each is written there later.
     """
 
-    class WithCores(Stage):
-        def __init__(self, memory, rank, ranks, crowded, _cores):
-            super().__init__(memory, rank, ranks, crowded, cores)
+    class WithCores(SparseMemory):
+        def __init__(self, memory, rank, ranks, oversubscribed, _cores):
+            super().__init__(memory, rank, ranks, oversubscribed, cores)
 
-    def chosen(_stream, _ranks, _reduction, _machine, _fits, staged):
-        return "staged" if staged else "ssar_recursive_doubling"
+    def chosen(_problem, _machine, _fits, writes, _share):
+        return "sparse_shared" if writes else "ssar_recursive_doubling"
 
-    made, original = [], Split._made
+    made, original = [], SparseShared._result
 
     def noted(self):
         made.append(self)
         return original(self)
 
     with (
-        mock.patch.object(setup, "Stage", WithCores),
+        mock.patch.object(setup, "SparseMemory", WithCores),
         duplicate(comm) as ours,
-        mock.patch.object(allreduce, "choose_beginning", chosen),
-        mock.patch.object(Split, "_made", noted),
+        mock.patch.object(predictions, "_fastest", chosen),
+        mock.patch.object(SparseShared, "_result", noted),
     ):
         yield ours, made
 
@@ -76,7 +76,7 @@ def case_results_are_those_of_messages(comm, kind, entries, cores):
     """Blocking, non-blocking and traced; sparse results to the bit those of the algorithm that is carried out."""
     inputs = Inputs(comm.size, SIZE, *kind, entries=entries)
     stream = inputs.stream(comm.rank)
-    with staging(comm, cores) as (ours, made):
+    with sharing(comm, cores) as (ours, made):
         with sar.trace():
             traced = sar.allreduce(stream, ours)
         results = [sar.allreduce(stream, ours), sar.iallreduce(stream, ours).wait(), traced]
@@ -84,9 +84,9 @@ def case_results_are_those_of_messages(comm, kind, entries, cores):
         results.append(sar.allreduce(stream, ours, algorithm="ssar_split_allgather"))
         for result in results:
             inputs.check(result)
-        *staged, by_messages = same_everywhere(comm, *results)
-        assert staged == [staged[0]] * 3
-        assert staged[0] == by_messages or results[-1].is_dense
+        *shared, by_messages = same_everywhere(comm, *results)
+        assert shared == [shared[0]] * 3
+        assert shared[0] == by_messages or results[-1].is_dense
         assert comm.size == 1 or not results[0]._stored.flags.writeable
 
 
@@ -94,7 +94,7 @@ def case_results_are_those_of_messages(comm, kind, entries, cores):
 @each(entries=[FEW, MANY])
 def case_results_that_are_kept_stay_as_they_are(comm, entries):
     """More than there is room for, by some of the ranks; what they need not is used again."""
-    with staging(comm) as (ours, made):
+    with sharing(comm) as (ours, made):
         kept = []
         for seed in range(3 * KEPT):
             inputs = Inputs(comm.size, SIZE, "float32", entries=entries, seed=seed)
@@ -112,7 +112,7 @@ def case_ranks_with_little_and_with_all(comm):
     """One travels with the agreement, one is dense; what one rank cannot put there, nobody does."""
     for entries in ((10, FEW, MANY, SIZE, 0), (FEW, 0, SIZE // 4, FEW, FEW), (SIZE, FEW, FEW, 0, FEW)):
         inputs = Inputs(comm.size, SIZE, "float32", entries=tuple(entries[: comm.size]))
-        with staging(comm) as (ours, _):
+        with sharing(comm) as (ours, _):
             for _ in range(2):
                 result = sar.allreduce(inputs.stream(comm.rank), ours)
                 inputs.check(result)
@@ -123,23 +123,23 @@ def case_ranks_with_little_and_with_all(comm):
 def case_streams_that_do_not_fit_go_by_messages(comm):
     if comm.size == 1:
         skip("no messages")
-    with staging(comm) as (ours, made):
+    with sharing(comm) as (ours, made):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
         channel = progress.channels[-1]
-        for room in (8 * FEW, 8 * FEW - 1):
-            channel.stage.room = room
-            channel.kinds.clear()
+        for capacity in (8 * FEW, 8 * FEW - 1):
+            channel.sparse_memory.capacity = capacity
+            channel.signatures.clear()
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
         assert len(made) == 1
 
 
 @limit(30)
-@each(where=["offer", "_add", "_write", "_made"], cores=[2, 8])
+@each(where=["write", "_add", "_write", "_result"], cores=[2, 8])
 def case_a_late_rank_is_waited_for(comm, where, cores):
-    with staging(comm, cores) as (ours, _):
+    with sharing(comm, cores) as (ours, _):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
         prompt = sar.allreduce(inputs.stream(comm.rank), ours)
-        with slow(Stage if where == "offer" else Split, where, 0.05, comm.rank == comm.size - 1):
+        with slow(SparseMemory if where == "write" else SparseShared, where, 0.05, comm.rank == comm.size - 1):
             results = [sar.allreduce(inputs.stream(comm.rank), ours) for _ in range(4)]
         first, *others = same_everywhere(comm, prompt, *results)
         assert others == [first] * len(results)
@@ -148,23 +148,23 @@ def case_a_late_rank_is_waited_for(comm, where, cores):
 
 @on_ranks(2, 3)
 @limit(30)
-@each(where=["offer", "begin", "_add", "_sum_part", "_write", "_made"], blocking=[True, False], cores=[2, 8])
+@each(where=["write", "commit", "_add", "_sum_part", "_write", "_result"], blocking=[True, False], cores=[2, 8])
 def case_failure_leaves_nobody_waiting(comm, where, blocking, cores):
-    """Nor does anybody write to what another still reads, or lose the stage for good. Those who do not need the rank have the sum."""
+    """Nor does anybody write to what another still reads, or lose the memory for good. Those who do not need the rank have the sum."""
     _, culprit = needs_two(comm, SIZE)
     if where in ("_sum_part", "_write") and min(cores, comm.size) == 2:
         skip("two parts are added up in one call, where they are to lie")
     inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
-    with staging(comm, cores) as (ours, made):
+    with sharing(comm, cores) as (ours, made):
         stream = inputs.stream(comm.rank)
         sar.allreduce(stream, ours)
-        owner = Stage if where == "offer" else Split
+        owner = SparseMemory if where == "write" else SparseShared
         with failing(owner, where, MemoryError("no room for a sum"), comm.rank == culprit) as struck:
             outcome = outcome_of_blocking(stream, ours) if blocking else outcome_of_other(stream, ours)
         called = comm.bcast(bool(struck and struck[0].called), culprit)
         assert called or where == "_sum_part"  # for which others may have come first
         if isinstance(outcome, sar.SparseStream):
-            assert where in ("begin", "_add", "_write", "_made") or not called
+            assert where in ("commit", "_add", "_write", "_result") or not called
             assert comm.rank != culprit or not called
             inputs.check(outcome)
         else:
@@ -184,7 +184,7 @@ def case_operations_that_start_after_later_ones_were_called(comm, held):
     """Because the channel was not ready, or a thread was at it: they start in the order of the calls, each with its own number."""
     inputs = [Inputs(comm.size, SIZE, "float32", entries=FEW, seed=seed) for seed in range(4)]
     for attempt in range(4):
-        with staging(comm) as (ready, made):
+        with sharing(comm) as (ready, made):
             ours = ready if held else ready.Dup()
             started = []
             late = held and comm.rank == attempt % comm.size
@@ -202,10 +202,10 @@ def case_operations_that_start_after_later_ones_were_called(comm, held):
 
 
 @limit(30)
-def case_the_first_of_many_in_flight_takes_the_stage(comm):
+def case_the_first_of_many_in_flight_takes_the_memory(comm):
     """The others go by messages, whenever they come to it, so that all runs give the same bits."""
     inputs = [Inputs(comm.size, SIZE, "float32", entries=FEW, seed=seed) for seed in range(4)]
-    with staging(comm) as (ours, made):
+    with sharing(comm) as (ours, made):
         found = []
         for _ in range(3):
             requests = [sar.iallreduce(given.stream(comm.rank), ours) for given in inputs]
@@ -222,7 +222,7 @@ def case_what_is_summed_there_is_counted_as_by_messages(comm):
     if comm.size == 1:
         skip("nothing moves")
     inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
-    with staging(comm) as (ours, made):
+    with sharing(comm) as (ours, made):
         counts = []
         for algorithm in ("auto", "ssar_split_allgather"):
             with sar.trace() as traffic:
@@ -230,9 +230,9 @@ def case_what_is_summed_there_is_counted_as_by_messages(comm):
             moved = np.array([traffic.bytes_sent - traffic.header_bytes, traffic.bytes_received])
             counts.append(comm.allreduce(moved))
         assert len(made) == 1
-        staged, sent = counts
-        assert staged[0] == staged[1] or abs(staged[0] - staged[1]) <= 2 * comm.size
-        assert abs(staged[0] - sent[0]) < 0.05 * sent[0]
+        shared, sent = counts
+        assert shared[0] == shared[1] or abs(shared[0] - shared[1]) <= 2 * comm.size
+        assert abs(shared[0] - sent[0]) < 0.05 * sent[0]
 
 
 @limit(30)
@@ -241,7 +241,7 @@ def case_an_operation_counts_the_same_whichever_way_it_takes(comm, entries):
     """A blocking one, and one that is waited for later."""
     inputs = Inputs(comm.size, SIZE, "float32", entries=entries)
     stream = inputs.stream(comm.rank)
-    with staging(comm) as (ours, _):
+    with sharing(comm) as (ours, _):
         sar.allreduce(stream, ours)
         counts = []
         for call in (lambda: sar.allreduce(stream, ours), lambda: sar.iallreduce(stream, ours).wait()):
@@ -261,9 +261,9 @@ def case_where_a_rank_has_no_memory_left_sums_go_by_messages(comm, blocking, ent
         skip("no memory to share")
     inputs = Inputs(comm.size, SIZE, "float32", entries=entries)
     stream = inputs.stream(comm.rank)
-    with staging(comm) as (ours, made), mock.patch.object(stage_module, "_LATER", 3):
+    with sharing(comm) as (ours, made), mock.patch.object(sparse, "_LATER", 3):
         left = 0 if comm.rank == comm.size - 1 else 1 << 40
-        with mock.patch.object(shared, "memory_left", return_value=left):
+        with mock.patch.object(mapping, "memory_left", return_value=left):
             for _ in range(3):
                 inputs.check(sar.allreduce(stream, ours) if blocking else sar.iallreduce(stream, ours).wait())
         assert not made
@@ -273,12 +273,12 @@ def case_where_a_rank_has_no_memory_left_sums_go_by_messages(comm, blocking, ent
 
 
 @limit(30)
-def case_without_memory_to_share_there_is_no_stage(comm):
+def case_without_memory_to_share_sums_go_by_messages(comm):
     def nothing(_channel):
         return None
         yield
 
-    with mock.patch.object(setup, "made_stage", nothing), staging(comm) as (ours, made):
+    with mock.patch.object(setup, "made_sparse_memory", nothing), sharing(comm) as (ours, made):
         inputs = Inputs(comm.size, SIZE, "float32", entries=FEW)
         inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
         assert not made

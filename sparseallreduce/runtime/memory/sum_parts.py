@@ -1,4 +1,4 @@
-"""What ranks do on a :mod:`~sparseallreduce.runtime.stage` in compiled code: claim a part, add it up, wait for the others.
+"""What ranks do in :mod:`~sparseallreduce.runtime.memory.sparse` in compiled code: claim a part, add it up, wait for the others.
 
 Between two operations a program uses the caches for something else, and then the interpreter fetches all that it touches again: a sum of
 34,000 entries by two ranks takes 40 microseconds in a loop, and 250 to 300 behind a dense sum of 64 MiB. So what ranks do most often is one
@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.runtime.shared import LINE, Words, claim, come
+from sparseallreduce.runtime.memory.words import LINE, Words, claim, wait_for
 from sparseallreduce.streams.kernels import PIECE
 from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
 from sparseallreduce.streams.kernels.compiled import ADD, array_type, cut, sum_cut
@@ -23,8 +23,8 @@ from sparseallreduce.streams.kernels.intrinsics import store_release
 
 __all__ = ["ADDED", "ENTRIES", "FIRST", "LEFT", "WORDS", "WRITTEN", "sum_parts_kernel"]
 
-# Words of a part: the turn in which it was added up, how many entries that are and where it begins, and the turn in which it was written
-# to the result. Of a rank, in the same row: the turn from which on it no longer reads what the others have written.
+# Words of a part: the last operation in which it was added up, how many entries that are and where it begins, and the last in which it was
+# written to the result. Of a rank, in the same row: the last operation in which it has read all that it reads of the others.
 ADDED, ENTRIES, FIRST, WRITTEN, LEFT = range(5)
 WORDS = LINE // 8  # of a row
 _ALL = np.uint64(2**64 - 1)
@@ -35,10 +35,10 @@ U: Any = np.uint64
 def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable[..., Any]:
     """Compiled ``sum_parts``, for streams of these dtypes, which adds up parts at their places until none is left.
 
-    Its arguments are ``words, rank, offer, rows, values, bounds, inner_indices, inner_values, indices, results, turn, parts, polls, counts,
-    size, block``: ``rows`` to ``inner_values`` and ``counts`` as for :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, ``indices`` and
-    ``results`` the blocks as numbers of either type. Returns whether all parts are there, or will be while we look so many times; -1 if
-    something does not fit.
+    Its arguments are ``words, rank, yield_core, rows, values, bounds, inner_indices, inner_values, indices, results, sequence, parts,
+    spins, counts, size, block``: ``rows`` to ``inner_values`` and ``counts`` as for
+    :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, ``indices`` and ``results`` the blocks as numbers of either type. Returns whether
+    all parts are there, or will be while we look so many times; -1 if something does not fit.
     """
     words, word, counts = types.Array(types.uint64, 1, "C"), types.uint64, array_type(np.int64, 1, False)
     tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
@@ -59,7 +59,7 @@ def _sum_parts(
     op: int,
     words: Words,
     rank: Any,
-    offer: Any,
+    yield_core: Any,
     rows: NDArray[Any],
     values: NDArray[Any],
     bounds: NDArray[np.uint64],
@@ -67,9 +67,9 @@ def _sum_parts(
     inner_values: NDArray[Any],
     indices: NDArray[Any],
     results: NDArray[Any],
-    turn: Any,
+    sequence: Any,
     parts: Any,
-    polls: Any,
+    spins: Any,
     counts: NDArray[np.int64],
     size: Any,
     block: Any,
@@ -86,7 +86,7 @@ def _sum_parts(
         return np.int64(-1)
     iout, vout = indices[block, start : start + most], results[block, :most]
     while True:
-        claimed = claim(words, ranks * width, turn, parts)
+        claimed = claim(words, ranks * width, sequence, parts)
         if claimed < 0:
             break
         part = U(claimed)
@@ -101,6 +101,6 @@ def _sum_parts(
             return np.int64(-1)
         words[part * width + U(ENTRIES)] = n
         words[part * width + U(FIRST)] = end - U(n) if at_end else before
-        store_release(words, part * width + U(WRITTEN), turn)
-    store_release(words, rank * width + U(LEFT), turn)
-    return np.int64(come(words, U(WRITTEN), width, parts, turn, polls, offer))
+        store_release(words, part * width + U(WRITTEN), sequence)
+    store_release(words, rank * width + U(LEFT), sequence)
+    return np.int64(wait_for(words, U(WRITTEN), width, parts, sequence, spins, yield_core))

@@ -1,0 +1,128 @@
+"""Sparse allreduce as an mpi4py user expects it: ``allreduce``, ``iallreduce``, and a ``Request`` to test and wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.runtime import communicators
+from sparseallreduce.runtime.launching import start
+from sparseallreduce.runtime.request import Request, pending
+from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER
+from sparseallreduce.streams.operator import MEAN, Operator
+from sparseallreduce.streams.reduction import divided
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.serial import SerialCommunicator
+
+__all__ = ["Request", "allreduce", "iallreduce"]
+
+
+def allreduce(
+    stream: SparseStream,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> SparseStream:
+    """The element-wise reduction of the streams of all ranks, on every rank (thesis section 3.1).
+
+    Parameters
+    ----------
+    stream : SparseStream
+        Of the same size, dtype and width on all ranks, each with its own positions. It is left as it is.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
+    op : str, Operator or mpi4py.MPI.Op
+        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
+        :class:`~sparseallreduce.Operator`. All positions that no rank holds are absent from the result. ``"mean"`` is the sum divided
+        by the number of ranks, of floats.
+    algorithm : str
+        One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
+    **options
+        ``switch_density``: share of the size above which streams go dense, if less than where that takes fewer bytes.
+        ``group_size``: of ``dsar_early_switch``, 8 by default. ``machine``: a :class:`~sparseallreduce.Machine` for "auto"
+        instead of the one measured on the first operation of a communicator.
+
+    Returns
+    -------
+    SparseStream
+        The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
+        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
+        in :func:`iallreduce`, or while requests are in flight: dense vectors are summed fastest by ranks that wait.
+        Ranks of one host may hold a sum in memory that they share, which is used again when none of them has an array of it any more.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same, and with the communicator fit for the next operation: StreamTypeError or AlgorithmError for bad
+        arguments on any rank, MismatchError if size, dtype, width, operator, algorithm or options differ. So does whatever else goes
+        wrong on one rank, which the text names: no memory, an operator that raises, Ctrl-C. A rank that is interrupted raises
+        KeyboardInterrupt itself; one that needs nothing more of the others has the result.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> sar.allreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).values
+    array([2.])
+    """
+    if not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+        channel = communicators.known_channel(comm)
+        if channel is not None:
+            fast = communicators.over_mpi().fast
+            if fast.is_idle(channel):
+                operation = fast.start(stream, op, algorithm, channel, OTHER if pending else BLOCKING, True)
+                if operation is not None:
+                    if operation.error is not None:
+                        raise operation.error
+                    result: SparseStream = operation.result
+                    return result if op != MEAN.name else divided(result, channel.ranks)
+    return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
+
+
+def iallreduce(
+    stream: SparseStream,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> Request:
+    """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
+
+    Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
+    in the same order, as for any collective of MPI. With the first operation on a communicator begin its duplication and the
+    measurement of the network, which take all ranks some milliseconds in the background.
+
+    Parameters
+    ----------
+    stream, comm, op, algorithm, **options
+        As for :func:`allreduce`. Besides, ``progress="thread"`` moves the operation on in a thread while the program computes,
+        where MPI provides MPI_THREAD_MULTIPLE; by default it moves on in calls of ``test`` and ``wait``, of any request.
+
+    Returns
+    -------
+    Request
+
+    Raises
+    ------
+    StreamTypeError
+        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> request = sar.iallreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL)
+    >>> request.wait().nnz
+    1
+    """
+    if not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+        channel = communicators.known_channel(comm)
+        if channel is not None:
+            fast = communicators.over_mpi().fast
+            if fast.has_begun(channel):
+                operation = fast.start(stream, op, algorithm, channel, OTHER if pending else FIRST, False)
+                if operation is not None:
+                    return Request(operation, divisor=channel.ranks if op == MEAN.name else 0)
+    return start(stream, comm, op, algorithm, options, blocking=False)

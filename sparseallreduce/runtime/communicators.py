@@ -1,0 +1,175 @@
+"""What the library keeps for the user's communicators, and what it tells of them.
+
+mpi4py is imported when a communicator of more than one process first comes into play, so that a process alone needs no MPI library.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.errors import MPIUnavailableError, StreamTypeError
+from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
+from sparseallreduce.streams.stream import index_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = [
+    "channel_of",
+    "has_threads",
+    "known_channel",
+    "measured",
+    "over_mpi",
+    "shared_capacity",
+    "shares_memory",
+    "size_of",
+    "warm_up",
+    "world",
+]
+
+_latest: tuple[Any, Any] = None, None  # the communicator that was used last and its channel, until it is freed
+_keyval: Any = None  # of the attribute of a communicator that is its channel; none until there is a first
+
+
+class _OverMPI(NamedTuple):
+    MPI: Any
+    channel: Any
+    fast: Any
+    operation: Any
+    progress: Any
+    signature: Any
+
+
+@lru_cache(maxsize=1)
+def over_mpi() -> _OverMPI:
+    """MPI, and modules that need it, imported when there is somebody to talk to."""
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime import channel, fast, operation, progress, signature
+
+    return _OverMPI(MPI, channel, fast, operation, progress, signature)
+
+
+def world() -> MPI.Intracomm | SerialCommunicator:
+    """``MPI.COMM_WORLD``, or ``SERIAL`` where mpi4py or its MPI library is missing and this process was started alone.
+
+    Raises
+    ------
+    MPIUnavailableError
+        If it is missing and an mpiexec has started more than one process: each would take itself for the only one.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        started = max(int(os.environ.get(name, "1")) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"))
+        if started > 1:
+            raise MPIUnavailableError(
+                f"mpiexec has started {started} processes, but mpi4py cannot be loaded ({error}): install sparseallreduce[mpi]"
+            ) from error
+        return SERIAL
+    return MPI.COMM_WORLD
+
+
+def size_of(comm: Any) -> int:
+    """The number of ranks.
+
+    Raises
+    ------
+    StreamTypeError
+        If it is no intracommunicator.
+    """
+    if isinstance(comm, SerialCommunicator):
+        return 1
+    if not hasattr(comm, "Get_size") or not hasattr(comm, "Idup"):
+        raise StreamTypeError(f"comm must be an mpi4py intracommunicator or sparseallreduce.SERIAL, not {type(comm).__name__}")
+    if not comm:
+        raise StreamTypeError("comm must be an intracommunicator, not MPI.COMM_NULL: it was freed, or this rank is not part of it")
+    if comm.is_inter:
+        raise StreamTypeError("comm must be an intracommunicator: merge the intercommunicator first")
+    return int(comm.size)
+
+
+def has_threads() -> bool:
+    """Whether any thread may call MPI at any time."""
+    MPI = over_mpi().MPI
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def known_channel(comm: Any) -> Channel | None:
+    """What is kept for a communicator, None for the world's, if there is anything yet."""
+    global _latest
+    if _keyval is None:
+        return None
+    MPI = over_mpi().MPI
+    if comm is None:
+        comm = MPI.COMM_WORLD
+    latest, channel = _latest
+    if comm is not latest:
+        if not isinstance(comm, MPI.Intracomm) or not comm:
+            return None
+        channel = comm.Get_attr(_keyval)
+        if channel is None:
+            return None
+        _latest = comm, channel
+    return channel  # type: ignore[no-any-return]
+
+
+def channel_of(comm: MPI.Intracomm) -> Channel:
+    """What is kept for a communicator, made by the first operation on it and kept as an attribute of it."""
+    global _keyval
+    if _keyval is None:
+        _keyval = over_mpi().MPI.Comm.Create_keyval(delete_fn=_freed)
+    channel: Any = comm.Get_attr(_keyval)
+    if channel is None:
+        channel = over_mpi().channel.Channel(comm)
+        comm.Set_attr(_keyval, channel)  # before the duplicate: a rank that failed in between would make another one
+    found: Channel = channel
+    if found.messages is None:  # also if its first operation was interrupted before
+        try:
+            found.begin(comm)
+        except BaseException as error:
+            found.give_up(comm, error)
+            raise
+    return found
+
+
+def measured(comm: MPI.Intracomm) -> Machine | None:
+    """The constants of the network between the ranks of ``comm``, once they are measured; collective."""
+    return _ready_channel(comm).machine
+
+
+def shares_memory(comm: MPI.Intracomm) -> bool:
+    """Whether the ranks of ``comm`` agree on their operations in memory that they share; collective."""
+    return _ready_channel(comm).shares_memory
+
+
+def shared_capacity(comm: MPI.Intracomm) -> int:
+    """Most bytes of a stream that the ranks of ``comm`` add up in memory that they share, 0 if they share none; collective."""
+    memory = _ready_channel(comm).sparse_memory
+    return 0 if memory is None else memory.capacity
+
+
+def warm_up(comm: MPI.Intracomm | SerialCommunicator, size: int, dtype: np.dtype[Any]) -> None:
+    """Compile, or load from disk, what the ranks of ``comm`` need to add up such streams in memory that they share; collective."""
+    if size_of(comm) > 1 and shared_capacity(cast("MPI.Intracomm", comm)):
+        from sparseallreduce.runtime.memory.sum_parts import sum_parts_kernel
+
+        sum_parts_kernel(index_dtype(size), dtype)
+
+
+def _ready_channel(comm: MPI.Intracomm) -> Channel:
+    channel = channel_of(comm)
+    over_mpi().channel.prepare(channel)
+    return channel
+
+
+def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
+    global _latest
+    _latest = None, None
+    channel.free()

@@ -1,0 +1,99 @@
+"""The beginning of every operation that can begin at once, and all of a blocking one that is over at once.
+
+An operation on a few kilobytes takes some ten microseconds, and the handshake adds as much to MPI's allreduce of a dense vector. Checked
+arguments, what the ranks are told and how they choose are the same for all streams of a kind, and remembered; the operation is in no list
+and takes no lock until there is something to wait for. From there on it goes on as any other does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.allreduce import make_call
+from sparseallreduce.runtime import progress
+from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime.operation import Operation
+from sparseallreduce.runtime.signature import Signature
+from sparseallreduce.runtime.states import READY
+from sparseallreduce.runtime.work import Launched
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["has_begun", "is_idle", "signature_of", "start"]
+
+_REMEMBERED = 256  # kinds of streams
+_STRUCK = Launched(Intent((), 0))  # in place of what an operation was to do, which has failed before that was known
+
+
+def is_idle(channel: Channel) -> bool:
+    """Whether nothing is in flight or being prepared, so that an operation on this channel can begin, and be waited for, at once."""
+    return channel.state == READY and not (progress.operations or progress.preparing)
+
+
+def has_begun(channel: Channel) -> bool:
+    """Whether all operations on this channel have begun that were called."""
+    return channel.state == READY and channel.begun == channel.sequence
+
+
+def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level: int, blocking: bool) -> Operation | None:
+    """An operation in flight, or done if ``blocking``; None if nothing has begun: the arguments are wrong, or other ranks have not come far
+    enough.
+
+    Parameters
+    ----------
+    stream : SparseStream
+    op, algorithm : str
+    channel : Channel
+        Ready, with all operations begun that were called before; idle if ``blocking``.
+    level : int
+        What the operation may take: one of :mod:`~sparseallreduce.runtime.work`'s.
+    blocking : bool
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Or what else is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
+    """
+    before = channel.sequence
+    sequence = before + 1
+    operation: Any = None
+    try:
+        stored = stream._stored
+        signature = channel.signatures.get((stream.size, stored.dtype, stored.shape[1:], op, algorithm))
+        if signature is None:
+            signature = signature_of(stream, op, algorithm, channel)
+            if signature is None:
+                return None
+        handshake = channel.handshake_of(sequence)
+        if not handshake.is_free(sequence):
+            return None
+        channel.sequence = sequence
+        operation = Operation(channel, signature, stream, sequence, level)
+        operation.begin(handshake)
+        if blocking and operation.agree(handshake.spins):
+            shortcut = operation.shortcut
+            if shortcut is not None and operation.poll(shortcut.spins):
+                return operation  # type: ignore[no-any-return]
+        operation.enlist()
+    except BaseException as error:
+        channel.sequence = sequence
+        if operation is None:
+            operation = Operation(channel, _STRUCK, None, sequence)
+        operation.fail(error)
+        if not isinstance(error, Exception):
+            raise
+    if blocking:
+        progress.finish(operation)
+    return operation  # type: ignore[no-any-return]
+
+
+def signature_of(stream: SparseStream, op: str, algorithm: str, channel: Channel) -> Signature | None:
+    """What is known of operations on such streams, remembered from now on; None if the arguments are wrong."""
+    call, intent = make_call(stream, op, algorithm, {})
+    if call is None:
+        return None
+    signature = Signature(call, intent, channel)
+    if len(channel.signatures) >= _REMEMBERED:
+        channel.signatures.clear()
+    channel.signatures[stream.size, stream.dtype, stream._stored.shape[1:], op, algorithm] = signature
+    return signature

@@ -1,0 +1,130 @@
+"""The handshake by messages: each rank sends its record to every other, or, from 17 ranks on, all take part in an allgather."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from sparseallreduce.runtime import collectives
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake, payload_capacity
+from sparseallreduce.runtime.progress import HANDSHAKE_SPINS, done_within
+from sparseallreduce.streams import packed
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["WITHDRAWAL_SECONDS", "MessageHandshake"]
+
+WITHDRAWAL_SECONDS = 1.0  # to wait, after a fault, for what the others publish, who may be about to enter a collective of MPI
+
+
+class MessageHandshake(Handshake):
+    """Memory for the records of all ranks, and the messages of one operation; then of another.
+
+    Parameters
+    ----------
+    channel : Channel
+    """
+
+    spins = HANDSHAKE_SPINS
+
+    def __init__(self, channel: Channel) -> None:
+        self._lengths: list[int] = []
+        self._channel = channel
+        self._rows = packed.Rows(channel.ranks, RECORD.size, payload_capacity(channel.ranks))
+        self._places = [memoryview(row) for row in self._rows.bytes]
+        self._others = [(channel.rank + distance) % channel.ranks for distance in range(1, channel.ranks)]
+        self._entries: list[int] = []
+        self._requests: list[MPI.Request] = []
+        self._released = 0  # the operation after which it may be used again
+        self._sequence = 0  # of the operation that was published last
+        self._ours = b""  # what was published then
+
+    def is_free(self, sequence: int) -> bool:
+        return True
+
+    def publish(
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, well: bool = True
+    ) -> int:
+        payload = b"" if stream is None else packed.pack(stream)
+        ours = RECORD.pack(usable, len(payload), well, flags, digest, entries) + payload
+        self._ours = ours if self._channel.ranks <= collectives.DIRECT_RANKS else ours.ljust(self._rows.bytes.shape[1], b"\0")
+        self._requests = []
+        self._sequence = sequence
+        self.complete(sequence)
+        return len(payload)
+
+    def has_published(self, sequence: int) -> bool:
+        return self._sequence == sequence
+
+    def complete(self, sequence: int) -> None:
+        channel, ours = self._channel, self._ours
+        self._places[channel.rank][: len(ours)] = ours
+        if channel.ranks <= collectives.DIRECT_RANKS:
+            collectives.exchange(channel.native.comm, ours, self._places, self._others, channel.tag(sequence), self._requests)
+        elif not self._requests:  # as the operation starts, in the order of the calls, which is that of all ranks
+            self._requests.append(channel.messages.Iallgather([ours, MPI.BYTE], [self._rows.bytes, MPI.BYTE]))
+
+    def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
+        if not done_within(self._requests, self._channel.oversubscribed, spins):
+            return PENDING
+        all_usable, self._entries, self._lengths = True, [], []
+        for place in self._places:
+            usable, length, well, theirs, of, count = RECORD.unpack_from(place)
+            if not well or of != digest:
+                return DISAGREED
+            all_usable = all_usable and usable
+            flags &= theirs
+            self._entries.append(count)
+            self._lengths.append(length)
+        return flags if all_usable else flags | UNUSABLE
+
+    def entries(self) -> list[int]:
+        return self._entries
+
+    def lengths(self) -> list[int]:
+        return self._lengths
+
+    def reduced(self, kind: packed.Kind, reduction: Reduction) -> SparseStream:
+        return self._rows.reduced(self._entries, self._lengths, kind, reduction)
+
+    def commit(self, sequence: int) -> bool:
+        mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
+        mailbox.take_in()
+        box = mailbox.boxes.get(tag)
+        return box is None or not (box.failures or box.error is not None)
+
+    def withdraw(self, sequence: int) -> bool:
+        """Whoever has all records commits itself, so that it is too late as soon as all are there that say so."""
+        limit = perf_counter() + WITHDRAWAL_SECONDS
+        while not MPI.Request.Testall(self._requests):
+            if perf_counter() > limit:
+                return True
+            os.sched_yield()
+        records = [RECORD.unpack_from(place) for place in self._places]
+        _, _, _, flags, digest, _ = records[self._channel.rank]
+        return not all(usable and well and theirs & flags and of == digest for usable, _, well, theirs, of, _ in records)
+
+    def release(self, sequence: int) -> None:
+        if self._released != sequence:  # an interrupt may have come before it was known
+            self._released = sequence
+            self._channel.spare_handshakes.append(self)
+
+    def abandon(self, sequence: int) -> bool:
+        """Our messages may still be on their way, so that this memory is not used again."""
+        if self._released == sequence:
+            return True
+        try:
+            if self._sequence == sequence:
+                self.complete(sequence)
+            else:
+                self.publish(sequence, self._channel.native.usable, 0, 0, 0, well=False)
+        finally:
+            self._channel.mailbox.leftovers.keep(self._requests, self._rows)
+        return True
+

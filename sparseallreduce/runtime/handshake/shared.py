@@ -1,0 +1,212 @@
+"""The handshake of ranks of one host, in memory that they share.
+
+By messages, each rank sends and receives one for every other, and where ranks share cores each message waits until the others have had
+their turn. Read where they lie, the records of eight ranks on 2 cores are known after 60 to 110 microseconds instead of 160 to 260,
+those of two on a core each after 1 instead of 4.
+
+There are a few slots, one operation after the other, and in each slot a row for every rank. A rank publishes in its row when all have
+released the slot of an operation before, and never writes to another rank's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
+from sparseallreduce.runtime.memory.words import LINE, Words, spinning, wait_for, word_kernels
+from sparseallreduce.streams import packed
+from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
+from sparseallreduce.streams.kernels.intrinsics import compare_exchange, load_acquire, store_release
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["SLOTS", "SharedHandshake", "nbytes", "slots_in"]
+
+SLOTS = 4  # operations that may have published and not released; more may be in flight, which publish later
+# Words of a row: the last operation that was published, the last that was released, in the first row what was decided on MPI's sum, and
+# the record; the packed stream follows.
+_PUBLISHED, _RELEASED, _DECIDED, _RECORD = range(4)
+_WITHDRAWN, _COMMITTED = 0, 1  # lowest bit of the decision, below the sequence number
+_PAYLOAD = 8 * _RECORD + RECORD.size  # bytes before it
+U: Any = np.uint64
+
+
+def nbytes(ranks: int, capacity: int) -> int:
+    """Bytes of memory that the slots take, for streams of up to ``capacity`` bytes of a rank."""
+    return SLOTS * ranks * _row(capacity)
+
+
+def slots_in(memory: NDArray[np.uint8], rank: int, ranks: int, capacity: int, cores: int, first: int = 1) -> list[SharedHandshake]:
+    """The slots as one rank sees them; the operation with sequence number s takes the one at ``s % SLOTS``.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8
+        The same for all ranks, zeros at first; of :func:`nbytes`.
+    rank, ranks, capacity : int
+    cores : int
+        Of the host, as all ranks know.
+    first : int
+        The first operation's number; they are numbered one after the other.
+    """
+    spins, yield_core = spinning(ranks > cores)
+    return [SharedHandshake(rows, rank, capacity, spins, yield_core, first) for rows in memory.reshape(SLOTS, ranks, -1)]
+
+
+class SharedHandshake(Handshake):
+    """One slot: a row for each rank.
+
+    Parameters
+    ----------
+    rows : ndarray of uint8, shape (ranks, length)
+    rank, capacity : int
+    spins, yield_core : int
+        Of :func:`~sparseallreduce.runtime.memory.words.spinning`.
+    first : int
+        The first operation's number.
+    """
+
+    def __init__(self, rows: NDArray[np.uint8], rank: int, capacity: int, spins: int, yield_core: int, first: int) -> None:
+        ranks = len(rows)
+        self.spins, self.first = spins, first
+        self._rows = packed.Rows(ranks, _PAYLOAD, capacity, rows)
+        self._payload = memoryview(rows[rank])[_PAYLOAD:]
+        self._entries, self._lengths, counts = self._read = tuple(np.zeros(ranks + extra, np.int64) for extra in (0, 0, 2))
+        self._counts, self._sums = counts[:ranks], counts[ranks:]
+        self._ranks, self._yield_core = ranks, yield_core
+        self._words, self._step = rows.reshape(-1).view(np.uint64), rows.shape[1] // 8
+        self._ours = rank * self._step
+        self._our_release = self._ours + _RELEASED
+        (self._have_come, self._store), (self._publish, self._agree, self._decide) = word_kernels(), _kernels()
+
+    def is_free(self, sequence: int) -> bool:
+        before = sequence - SLOTS
+        return before < self.first or bool(self._have_come(self._words, _RELEASED, self._step, self._ranks, before, 1, 0))
+
+    def publish(
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, well: bool = True
+    ) -> int:
+        length = 0 if stream is None else packed.pack_into(stream, self._payload)
+        self._publish(self._words, self._ours, sequence, usable, length, well, flags, digest, entries)
+        return length
+
+    def has_published(self, sequence: int) -> bool:
+        return bool(self._have_come(self._words, self._ours + _PUBLISHED, 1, 1, sequence, 1, 0))
+
+    def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
+        common: int = self._agree(self._words, self._step, sequence, spins, self._yield_core, flags, digest, itemsize, *self._read)
+        return common
+
+    def entries(self) -> list[int]:
+        return self._entries.tolist()
+
+    def lengths(self) -> list[int]:
+        return self._lengths.tolist()
+
+    def reduced(self, kind: packed.Kind, reduction: Reduction) -> SparseStream:
+        if not kind.plain:
+            return self._rows.reduced(self._entries.tolist(), self._lengths.tolist(), kind, reduction)
+        total, dense = self._sums.tolist()
+        return self._rows.summed(self._counts, total, dense > 0, kind, reduction)
+
+    def commit(self, sequence: int) -> bool:
+        return bool(self._decide(self._words, _DECIDED, sequence, _COMMITTED) == _COMMITTED)
+
+    def withdraw(self, sequence: int) -> bool:
+        return bool(self._decide(self._words, _DECIDED, sequence, _WITHDRAWN) == _WITHDRAWN)
+
+    def complete(self, sequence: int) -> None:
+        pass  # one word publishes
+
+    def release(self, sequence: int) -> None:
+        self._store(self._words, self._our_release, sequence)
+
+    def abandon(self, sequence: int) -> bool:
+        """Others wait for our record until word of the failure comes; what we have still to read of an earlier operation stays ours."""
+        if not (self.has_published(sequence) or self.is_free(sequence)):
+            return False
+        self.release(sequence)
+        return True
+
+
+def _row(capacity: int) -> int:
+    """Bytes of a row."""
+    return -(-(_PAYLOAD + capacity) // LINE) * LINE
+
+
+@kernel
+def _publish(words: Words, at: Any, sequence: Any, usable: Any, length: Any, well: Any, flags: Any, digest: Any, entries: Any) -> None:
+    """Write a record, and say so."""
+    record = at + U(_RECORD)
+    words[record] = usable | length << U(32)
+    words[record + U(1)] = well | flags << U(8)
+    words[record + U(2)] = digest
+    words[record + U(3)] = entries
+    store_release(words, at + U(_PUBLISHED), sequence)
+
+
+@kernel
+def _agree(
+    words: Words,
+    step: Any,
+    sequence: Any,
+    spins: Any,
+    yield_core: Any,
+    flags: Any,
+    digest: Any,
+    itemsize: Any,
+    entries: Any,
+    lengths: Any,
+    counts: Any,
+) -> Any:
+    """As :meth:`Handshake.agree` has it.
+
+    Fills in what each rank has published: its entries, the length of its packed stream in bytes, and the entries in that, -1 for a dense
+    vector of values of ``itemsize`` bytes. Behind the counts come their sum without those of dense vectors, and how many these are.
+    """
+    ranks = U(len(entries))
+    if not wait_for(words, U(_PUBLISHED), step, ranks, sequence, spins, yield_core):
+        return np.int64(PENDING)
+    total = dense = np.int64(0)
+    usable = U(1)
+    for rank in range(ranks):
+        record = rank * step + U(_RECORD)
+        first, second = words[record], words[record + U(1)]
+        if not second & U(0xFF) or words[record + U(2)] != digest:
+            return np.int64(DISAGREED)
+        length, count = np.int64(first >> U(32)), np.int64(words[record + U(3)])
+        is_dense = count > 0 and length == count * np.int64(itemsize)
+        entries[rank], lengths[rank], counts[rank] = count, length, -1 if is_dense else count
+        total += 0 if is_dense else count
+        dense += is_dense
+        flags &= second >> U(8) & U(0xFF)
+        usable &= first & U(1)
+    counts[ranks], counts[ranks + U(1)] = total, dense
+    return np.int64(flags if usable else flags | U(UNUSABLE))
+
+
+@kernel
+def _decide(words: Words, at: Any, sequence: Any, what: Any) -> Any:
+    """What the ranks decide for an operation, which is what the first of them says."""
+    while True:
+        found = load_acquire(words, at)
+        if found >> U(1) >= sequence:
+            return np.int64(found & U(1))
+        if compare_exchange(words, at, found, sequence << U(1) | what):
+            return np.int64(what)
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[Callable[..., Any], ...]:
+    words, counts, word = types.Array(types.uint64, 1, "C"), types.Array(types.int64, 1, "C"), types.uint64
+    return (
+        compiled_entry(_publish, (words, *(word,) * 8)),
+        compiled_entry(_agree, (words, *(word,) * 7, counts, counts, counts)),
+        compiled_entry(_decide, (words, *(word,) * 3)),
+    )

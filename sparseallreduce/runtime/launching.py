@@ -1,0 +1,167 @@
+"""How operations are started that are not over at once: by several ranks, or by one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms.agreement import Intent, common_error
+from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share, Step
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
+from sparseallreduce.runtime.request import Request, pending
+from sparseallreduce.runtime.trace import active as traces
+from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Launched, Work
+from sparseallreduce.streams.reduction import Reduction
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["agree", "launch", "start"]
+
+
+def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
+    """Start an allreduce; parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
+
+    With ``blocking``, it is done when this returns, and its errors are raised here.
+    """
+    progress = options.pop("progress", "manual") if not blocking else "manual"
+    call, intent = make_call(stream, op, algorithm, options)
+    comm = world() if comm is None else comm
+    ranks, intent = size_of(comm), _checked(intent, comm, progress)
+    if ranks == 1:
+        request = _alone(lambda: _serial(call, intent), intent, blocking)
+    elif call is None or intent.error is not None:
+        request = _launched(comm, lambda _: Launched(intent), None, blocking, progress)
+    else:
+        signature = over_mpi().signature.Signature
+        request = _launched(comm, lambda channel: signature(call, intent, channel), stream, blocking, progress)
+    if call is not None and call.op.is_mean:
+        request._divisor = ranks
+    return request
+
+
+def launch(
+    comm: Any,
+    intent: Intent,
+    schedule: Callable[[int, int], Generator[Step, Any, Any]],
+    *,
+    close: Callable[[], None] | None = None,
+    blocking: bool,
+    progress: str = "manual",
+) -> Request:
+    """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+    intent : Intent
+        Which the ranks agree on before there is a schedule.
+    schedule : callable
+    close : callable, optional
+        Called if the operation fails, maybe before there is a schedule, and maybe more than once.
+    blocking : bool
+        Whether the request is done when this returns; errors are then raised here.
+    progress : str
+        As for :func:`~sparseallreduce.iallreduce`.
+    """
+    comm = world() if comm is None else comm
+    ranks, intent = size_of(comm), _checked(intent, comm, progress)
+    if ranks == 1:
+        try:
+            return _alone(lambda: schedule(0, 1), intent, blocking)
+        finally:
+            if close is not None:
+                close()
+    return _launched(comm, lambda channel: Launched(intent, lambda: schedule(channel.rank, ranks), close), None, blocking, progress)
+
+
+def agree(comm: Any, intent: Intent, *, blocking: bool) -> Request:
+    """Have the ranks agree on an intent, and do nothing else: so a rank with an error tells the others, who wait for it in an operation."""
+    return launch(comm, intent, _nothing, blocking=blocking)
+
+
+def _nothing(_rank: int, _ranks: int) -> Generator[Step, Any, None]:
+    return
+    yield
+
+
+def _checked(intent: Intent, comm: Any, progress: str) -> Intent:
+    """The intent, with an error if ``progress`` is not what there is."""
+    if intent.error is None:
+        if progress not in ("manual", "thread"):
+            return intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
+        if progress == "thread" and size_of(comm) > 1 and not has_threads():
+            return intent._replace(error=AlgorithmError("progress='thread' needs MPI_THREAD_MULTIPLE, which this MPI does not provide"))
+    return intent
+
+
+def _launched(
+    comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream | None, blocking: bool, progress: str
+) -> Request:
+    """Begin an operation, or have it wait until it can, and wait for it if this is ``blocking``."""
+    over = over_mpi()
+    channel = channel_of(comm)
+    # Whether a request is waited for, not whether it is done: what follows, and so the bits, must not be a matter of time.
+    level = OTHER if pending else BLOCKING if blocking else FIRST
+    before = channel.sequence
+    operation: Any = None
+    try:
+        work = work_on(channel)
+        channel.sequence = before + 1
+        operation = over.operation.Operation(channel, work, stream, before + 1, level)
+        operation.enlist()
+        operation.advance(patient=blocking)
+        if progress == "thread":
+            over.progress.progress_thread()
+        if not blocking:
+            return Request(operation)
+    except BaseException as error:
+        channel.sequence = before + 1
+        if operation is None:
+            operation = over.operation.Operation(channel, Launched(Intent((), 0)), None, before + 1)
+        over.progress.give_up(operation, error)
+        if not isinstance(error, Exception):
+            raise
+    return Request(None, over.operation.outcome(operation)) if blocking else Request(operation)
+
+
+def _serial(call: Call | None, intent: Intent) -> Schedule:
+    assert call is not None
+    return allreduce(call, (intent.entries,), 0, 1, None, Reduction(call.op, call.switch_density))
+
+
+def _alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:
+    """The operation of one rank."""
+    if intent.error is not None and not isinstance(intent.error, Exception):
+        raise intent.error
+    try:
+        if intent.error is not None:
+            raise common_error([intent.said()])
+        return Request(None, _run_alone(schedule(), intent.entries))
+    except Exception as error:
+        if blocking:
+            raise
+        return Request(None, error=error)
+
+
+def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
+    """Carry out a schedule of one rank, whose collectives have nobody to talk to."""
+    value: Any = None
+    while True:
+        try:
+            step = schedule.send(value)
+        except StopIteration as stop:
+            for counts in traces:
+                counts.complete(entries, stop.value)
+            return stop.value
+        if isinstance(step, Share):
+            value = [step.record]
+        elif isinstance(step, DenseAllreduce | DenseAllgather):
+            value = step.stream
+        else:
+            assert isinstance(step, Clock), f"a rank alone has nobody for {step}"
+            value = perf_counter()

@@ -1,0 +1,97 @@
+"""The handle of an operation in flight, as mpi4py's: test it, wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.runtime.communicators import over_mpi
+from sparseallreduce.streams.reduction import divided
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.operation import Operation
+
+__all__ = ["Request", "pending"]
+
+pending: set[int] = set()  # identities of requests that nobody has seen complete yet
+
+
+class Request:
+    """An operation in flight.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> first, second = (sar.iallreduce(sar.SparseStream([i], [1.0], 8), comm=sar.SERIAL) for i in range(2))
+    >>> done, result = second.test()
+    >>> [stream.nnz for stream in sar.Request.waitall([first, second])]
+    [1, 1]
+    """
+
+    def __init__(self, operation: Operation | None, result: Any = None, error: BaseException | None = None, divisor: int = 0) -> None:
+        self._operation = operation
+        self._result = result
+        self._error = error
+        self._divisor = divisor  # by which the result is still to be divided, if it is a mean
+        if operation is not None:
+            pending.add(id(self))
+
+    def __del__(self) -> None:
+        pending.discard(id(self))
+
+    def test(self) -> tuple[bool, Any]:
+        """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If the operation failed, on all ranks the same.
+        """
+        if self._operation is not None:
+            over_mpi().progress.advance()
+            if not self._operation.done:
+                return False, None
+        return True, self._outcome()
+
+    def wait(self) -> Any:
+        """The result, when done.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If the operation failed, on all ranks the same.
+        """
+        self._finish()
+        return self._outcome()
+
+    @staticmethod
+    def waitall(requests: Sequence[Request]) -> list[Any]:
+        """The results of all requests, in their order.
+
+        Raises
+        ------
+        SparseAllreduceError
+            The error of the first request that failed, once all are done.
+        """
+        for request in requests:
+            request._finish()
+        return [request.wait() for request in requests]
+
+    def _finish(self) -> None:
+        if self._operation is not None:
+            try:
+                over_mpi().progress.finish(self._operation)
+            except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
+                pending.discard(id(self))
+                raise
+
+    def _outcome(self) -> Any:
+        if self._operation is not None:
+            self._result, self._error = self._operation.result, self._operation.error
+            self._operation = None
+            pending.discard(id(self))
+        if self._error is not None:
+            raise self._error
+        if self._divisor:
+            self._result, self._divisor = divided(self._result, self._divisor), 0
+        return self._result

@@ -1,0 +1,52 @@
+"""Short streams travel with the ranks' records, and each rank reduces them itself: the operation takes one latency."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparseallreduce.runtime.shortcuts.base import PACKED, Shortcut
+from sparseallreduce.streams import packed
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.handshake.base import Handshake
+
+__all__ = ["Packed"]
+
+
+class Packed(Shortcut):
+    """Several operations may be in flight: the streams are in their handshakes, and a result is taken as soon as it is there.
+
+    Parameters
+    ----------
+    kind : packed.Kind
+        Of the streams.
+    reduction : Reduction
+    rank : int
+    """
+
+    __slots__ = ("_handshake", "_kind", "_rank", "_reduction", "_result")
+
+    flag, spins = PACKED, 1
+
+    def __init__(self, kind: packed.Kind, reduction: Reduction, rank: int) -> None:
+        self._kind, self._reduction, self._rank = kind, reduction, rank
+        self._handshake: Handshake | None = None  # of the latest operation
+        self._result: SparseStream | None = None
+
+    def arm(self, sequence: int, stream: SparseStream) -> int:
+        return PACKED
+
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
+        self._result = handshake.reduced(self._kind, self._reduction)
+        self._handshake = handshake
+
+    def poll(self, sequence: int, spins: int) -> SparseStream | None:
+        result, self._result = self._result, None
+        return result
+
+    def moved(self) -> tuple[int, int, int]:
+        assert self._handshake is not None
+        lengths = self._handshake.lengths()
+        return 0, sum(lengths) - lengths[self._rank], 0  # what was sent counts with the record

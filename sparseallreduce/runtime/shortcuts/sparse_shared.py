@@ -1,0 +1,322 @@
+"""Sparse streams are added up in memory that the ranks of a host share: SSAR_Split_AlGa (thesis section 3.3.3) without messages.
+
+It has three steps:
+
+1. Each rank writes its stream where all can read it, before the handshake.
+2. Once all have, the entries of each part of the index space are added up: the split. There are as many parts as cores, but no more than
+   ranks, with about as many entries each. Who comes first adds up what no rank has begun to: a rank that waits for a core need not be
+   waited for.
+3. Once all parts are added up, who has one writes it to its place in the result, and once all have, that is the result of every rank,
+   where it lies: the allgather, without a copy.
+
+Two parts need no third step: if the first has its end at their border, the second its beginning, nothing lies between them, wherever the
+border is.
+
+Where more entries come together than a sparse result may hold, all ranks look whether some of them meet others. If too few do, each rank
+adds up its part in the dense result itself, and there is no third step either.
+
+A result lies in one of a few blocks that no rank has a use for any more; if there is none, each rank copies it to memory of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.memory.sparse import KEPT, SparseMemory
+from sparseallreduce.runtime.memory.sum_parts import ADDED, ENTRIES, FIRST, LEFT, WORDS, WRITTEN
+from sparseallreduce.runtime.memory.words import LINE
+from sparseallreduce.runtime.shortcuts.base import FREE_BLOCKS, SPARSE_SHARED, Shortcut
+from sparseallreduce.streams import kernels, memory, packed
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.partition import slice_range
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.handshake.base import Handshake
+
+__all__ = ["SparseShared"]
+
+_TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
+_LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
+_SAMPLES = 16  # entries that tell how much the ranks have in common
+
+
+class SparseShared(Shortcut):
+    """Sums of streams of one kind.
+
+    Parameters
+    ----------
+    kind : packed.Kind
+        Of the streams.
+    reduction : Reduction
+        A sum.
+    memory : SparseMemory
+    """
+
+    __slots__ = (
+        "_block",
+        "_counts",
+        "_dense",
+        "_dense_bytes",
+        "_direct",
+        "_first",
+        "_kind",
+        "_memory",
+        "_next",
+        "_ours",
+        "_parts",
+        "_reduction",
+        "_sequence",
+        "_sum",
+        "_total",
+        "spins",
+    )
+
+    flag = SPARSE_SHARED
+
+    def __init__(self, kind: packed.Kind, reduction: Reduction, memory: SparseMemory) -> None:
+        self._memory, self._kind, self._reduction, self.spins = memory, kind, reduction, memory.spins
+        # Who wants the result dense at a density of their own may want it where that takes more bytes.
+        self._dense_bytes = 0 if reduction.switch_density is None else math.prod(kind.shape) * kind.dtype.itemsize
+        self._sequence = 0  # of the latest operation
+        self._counts = np.zeros(memory.ranks, np.int64)  # entries of each rank
+        self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
+        self._next: Callable[[int], bool] | None = None  # what is to be done next
+
+    def arm(self, sequence: int, stream: SparseStream) -> int:
+        memory = self._memory
+        if not memory.write(sequence, stream, self._dense_bytes):
+            return 0
+        self._sequence = sequence
+        self._dense = self._direct = False
+        self._parts = min(memory.ranks, memory.cores)  # into which the index space is cut
+        self._total = self._first = 0  # entries of a sparse result, and how many do not count before them
+        self._ours = []
+        self._next = self._add
+        return SPARSE_SHARED | memory.free_blocks() << FREE_BLOCKS
+
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
+        entries = handshake.entries()
+        self._counts = np.array(entries, np.int64)
+        self._sum = sum(entries)
+        self._memory.reach(self._longest())
+        free = flags >> FREE_BLOCKS
+        self._block = (free & -free).bit_length() - 1 if free else KEPT
+
+    def _longest(self) -> int:
+        """Bytes of a row that the longest stream takes; if one is dense, as many as any sparse one could take."""
+        kind, entries = self._kind, max(self._counts.tolist())
+        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
+        nbytes: int = packed.aligned(entries * value, index) + (index if entries == kind.size else entries * index)
+        return nbytes
+
+    def poll(self, sequence: int, spins: int) -> SparseStream | None:
+        while self._next is not None:
+            if not self._next(spins):
+                return None
+        result = self._result()
+        self._memory.unread()
+        self._memory.armed = 0
+        return result
+
+    def moved(self) -> tuple[int, int, int]:
+        shared, kind = self._memory, self._kind
+        value = math.prod(kind.shape[1:]) * kind.dtype.itemsize
+        streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._counts.tolist()]
+        total = kind.size * value if self._dense else self._total * (value + kind.indices.itemsize)
+        ours, others = streams[shared.rank], shared.ranks - 1
+        sent = others * (ours + total) // shared.ranks
+        return sent, (sum(streams) - ours + others * total) // shared.ranks, others + others.bit_length()
+
+    def decline(self, sequence: int) -> None:
+        if self._memory.armed == sequence:
+            self._memory.unread()
+            self._memory.armed = 0
+
+    def cancel(self, sequence: int) -> None:
+        if self._memory.armed == sequence:
+            self._memory.leave(sequence)
+            self._ours = []
+            self._memory.armed = 0
+
+    def _add(self, spins: int) -> bool:
+        """Add up our part, and what other ranks have not yet begun to."""
+        shared = self._memory
+        self._dense = self._becomes_dense()
+        if self._dense:
+            self._parts = shared.ranks
+            self._add_dense()
+            shared.store(shared.rank, WRITTEN, self._sequence)
+            self._next = self._await
+        elif self._kind.compiled and self._parts <= 2 and self._sum <= self._kind.limit:
+            self._direct = True
+            self._next = self._await
+            return self._sum_parts(spins)
+        else:
+            while (part := shared.claim(self._sequence, self._parts)) >= 0:
+                self._sum_part(part)
+            self._next = self._write
+        self._memory.leave(self._sequence)
+        return True
+
+    def _sum_parts(self, spins: int) -> bool:
+        """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
+        shared, kind = self._memory, self._kind
+        there = shared.sum_parts(kind)(self._sequence, self._parts, spins, self._counts, kind.size, self._block)
+        if there < 0:
+            raise StreamError(f"rows of {shared.capacity} bytes cannot hold {self._counts.tolist()} entries")
+        if there:
+            self._find()
+        return bool(there)
+
+    def _find(self) -> None:
+        """Find the result of two parts at most."""
+        words = self._memory.words[: self._parts * WORDS].tolist()
+        self._total, self._first, self._next = sum(words[ENTRIES::WORDS]), words[FIRST], None
+
+    def _becomes_dense(self) -> bool:
+        """Whether the result is to be dense, as far as some entries tell what the ranks have in common; the same on all ranks.
+
+        It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
+        """
+        kind = self._kind
+        if self._sum <= kind.limit:
+            return False
+        if kind.size in self._counts or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
+            return True
+        rows, itemsize, counts = self._packed()
+        return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
+
+    def _sum_part(self, part: int) -> None:
+        """Add up one of the parts."""
+        shared, kind, bounds = self._memory, self._kind, self._memory.bounds
+        rows, itemsize, counts = self._packed()
+        total = kernels.cut_rows(rows, itemsize, counts, kind.size, part, self._parts, bounds)
+        first = int(bounds[0, shared.ranks])
+        if self._kind.compiled:
+            indices, values = memory.empty((1, total), kind.indices), memory.empty((1, total), kind.dtype)
+            n = kernels.sum_cut_rows(rows, shared.view(kind.dtype), 0, counts, bounds, shared.inner(kind), indices, values)
+            indices, values = indices[0, :n], values[0, :n]
+        else:
+            streams = []
+            for rank, (begin, end) in enumerate(bounds[:2, : shared.ranks].T.tolist()):
+                indices, values = self._stream(rank)._entries()
+                streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], kind.size))
+            indices, values = Reduction(SUM, 1.0).many(streams)._entries()
+        self._ours.append((part, first, indices, values))
+        shared.note(part, len(indices), first)
+        shared.store(part, ADDED, self._sequence)
+
+    def _add_dense(self) -> None:
+        """Add up a part of the dense result where it is to lie."""
+        shared, kind = self._memory, self._kind
+        dense = self._dense_block(shared.blocks[self._block])
+        share = -(-kind.size // (shared.ranks * _TOGETHER)) * _TOGETHER
+        lo, hi = (min(kind.size, place * share) for place in (shared.rank, shared.rank + 1))
+        if self._kind.compiled:
+            rows, _, counts = self._packed()
+            kernels.sum_rows(rows, shared.view(kind.dtype), 0, np.where(counts == kind.size, -1, counts), lo, hi, dense)
+            return
+        dense[lo:hi] = 0
+        for rank in range(shared.ranks):
+            part = slice_range(self._stream(rank), lo, hi)
+            if part.is_dense:
+                np.add(dense[lo:hi], part._stored, out=dense[lo:hi])
+            else:
+                kernels.scatter(*part._entries(), lo, SUM, dense[lo:hi])
+
+    def _write(self, spins: int) -> bool:
+        """Write our parts to their places, once it is known what comes before them."""
+        shared = self._memory
+        if not shared.have_come(ADDED, self._parts, self._sequence, spins):
+            return False
+        counts, firsts = self._words(ENTRIES), self._words(FIRST)
+        self._total = sum(counts)
+        block, self._dense = shared.blocks[self._block], self._total > self._kind.limit
+        for part, first, indices, values in self._ours:
+            if self._dense:  # after all
+                last = [*firsts, self._kind.size][part + 1]
+                dense = self._dense_block(block)[first:last]
+                dense.fill(0)
+                kernels.scatter_set(indices, values, first, dense)
+            else:
+                before = sum(counts[:part])
+                place = self._sparse(block, before, before + len(indices))
+                place[0][:], place[1][:] = indices, values
+            shared.store(part, WRITTEN, self._sequence)
+        self._ours.clear()
+        self._next = self._await
+        return True
+
+    def _words(self, what: int) -> list[int]:
+        """A word of each part."""
+        words: list[int] = self._memory.words[what : self._parts * WORDS : WORDS].tolist()
+        return words
+
+    def _await(self, spins: int) -> bool:
+        shared = self._memory
+        if not shared.have_come(WRITTEN, self._parts, self._sequence, spins):
+            return False
+        # Who has the result may write another stream. If all know that it is sparse, who comes last reads none any more.
+        if not (self._direct or shared.have_come(LEFT, shared.ranks, self._sequence, spins)):
+            return False
+        if self._direct:
+            self._find()
+        self._next = None
+        return True
+
+    def _result(self) -> SparseStream:
+        """The result, once all of it is there."""
+        shared, kind, density = self._memory, self._kind, self._reduction.switch_density
+        keeps = self._block < KEPT
+        block = shared.keep(self._block) if keeps else shared.blocks[KEPT]
+        if self._dense:
+            dense = self._dense_block(block)
+            if not keeps:
+                dense = memory.copy(dense)
+                dense.flags.writeable = False
+            return SparseStream._dense_form(dense, kind.size, density=density)
+        indices, values = self._sparse(block, self._first, self._first + self._total)
+        if not keeps:
+            indices, values = indices.copy(), values.copy()
+        return SparseStream._sparse_form(indices, values, kind.size, density=density)
+
+    def _dense_block(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        return _array(block, 0, self._kind.shape, self._kind.dtype)
+
+    def _sparse(self, block: NDArray[np.uint8], begin: int, end: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A range of the indices and values of a sparse result."""
+        kind = self._kind
+        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
+        start = -(-self._sum * value // LINE) * LINE  # as the kernel has it
+        values = block[begin * value : end * value].view(kind.dtype)
+        if not kind.plain:
+            values = values.reshape(-1, *kind.shape[1:])
+        return block[start + begin * index : start + end * index].view(kind.indices), values
+
+    def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
+        """The rows as indices, the bytes of an entry's values, and the entries of each."""
+        kind = self._kind
+        return self._memory.view(kind.indices), math.prod(kind.shape[1:]) * kind.dtype.itemsize, self._counts
+
+    def _stream(self, rank: int) -> SparseStream:
+        """What a rank has written, where it lies."""
+        row, count, kind = self._memory.rows[rank], int(self._counts[rank]), self._kind
+        if count == kind.size:
+            array = _array(row, 0, kind.shape, kind.dtype)
+            array.flags.writeable = False
+            return SparseStream._dense_form(array, kind.size)
+        values = _array(row, 0, (count, *kind.shape[1:]), kind.dtype)
+        indices = _array(row, packed.aligned(values.nbytes, kind.indices.itemsize), (count,), kind.indices)
+        return SparseStream._sparse_form(indices, values, kind.size)
+
+
+def _array(row: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return row[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)

@@ -1,0 +1,127 @@
+"""What allreduces of streams of one kind on one communicator have in common: what the ranks are told, the shortcuts, and their choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparseallreduce.algorithms import ALGORITHMS, AUTO
+from sparseallreduce.algorithms.agreement import Intent, digest_of
+from sparseallreduce.algorithms.allreduce import Call, allreduce
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.runtime.collectives import has_native_sum, takes_collective
+from sparseallreduce.runtime.predictions import dense_share, expected_beginning
+from sparseallreduce.runtime.shortcuts.base import Shortcut
+from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
+from sparseallreduce.runtime.shortcuts.mpi_sum import MPISum
+from sparseallreduce.runtime.shortcuts.packed import Packed
+from sparseallreduce.runtime.shortcuts.sparse_shared import SparseShared
+from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Work
+from sparseallreduce.streams import packed
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["Signature"]
+
+_REMEMBERED = 256  # sizes of streams
+
+Choice = tuple[int, tuple[Shortcut, ...]]  # the least level that may take these shortcuts
+
+
+class Signature(Work):
+    """What is known of operations on streams of one size, dtype and width, by one operator and algorithm.
+
+    Parameters
+    ----------
+    call, intent
+        Of one of them.
+    channel : Channel
+    """
+
+    def __init__(self, call: Call, intent: Intent, channel: Channel) -> None:
+        self._channel = channel
+        self._call = call._replace(stream=None)  # which would be kept as long as the channel
+        self._terms = intent.terms
+        self.digest = digest_of(intent.terms)
+        self.itemsize = call.stream.dtype.itemsize
+        self._reduction = Reduction(call.op, call.switch_density)
+        self._kind = packed.Kind.of(call.stream, self._reduction)
+        self._nbytes = math.prod(self._kind.shape) * self.itemsize  # of the dense form
+        self._choices: dict[int, Choice] = {}  # by entries, -1 for dense streams
+        self._has_shortcuts = False
+
+    def _make_shortcuts(self) -> None:
+        """Once the channel is ready."""
+        channel, kind, op = self._channel, self._kind, self._call.op
+        self._packed = Packed(kind, self._reduction, channel.rank)
+        self._shared: tuple[Shortcut, ...] = ()
+        if channel.sparse_memory is not None and op.is_sum:
+            self._shared = (SparseShared(kind, self._reduction, channel.sparse_memory),)
+        native = has_native_sum(op, kind.dtype, math.prod(kind.shape))
+        self._dense: tuple[Shortcut, ...] = (MPISum(kind, channel),) if native else ()
+        self._dense_shared: DenseShared | None = None
+        if native and channel.areas and all(self._nbytes <= area.capacity for area in channel.areas):
+            self._dense_shared = DenseShared(kind, channel.areas, channel.spins)
+        self._has_shortcuts = True
+
+    def intent(self, stream: SparseStream | None) -> Intent:
+        return Intent(self._terms, self.entries(stream))
+
+    def entries(self, stream: SparseStream | None) -> int:
+        return 0 if stream is None else len(stream._stored)
+
+    def takes_collectives(self) -> bool:
+        """What "auto" takes is not known beforehand."""
+        algorithm = self._call.algorithm
+        return algorithm == AUTO or takes_collective(self._channel, ALGORITHMS[algorithm].dense_steps)
+
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int]) -> Schedule:
+        channel, call = self._channel, self._call._replace(stream=stream)
+        return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, Reduction(call.op, call.switch_density))
+
+    def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
+        """Taking all ranks to have as many entries.
+
+        An algorithm by name takes none, and so the same steps, and rounds alike, whether ranks block or not.
+        """
+        assert stream is not None
+        key = -1 if stream._array is not None else len(stream._stored)
+        choice = self._choices.get(key)
+        if choice is None:
+            if len(self._choices) >= _REMEMBERED:
+                self._choices.clear()
+            choice = self._choices[key] = self._chosen(stream)
+        least, shortcuts = choice
+        return shortcuts if level >= least else ()
+
+    def _chosen(self, stream: SparseStream) -> Choice:
+        channel = self._channel
+        if self._call.algorithm != AUTO:
+            return OTHER, ()
+        if not self._has_shortcuts:
+            self._make_shortcuts()
+        machine, shared = channel.machine or Machine(), self._dense_shared is not None and self._call.machine is None
+        name = expected_beginning(
+            stream,
+            channel.ranks,
+            self._reduction,
+            self._call.machine or machine,
+            shares_memory=channel.shares_memory,
+            capacity=0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
+            share=dense_share(self._nbytes, channel.oversubscribed) if shared else 1.0,
+        )
+        if name == "packed":
+            return OTHER, (self._packed,)
+        if name == "sparse_shared":
+            return FIRST, self._shared
+        return (BLOCKING, self._dense_shortcuts()) if name == "dense" else (OTHER, ())
+
+    def _dense_shortcuts(self) -> tuple[Shortcut, ...]:
+        """MPI's own sum where the memory for vectors is in use, or cannot be had."""
+        shared = self._dense_shared
+        return self._dense if shared is None or not shared.is_possible() else (shared, *self._dense)
