@@ -33,7 +33,7 @@ from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Send, Share, Shift, Step
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.collectives import Until, exchange, is_native, recovery, typed
-from sparseallreduce.runtime.failing import Alike, Failing, GivenUp, by_culprit
+from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
 from sparseallreduce.runtime.mailbox import all_done
 from sparseallreduce.runtime.progress import done_within
@@ -76,6 +76,7 @@ class Operation(Failing):
     native = True  # whether collectives of MPI may be used
     advancing = False
     flags = 0  # that we have published
+    explaining = 0.0  # until when the ranks that disagree wait for each other's texts, whoever fails meanwhile
 
     def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
         self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
@@ -116,7 +117,7 @@ class Operation(Failing):
                 shortcut.decline(sequence)
                 self.shortcut = None
             if common == DISAGREED:
-                self.stack = [explain(work.intent(self.stream))]
+                self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
                 self.stack = [work.schedule(self.stream, handshake.entries())]
                 if common >= UNUSABLE:
@@ -312,7 +313,7 @@ class Operation(Failing):
             return
         if box.error is not None:
             raise box.error
-        if box.failures:
+        if box.failures and not (self.explaining and perf_counter() < self.explaining):
             raise GivenUp(min(box.failures.values(), key=by_culprit))
 
     def _send(self, dest: int, payload: SparseStream | tuple[SparseStream, ...]) -> None:
