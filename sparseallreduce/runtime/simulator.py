@@ -65,8 +65,8 @@ class Simulation:
     header_bytes: NDArray[np.int64]  # of the bytes sent
 
 
-class Plan(Protocol):
-    """An operation of a reducer: see :class:`sparseallreduce.reducers.base.Plan`."""
+class SimulatedOperation(Protocol):
+    """An operation of a reducer: see :class:`sparseallreduce.reducers.base.ReducerOperation`."""
 
     intent: Intent
 
@@ -77,18 +77,18 @@ class Plan(Protocol):
         """It will not run."""
 
 
-class Planning(Protocol):
+class SimulatedReducer(Protocol):
     """A reducer, as the simulator sees it."""
 
     reduction: Reduction
 
-    def planned(self, accumulator: Any) -> Plan:
+    def planned(self, accumulator: Any) -> SimulatedOperation:
         """An operation on an accumulator."""
 
 
 def simulate(
     streams: Sequence[Any],
-    algorithm: str | Sequence[Planning] = "auto",
+    algorithm: str | Sequence[SimulatedReducer] = "auto",
     network: Network | None = None,
     op: str | Operator = "sum",
     *,
@@ -160,21 +160,22 @@ def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reductio
 
 
 def _simulate_reducers(
-    accumulators: Sequence[Any], reducers: Sequence[Planning], network: Network, delivery: int | Chooser | None, through_wire: bool
+    accumulators: Sequence[Any], reducers: Sequence[SimulatedReducer], network: Network, delivery: int | Chooser | None, through_wire: bool
 ) -> Simulation:
     if len(accumulators) != len(reducers):
         raise StreamError(f"simulate takes a reducer for each rank: {len(accumulators)} accumulators came with {len(reducers)} reducers")
-    plans = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]
-    if any(plan.intent.error is not None or plan.intent.terms != plans[0].intent.terms for plan in plans):
-        for plan in plans:
-            plan.abandon()
-        raise common_error([plan.intent.said() for plan in plans])
-    schedules, reductions = [plan.run(rank, len(plans)) for rank, plan in enumerate(plans)], [reducer.reduction for reducer in reducers]
+    operations = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]
+    if any(operation.intent.error is not None or operation.intent.terms != operations[0].intent.terms for operation in operations):
+        for operation in operations:
+            operation.abandon()
+        raise common_error([operation.intent.said() for operation in operations])
+    schedules = [operation.run(rank, len(operations)) for rank, operation in enumerate(operations)]
+    reductions = [reducer.reduction for reducer in reducers]
     try:
         return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
     finally:
-        for plan in plans:
-            plan.abandon()
+        for operation in operations:
+            operation.abandon()
 
 
 def run(

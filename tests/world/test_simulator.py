@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sparseallreduce as sar
-from sparseallreduce.reducers.base import Plan
+from sparseallreduce.reducers.base import ReducerOperation
 from sparseallreduce.runtime import simulator
 from world import hooks
 
@@ -54,11 +54,11 @@ def accumulators(seed):
 
 
 def simulated(given, algorithm, points, delivery):
-    exact, lossy = simulator.allreduce, Plan.run
+    exact, lossy = simulator.allreduce, ReducerOperation.run
     with ExitStack() as patches:
         patches.enter_context(hooks.hooked(lambda: points))
         patches.enter_context(mock.patch.object(simulator, "allreduce", lambda *args: hooks.resumable(lambda: points, exact(*args))))
-        patches.enter_context(mock.patch.object(Plan, "run", lambda *args: hooks.resumable(lambda: points, lossy(*args))))
+        patches.enter_context(mock.patch.object(ReducerOperation, "run", lambda *args: hooks.resumable(lambda: points, lossy(*args))))
         return sar.simulate(given, algorithm, delivery=delivery, through_wire=delivery is not None)
 
 
