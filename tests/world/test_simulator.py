@@ -12,7 +12,7 @@ import pytest
 
 import sparseallreduce as sar
 from sparseallreduce.reducers.base import ReducerOperation
-from sparseallreduce.runtime import simulator
+from sparseallreduce.runtime.simulator import api
 from world import hooks
 
 RANKS = 4
@@ -54,10 +54,10 @@ def accumulators(seed):
 
 
 def simulated(given, algorithm, points, delivery):
-    exact, lossy = simulator.allreduce, ReducerOperation.run
+    exact, lossy = api.allreduce, ReducerOperation.run
     with ExitStack() as patches:
         patches.enter_context(hooks.hooked(lambda: points))
-        patches.enter_context(mock.patch.object(simulator, "allreduce", lambda *args: hooks.resumable(lambda: points, exact(*args))))
+        patches.enter_context(mock.patch.object(api, "allreduce", lambda *args: hooks.resumable(lambda: points, exact(*args))))
         patches.enter_context(mock.patch.object(ReducerOperation, "run", lambda *args: hooks.resumable(lambda: points, lossy(*args))))
         return sar.simulate(given, algorithm, delivery=delivery, through_wire=delivery is not None)
 
