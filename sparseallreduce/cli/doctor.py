@@ -18,11 +18,13 @@ from typing import Any
 import click
 
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
+from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.errors import MPIUnavailableError
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
 from sparseallreduce.runtime.serial import SERIAL
+from sparseallreduce.streams import kernels
 from sparseallreduce.version import __version__
 
 _SHOWN_SIZE = 1 << 24
@@ -246,7 +248,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _kernels(found: Findings, processes: Sequence[Process]) -> None:
-    from sparseallreduce.streams import kernels
     from sparseallreduce.streams.kernels import compiled
 
     start = perf_counter()
@@ -286,9 +287,6 @@ def _nvidia_devices() -> list[str]:
 
 
 def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
-    from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
-    from sparseallreduce.runtime.communicators import shares_memory
-
     machine = machine_of(comm)
     if machine is None:
         found.say("network", "not measured with one rank: mpiexec -n 4 sparseallreduce doctor does it")
@@ -324,8 +322,6 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
 
 def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
     """The hosts of several ranks that share memory; collective."""
-    from sparseallreduce.runtime.communicators import shares_memory
-
     names = [name for name, count in Counter(hosts).items() if count > 1]
     if not names:
         return []

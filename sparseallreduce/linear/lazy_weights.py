@@ -13,12 +13,18 @@ from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
 
-__all__ = ["LazyWeights"]
+__all__ = ["LazyWeights", "new_weights"]
 
 Array = NDArray[Any]
 
 _STEPS = 4096  # that the table holds; then comes a pass over all weights
 _FADED = 1e-12  # of a velocity may be neglected
+
+
+def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, team: Team | None = None) -> Weights:
+    """Weights of zero that descend so, lazy ones where it takes them; for the arguments see :class:`Weights`."""
+    plain = not (descent.l1 or descent.momentum or descent.averages)
+    return Weights(size, descent, dtype, team) if plain else LazyWeights(size, descent, dtype, team)
 
 
 class LazyWeights(Weights):

@@ -59,13 +59,6 @@ class Descent:
         """Whether what is learned is an average."""
         return self.average_from is not None
 
-    def weights(self, size: int, dtype: DTypeLike = np.float32, team: Team | None = None) -> Weights:
-        """Weights of zero that descend so; for the arguments see :class:`Weights`."""
-        from sparseallreduce.linear.lazy_weights import LazyWeights
-
-        plain = not (self.l1 or self.momentum or self.averages)
-        return Weights(size, self, dtype, team) if plain else LazyWeights(size, self, dtype, team)
-
 
 class Weights:
     """The weight vector w, kept as ``scale * direction``; and the intercept, which is the last entry where there is one.
@@ -254,7 +247,7 @@ class Weights:
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
         size = 1 + self.descent.intercept
-        others = self.descent.weights(size, self.direction.dtype)
+        others = type(self)(size, self.descent, self.direction.dtype)
         others.scores(dataset, np.arange(0))
         zeros = np.zeros(size, self.direction.dtype)
         nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)

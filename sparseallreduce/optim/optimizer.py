@@ -360,9 +360,10 @@ class Optimizer(ABC):
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
         pending = _Pending(descent, rate, descent.feedback.gradients)
         self._pending.append(pending)
-        plan = descent.feedback.planned(vector)
-        plan.intent = plan.intent._replace(terms=plan.intent.terms + tuple((name, str(value)) for name, value in said.items()))
-        pending.start(lambda: plan.start(self.comm, blocking=False))
+        operation = descent.feedback.planned(vector)
+        terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
+        operation.intent = operation.intent._replace(terms=terms)
+        pending.start(lambda: operation.start(self.comm, blocking=False))
 
     def _tell(self, error: BaseException) -> None:
         """Tell the other ranks what is wrong, in place of a sum."""

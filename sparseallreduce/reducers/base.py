@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.serial import SerialCommunicator
 
-__all__ = ["Plan", "Reduced", "Reducer", "Reducing"]
+__all__ = ["Reduced", "Reducer", "ReducerOperation", "Reducing"]
 
 Array = NDArray[Any]
 
@@ -91,7 +91,7 @@ class Reducer(ABC):
         self.select_seconds = 0.0
         self.returned: SparseStream | None = None
         self.reduction = Reduction()
-        self._in_flight: weakref.ref[Plan] | None = None  # an operation that is forgotten, however that comes about, is over
+        self._in_flight: weakref.ref[ReducerOperation] | None = None  # an operation that is forgotten, however that comes about, is over
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
         """The sum over all ranks of what the system selects, and which of this rank's values are in it.
@@ -131,7 +131,7 @@ class Reducer(ABC):
         """
         return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
-    def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., Plan] | None = None) -> Plan:
+    def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., ReducerOperation] | None = None) -> ReducerOperation:
         """An operation about to start, during which this reducer takes no other.
 
         Nothing is raised here: a rank that left now would let the others wait.
@@ -143,9 +143,9 @@ class Reducer(ABC):
         *gradient : array or SparseStream
             None or one.
         kind : callable, optional
-            Makes the plan, with the parameters of :class:`Plan`.
+            Makes the operation, with the parameters of :class:`ReducerOperation`.
         """
-        make = kind or Plan
+        make = kind or ReducerOperation
         try:
             self._check_idle()
             vector = as_vector(accumulator, self.size)
@@ -153,11 +153,11 @@ class Reducer(ABC):
             said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
             said["error feedback"] = bool(gradient)
             said["number of operations before this one"] = self.steps
-            plan = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
+            operation = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
         except Exception as error:
             return make(self, Intent((), 0, error))
-        self._in_flight = weakref.ref(plan)
-        return plan
+        self._in_flight = weakref.ref(operation)
+        return operation
 
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
@@ -240,7 +240,7 @@ class Reducer(ABC):
         return checked
 
 
-class Plan:
+class ReducerOperation:
     """An operation of a reducer: what to tell the other ranks of it, and its schedule.
 
     The reducer is its own from :meth:`Reducer.planned` on, and until it is over: done, failed, abandoned or forgotten. What it has changed

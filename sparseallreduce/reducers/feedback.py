@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import CheckpointError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES
-from sparseallreduce.reducers.base import Plan, Reduced, Reducer, no_indices
+from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation, no_indices
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.reduction import Reduction
@@ -128,7 +128,7 @@ class ErrorFeedback:
         """
         return self.planned(gradient).start(comm, blocking=False, progress=progress)
 
-    def planned(self, gradient: Any) -> Plan:
+    def planned(self, gradient: Any) -> ReducerOperation:
         """A step about to start; nothing is raised here."""
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
@@ -169,11 +169,11 @@ class ErrorFeedback:
         self.gradients = int(state["gradients"])
 
 
-class _Step(Plan):
-    """The reducer's plan, between taking the gradient in and taking out what was applied."""
+class _Step(ReducerOperation):
+    """The reducer's operation, between taking the gradient in and taking out what was applied."""
 
-    def __init__(self, feedback: ErrorFeedback, *plan: Any) -> None:
-        super().__init__(*plan)
+    def __init__(self, feedback: ErrorFeedback, *operation: Any) -> None:
+        super().__init__(*operation)
         self.feedback = feedback
 
     def take_in(self) -> None:

@@ -10,6 +10,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.gradient import DenseGradient
+from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
 
@@ -49,7 +50,7 @@ def test_scores_and_gradients_have_the_bits_of_the_whole_data_set(data, features
     dataset = samples(30, features, density, 2, dtype)
     team, size = Team(threads), features + intercept
     batch, dense = CompactBatch(dataset, size, team, buffers=2), DenseGradient(dataset, size, team)
-    weights = Descent(intercept=intercept, **descent).weights(size, dtype, team)
+    weights = new_weights(size, Descent(intercept=intercept, **descent), dtype, team)
     rng = np.random.default_rng(3)
     before = None
     for _ in range(data.draw(st.integers(1, 6))):
@@ -102,7 +103,7 @@ def test_batches_too_large_for_the_cache_have_the_same_bits(kind, threads, dtype
     dataset = long_rows(features, np.r_[0, rng.integers(length // 2, length * 3 // 2, rows - 2), 3], dtype, rng)
     team, size = Team(threads), features + 1
     batch, dense = CompactBatch(dataset, size, team), DenseGradient(dataset, size, team)
-    weights = Descent(intercept=True).weights(size, dtype, team)
+    weights = new_weights(size, Descent(intercept=True), dtype, team)
     weights.assign(rng.standard_normal(size).astype(dtype))
     for _ in range(2):  # where not all rows count, only those that do are taken the second time
         chosen, coefficients = rng.permutation(rows), rng.standard_normal(rows).astype(dtype)

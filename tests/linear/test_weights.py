@@ -11,6 +11,7 @@ import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import lazy_weights
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
 
@@ -89,7 +90,7 @@ DESCENTS = [
 def test_every_descent_is_that_of_plain_arithmetic(descent, dense):
     gradients = sparse_gradients(400, 30, 0.08)
     rates = 0.3 / (1 + np.arange(400) / 100) * np.where(np.arange(400) % 7 == 0, 2.0, 1.0)
-    weights = descent.weights(30, np.float64)
+    weights = new_weights(30, descent, np.float64)
     features = 30 - descent.intercept
     dataset = Dataset.from_scipy(scipy.sparse.csr_array(np.eye(features)), np.ones(features))
     dataset = replace(dataset, values=dataset.values.astype(np.float64))
@@ -115,7 +116,7 @@ def test_a_full_table_and_a_small_scale_lose_nothing(descent, monkeypatch):
     monkeypatch.setattr(lazy_weights, "_STEPS", 64)
     gradients = sparse_gradients(500, 20, 0.05)
     rates = np.full(500, 0.1)
-    weights = descent.weights(20, np.float64)
+    weights = new_weights(20, descent, np.float64)
     for gradient, rate in zip(gradients, rates):
         weights.descend(sar.SparseStream.from_dense(gradient), rate)
     np.testing.assert_allclose(weights.to_array(), plain_steps(descent, gradients, rates)[0], rtol=1e-9, atol=1e-11)
@@ -125,7 +126,7 @@ def test_a_full_table_and_a_small_scale_lose_nothing(descent, monkeypatch):
 def test_a_restored_state_goes_on_to_the_same_bits(descent):
     gradients = sparse_gradients(90, 40, 0.1, dtype=np.float32)
     streams = [sar.SparseStream.from_dense(gradient) for gradient in gradients]
-    whole, again = descent.weights(40), descent.weights(40)
+    whole, again = new_weights(40, descent), new_weights(40, descent)
     for step, stream in enumerate(streams):
         whole.descend(stream, 0.2)
         if step == 40:
@@ -143,7 +144,7 @@ def test_threads_change_no_bit(descent):
     gradients = sparse_gradients(60, 50, 0.3, dtype=np.float32)
     ends = []
     for threads in (1, 3):
-        weights = descent.weights(50, team=Team(threads))
+        weights = new_weights(50, descent, team=Team(threads))
         for gradient in gradients:
             weights.descend(sar.SparseStream.from_dense(gradient), 0.1)
         ends.append(weights.to_array())
@@ -152,7 +153,7 @@ def test_threads_change_no_bit(descent):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_weight_that_is_no_number_is_named_with_its_step_and_rate(lazy):
-    weights = Descent(l1=1e-9 if lazy else 0.0).weights(3)
+    weights = new_weights(3, Descent(l1=1e-9 if lazy else 0.0))
     weights.descend(sar.SparseStream([1], np.float32([1.0]), 3), 0.5)
     told = r"after step 2: lower the learning rate \(1e\+30 there\)"
     with np.errstate(all="ignore"), pytest.raises(DivergenceError, match=told):
@@ -164,7 +165,7 @@ def test_a_weight_that_is_no_number_is_named_with_its_step_and_rate(lazy):
 @pytest.mark.parametrize("dense", [False, True])
 def test_l1_leaves_a_weight_that_is_no_number_one(momentum, nesterov, average, dense):
     descent = Descent(l1=0.1, momentum=momentum, nesterov=nesterov, average_from=average)
-    weights = descent.weights(3, np.float64)
+    weights = new_weights(3, descent, np.float64)
     weights.assign(np.array([1.0, np.nan, 2.0]))
     gradient = np.array([0.5, 0.0, 0.0])
     for _ in range(3):  # sparse gradients never touch the second

@@ -26,6 +26,7 @@ from sparseallreduce.linear import (
     replica,
     two_classes,
 )
+from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.lossy import OkTopkStrategy
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
@@ -113,7 +114,7 @@ def case_a_weight_that_is_not_finite_is_the_same_error_on_every_rank(comm, where
 
 def shared(comm, descent, waited=float):
     """Weights of ones that the ranks of a host share."""
-    weights = descent.weights(SIZE, team=Team())
+    weights = new_weights(SIZE, descent, team=Team())
     weights.assign(np.ones(SIZE))
     weights.share(comm, waited)
     return weights
@@ -128,7 +129,7 @@ def gradients(seed, steps=20):
 @each(descent=DESCENTS)
 def case_what_was_taken_down_is_restored(comm, descent):
     with sharing(True):
-        weights, alone = shared(comm, DESCENTS[descent]), DESCENTS[descent].weights(SIZE)
+        weights, alone = shared(comm, DESCENTS[descent]), new_weights(SIZE, DESCENTS[descent])
         alone.assign(np.ones(SIZE))
         for gradient in gradients(1):
             weights.descend(gradient, 0.3)
@@ -162,7 +163,7 @@ def case_who_reads_waits_for_late_ranks(comm):
 def case_ranks_that_read_nothing_for_some_steps_fall_behind_in_nothing(comm, descent):
     """As those without a sample in a batch."""
     with sharing(True):
-        weights, alone = shared(comm, DESCENTS[descent]), DESCENTS[descent].weights(SIZE)
+        weights, alone = shared(comm, DESCENTS[descent]), new_weights(SIZE, DESCENTS[descent])
         alone.assign(np.ones(SIZE))
         for step, gradient in enumerate(gradients(3)):
             comm.Barrier()
@@ -177,7 +178,7 @@ def case_each_host_has_a_replica(comm):
     hosts = [rank % 2 for rank in range(comm.size)]
     here = this_place()._replace(host=bytes([hosts[comm.rank]]) * 8, memory=bytes([hosts[comm.rank]]) * 8)
     with sharing(True), mock.patch.object(replica, "this_place", return_value=here):
-        weights, alone = shared(comm, DESCENTS["small scale"]), DESCENTS["small scale"].weights(SIZE)
+        weights, alone = shared(comm, DESCENTS["small scale"]), new_weights(SIZE, DESCENTS["small scale"])
     ranks = hosts.count(hosts[comm.rank])
     assert weights._parts == ranks
     assert (weights._replica is not None) == (ranks > 1)

@@ -187,8 +187,8 @@ PLANNED = {
 
 def test_no_two_operations_are_taken_for_one():
     """A reducer's, another's, that of the lossless sum: whatever ranks have confused, they hear of it, and none waits for another."""
-    plans = {name: make() for name, make in PLANNED.items()}
-    intents = {name: plan.intent for name, plan in plans.items()}
+    operations = {name: make() for name, make in PLANNED.items()}
+    intents = {name: operation.intent for name, operation in operations.items()}
     intents["allreduce"] = make_call(sar.SparseStream.from_dense(np.ones(8)), "sum", "auto", {})[1]
     assert all(intent.error is None for intent in intents.values())
     assert len({digest_of(intent.terms) for intent in intents.values()}) == len(intents)
@@ -212,11 +212,11 @@ def test_accumulators_of_two_dtypes_are_a_mismatch():
 @every_reducer
 def test_a_reducer_takes_one_operation_at_a_time(name):
     reducer = REDUCERS[name](8, 2)
-    plan = reducer.planned(np.ones(8))
+    operation = reducer.planned(np.ones(8))
     for refused in (lambda: reducer.allreduce(np.ones(8), sar.SERIAL), reducer.reset, reducer.state, lambda: reducer.restore({})):
         with pytest.raises(sar.AlgorithmError, match="in flight"):
             refused()
-    plan.abandon()
+    operation.abandon()
     assert reducer.allreduce(np.float64([0, 0, 0, 9, 0, 0, 10, 0]), sar.SERIAL).contributed.tolist() == [3, 6]
 
 
@@ -334,12 +334,12 @@ def test_a_start_that_fails_leaves_the_reducer_free(monkeypatch, name, error, be
 
 def test_an_operation_that_never_began_and_is_forgotten_is_over():
     reducer = sar.TopkA(8, 2)
-    plan = reducer.planned(np.ones(8))
-    schedule = plan.run(0, 2)
+    operation = reducer.planned(np.ones(8))
+    schedule = operation.run(0, 2)
     schedule.close()
     with pytest.raises(sar.AlgorithmError, match="in flight"):
         reducer.reset()
-    del plan, schedule
+    del operation, schedule
     reducer.reset()
 
 

@@ -309,11 +309,11 @@ def test_a_reset_forgets_residual_and_steps():
 
 def test_one_step_at_a_time():
     feedback = sar.ErrorFeedback(sar.GTopk(4, 1))
-    plan = feedback.planned(np.ones(4, np.float32))
+    operation = feedback.planned(np.ones(4, np.float32))
     for refused in (lambda: feedback.step(np.ones(4, np.float32), sar.SERIAL), feedback.reset, feedback.state):
         with pytest.raises(sar.AlgorithmError, match="in flight"):
             refused()
-    plan.abandon()
+    operation.abandon()
     assert feedback.istep(np.ones(4, np.float32), sar.SERIAL).wait().nnz == 1
 
 

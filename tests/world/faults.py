@@ -196,9 +196,9 @@ class Play:
         hosts = [f"host {rank}" for rank in range(scenario.ranks)] if scenario.hosts else None
         world = World(scenario.ranks, cores=scenario.cores, hosts=hosts, eager=scenario.eager, constants=scenario.constants)
         for rank in world.ranks:
-            plan = rank.library.load("sparseallreduce.reducers.base").Plan
-            original = plan.run
-            plan.run = lambda self, *args, original=original: hooks.resumable(lambda: world, original(self, *args))
+            operation = rank.library.load("sparseallreduce.reducers.base").ReducerOperation
+            original = operation.run
+            operation.run = lambda self, *args, original=original: hooks.resumable(lambda: world, original(self, *args))
         self.world = world
         world.run(lambda rank: rank.sar.allreduce(_stream("first", rank.number, PACKED, 0.1), rank.comm))
         gc.freeze()

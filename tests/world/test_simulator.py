@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sparseallreduce as sar
-from sparseallreduce.reducers.base import Plan
-from sparseallreduce.runtime import simulator
+from sparseallreduce.reducers.base import ReducerOperation
+from sparseallreduce.runtime.simulator import api
 from world import hooks
 
 RANKS = 4
@@ -54,11 +54,11 @@ def accumulators(seed):
 
 
 def simulated(given, algorithm, points, delivery):
-    exact, lossy = simulator.allreduce, Plan.run
+    exact, lossy = api.allreduce, ReducerOperation.run
     with ExitStack() as patches:
         patches.enter_context(hooks.hooked(lambda: points))
-        patches.enter_context(mock.patch.object(simulator, "allreduce", lambda *args: hooks.resumable(lambda: points, exact(*args))))
-        patches.enter_context(mock.patch.object(Plan, "run", lambda *args: hooks.resumable(lambda: points, lossy(*args))))
+        patches.enter_context(mock.patch.object(api, "allreduce", lambda *args: hooks.resumable(lambda: points, exact(*args))))
+        patches.enter_context(mock.patch.object(ReducerOperation, "run", lambda *args: hooks.resumable(lambda: points, lossy(*args))))
         return sar.simulate(given, algorithm, delivery=delivery, through_wire=delivery is not None)
 
 

@@ -17,6 +17,7 @@ from sparseallreduce.linear.checks import own_samples
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.launching import agree
@@ -87,7 +88,7 @@ class Strategy(ABC):
         self.descent = descent or Descent()
         self.team = Team(threads)
         self.size = dataset.features + self.descent.intercept
-        self.weights = self.descent.weights(self.size, dataset.values.dtype, self.team)
+        self.weights = new_weights(self.size, self.descent, dataset.values.dtype, self.team)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []

@@ -18,6 +18,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalLink, RemoteLink, answer_workers
@@ -75,7 +76,8 @@ class ParameterServer(Strategy):
         elif self.serves:
             lo, hi = self._range
             intercept = self.descent.intercept and hi == self.size
-            self._server = self.server_class(replace(self.descent, intercept=intercept).weights(hi - lo, dtype, self.team), self.workers)
+            weights = new_weights(hi - lo, replace(self.descent, intercept=intercept), dtype, self.team)
+            self._server = self.server_class(weights, self.workers)
         if not self.serves:
             self._link = self._linked()
             self._batch = CompactBatch(self.dataset, self.size, self.team)

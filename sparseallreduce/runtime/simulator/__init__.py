@@ -1,0 +1,9 @@
+"""P ranks in one process, on a virtual alpha-beta network: for tests, for studies of scaling, and for machines one does not have."""
+
+from sparseallreduce.runtime.simulator.api import simulate
+from sparseallreduce.runtime.simulator.engine import run
+from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.result import Simulation
+from sparseallreduce.runtime.simulator.sharing import same_bits
+
+__all__ = ["Network", "Simulation", "run", "same_bits", "simulate"]

@@ -1,0 +1,104 @@
+"""``simulate``: the sparse allreduce of P streams, or of P reducers' accumulators, on a virtual network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.steps import Schedule
+from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.simulator.agreement import expect_agreement
+from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.engine import run
+from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
+from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.result import Simulation
+from sparseallreduce.runtime.simulator.sharing import shared_reductions
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.reduction import Reduction, divided
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    streams: Sequence[Any],
+    algorithm: str | Sequence[SimulatedReducer] = "auto",
+    network: Network | None = None,
+    op: str | Operator = "sum",
+    *,
+    delivery: int | Chooser | None = None,
+    through_wire: bool = False,
+    **options: Any,
+) -> Simulation:
+    """The sparse allreduce of P streams, one a rank, on a virtual network.
+
+    Parameters
+    ----------
+    streams : sequence of SparseStream
+        What each of the P ranks contributes; with reducers, their accumulators.
+    algorithm, op, **options
+        As for :func:`~sparseallreduce.allreduce`; or for ``algorithm`` a sequence of P reducers, which take neither operator nor
+        options, and whose state goes on from call to call.
+    network : Network, optional
+    delivery : int or callable, optional
+        By default messages arrive when the network brings them. A seed lets ranks run and messages arrive in an arbitrary order
+        (messages between two ranks stay in theirs); a callable is asked to pick one of n possibilities, for tests that search for
+        a bad order.
+    through_wire : bool
+        Whether every message is turned to bytes and back, as over MPI.
+
+    Returns
+    -------
+    Simulation
+
+    Notes
+    -----
+    The agreement which starts an operation over MPI is not simulated: all streams are at hand.
+
+    Examples
+    --------
+    >>> streams = [SparseStream([rank], [1.0], 8) for rank in range(4)]
+    >>> out = simulate(streams, "ssar_recursive_doubling", Network(latency=1e-6, bandwidth=1e9))
+    >>> out.outputs[3].to_dense()
+    array([1., 1., 1., 1., 0., 0., 0., 0.])
+    >>> out.messages
+    array([2, 2, 2, 2])
+    """
+    network = network or Network()
+    if len(streams) == 0:
+        raise StreamError("simulate takes a stream for each rank, and there is none")
+    if not isinstance(algorithm, str):
+        return simulate_reducers(streams, algorithm, network, delivery, through_wire)
+    calls, entries = _agreed_calls(streams, op, algorithm, options)
+    reductions = shared_reductions([(call.op, call.switch_density) for call in calls])
+    schedules = _schedules(calls, entries, network, reductions)
+    simulation = run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+    handed_over = {id(output): _handed_over(output, streams, reductions[0]) for output in simulation.outputs}
+    simulation.outputs = [handed_over[id(output)] for output in simulation.outputs]
+    return simulation
+
+
+def _agreed_calls(
+    streams: Sequence[Any], op: str | Operator, algorithm: str, options: Mapping[str, Any]
+) -> tuple[list[Call], tuple[int, ...]]:
+    """The call of each rank, and how many entries each contributes."""
+    made = [make_call(stream, op, algorithm, options) for stream in streams]
+    expect_agreement([intent for _, intent in made])
+    return [call for call, _ in made if call is not None], tuple(intent.entries for _, intent in made)
+
+
+def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, reductions: Sequence[Reduction]) -> list[Schedule]:
+    """One for each rank; where the algorithm is "auto", it is chosen for this network."""
+    beta = 1 / network.bandwidth
+    machine = Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
+    return [allreduce(call, entries, rank, len(calls), machine, reductions[rank]) for rank, call in enumerate(calls)]
+
+
+def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
+    """What a user gets of a rank's result, on none of the arrays that came in, also by way of another rank."""
+    if any(output.overlaps(stream) for stream in streams):
+        output = reduction.leave(output.copy())
+    return divided(output, len(streams)) if reduction.op.is_mean else output

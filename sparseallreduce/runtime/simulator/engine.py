@@ -1,0 +1,159 @@
+"""The engine that carries out the steps of P schedules in one process, and counts what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.algorithms.steps import Clock, Exchange, Payload, Send, Shift, Step
+from sparseallreduce.errors import DeadlockError
+from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
+from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
+from sparseallreduce.runtime.simulator.message import Content, Message
+from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.rank import Rank
+from sparseallreduce.runtime.simulator.result import Simulation
+from sparseallreduce.runtime.simulator.sharing import Outputs
+from sparseallreduce.streams import wire
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["run"]
+
+
+def run(
+    schedules: Sequence[Generator[Step, Any, Any]],
+    network: Network | None = None,
+    *,
+    delivery: int | Chooser | None = None,
+    through_wire: bool = False,
+    reductions: Sequence[Reduction] = (),
+) -> Simulation:
+    """Drive one schedule a rank to its end; ``reductions`` are those whose work the network's gamma turns into time.
+
+    Raises
+    ------
+    DeadlockError
+        If every unfinished rank waits for a message which nobody has sent, or if messages are left over at the end.
+    """
+    network = network or Network()
+    engine = _Engine(schedules, delivery_of(delivery, network, len(schedules)), network.gamma, through_wire, reductions)
+    return engine.run()
+
+
+class _Engine:
+    """P ranks, what each has sent and received, and who brings messages from one to the other."""
+
+    def __init__(
+        self,
+        schedules: Sequence[Generator[Step, Any, Any]],
+        delivery: Delivery,
+        gamma: float,
+        through_wire: bool,
+        reductions: Sequence[Reduction],
+    ) -> None:
+        self._ranks = [Rank(schedule) for schedule in schedules]
+        for rank, reduction in zip(self._ranks, reductions):
+            rank.work = reduction.work
+        self._delivery = delivery
+        self._gamma = gamma
+        self._through_wire = through_wire
+        self._reductions = reductions
+        self._outputs = Outputs()
+        self._bytes_sent, self._bytes_received, self._messages, self._header_bytes = np.zeros((4, len(schedules)), np.int64)
+
+    def run(self) -> Simulation:
+        self._delivery.run(len(self._ranks), self._resume, self._deliver)
+        self._check_end()
+        times = np.array([rank.clock for rank in self._ranks])
+        return Simulation(
+            [rank.output for rank in self._ranks],
+            float(times.max()),
+            times,
+            self._bytes_sent,
+            self._bytes_received,
+            self._messages,
+            self._header_bytes,
+        )
+
+    def _resume(self, number: int, now: float) -> None:
+        """Run a rank until it waits."""
+        rank = self._ranks[number]
+        rank.clock = max(rank.clock, now)
+        value, rank.value = rank.value, None
+        while rank.stack:
+            try:
+                step = rank.stack[-1].send(value)
+            except StopIteration as stop:
+                rank.stack.pop()
+                value = stop.value
+                self._charge(number)
+                continue
+            self._charge(number)
+            value = None
+            if isinstance(step, Send):
+                self._send(number, step.dest, step.stream)
+            elif isinstance(step, Clock):
+                value = rank.clock
+            elif isinstance(step, COLLECTIVES):
+                rank.stack.append(collective(step, number, len(self._ranks)))
+            else:
+                if isinstance(step, Exchange):
+                    self._send(number, step.partner, step.stream)
+                elif isinstance(step, Shift):
+                    self._send(number, step.dest, step.stream)
+                if not rank.wait(step):
+                    return
+                value, rank.value = rank.value, None
+        rank.output, rank.done = self._outputs.once(value), True
+
+    def _charge(self, number: int) -> None:
+        """Let the time pass that a rank's reduction has taken since it was last charged."""
+        if self._reductions:
+            rank, work = self._ranks[number], self._reductions[number].work
+            rank.clock += (work - rank.work) * self._gamma
+            rank.work = work
+
+    def _send(self, source: int, dest: int, payload: Payload | bytes) -> None:
+        content: Content
+        if isinstance(payload, bytes):
+            content, nbytes, frames = payload, len(payload), 0
+        else:
+            streams = payload if isinstance(payload, tuple) else (payload,)
+            nbytes, frames = wire.message_bytes(streams), len(streams)
+            content = self._carried(streams, nbytes)
+        self._bytes_sent[source] += nbytes
+        self._bytes_received[dest] += nbytes
+        self._messages[source] += 1
+        self._header_bytes[source] += frames * wire.HEADER_BYTES
+        self._delivery.send(Message(source, dest, content, nbytes), self._ranks[source].clock)
+
+    def _carried(self, streams: tuple[SparseStream, ...], nbytes: int) -> tuple[SparseStream, ...]:
+        """The streams of a message as they arrive."""
+        for stream in streams:
+            Reduction.freeze(stream)
+        if not self._through_wire:
+            return streams
+        message = wire.encode(streams)
+        assert len(message) == nbytes
+        return tuple(wire.decode(message))
+
+    def _deliver(self, message: Message) -> bool:
+        """Hand a message to its receiver; whether that lets it go on."""
+        return self._ranks[message.dest].receive(message.source, message.content)
+
+    def _check_end(self) -> None:
+        """Raise if a rank waits for ever, or has not received all that was sent to it."""
+        stuck = [f"rank {number} waits in {rank.described_wait()}" for number, rank in enumerate(self._ranks) if not rank.done]
+        if stuck:
+            shown = "; ".join(stuck[:16]) + (f"; ... ({len(stuck)} ranks in all)" if len(stuck) > 16 else "")
+            raise DeadlockError(f"no message is on its way, but {shown}")
+        left = [
+            f"{messages} from rank {source} to rank {dest}"
+            for dest, rank in enumerate(self._ranks)
+            for source, messages in rank.unread().items()
+        ]
+        if left:
+            raise DeadlockError(f"messages were sent that nobody received: {'; '.join(left[:16])}")

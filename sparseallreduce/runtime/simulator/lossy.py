@@ -1,0 +1,60 @@
+"""Operations of reducers, one a rank, on a virtual network."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.simulator.agreement import expect_agreement
+from sparseallreduce.runtime.simulator.delivery import Chooser
+from sparseallreduce.runtime.simulator.engine import run
+from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.result import Simulation
+from sparseallreduce.streams.reduction import Reduction
+
+__all__ = ["SimulatedOperation", "SimulatedReducer", "simulate_reducers"]
+
+
+class SimulatedOperation(Protocol):
+    """What the simulator needs of :class:`sparseallreduce.reducers.base.ReducerOperation`."""
+
+    intent: Intent
+
+    def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
+        """Its schedule, behind the agreement."""
+
+    def abandon(self) -> None:
+        """It will not run, or no further."""
+
+
+class SimulatedReducer(Protocol):
+    """What the simulator needs of a reducer, or of error feedback."""
+
+    reduction: Reduction
+
+    def planned(self, accumulator: Any) -> SimulatedOperation:
+        """An operation on an accumulator."""
+
+
+def simulate_reducers(
+    accumulators: Sequence[Any],
+    reducers: Sequence[SimulatedReducer],
+    network: Network,
+    delivery: int | Chooser | None,
+    through_wire: bool,
+) -> Simulation:
+    """One operation of each rank's reducer; whatever is raised, none of them is left in flight."""
+    if len(accumulators) != len(reducers):
+        raise StreamError(f"simulate takes a reducer for each rank: {len(accumulators)} accumulators came with {len(reducers)} reducers")
+    operations = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]
+    try:
+        expect_agreement([operation.intent for operation in operations])
+        schedules = [operation.run(rank, len(operations)) for rank, operation in enumerate(operations)]
+        reductions = [reducer.reduction for reducer in reducers]
+        return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+    finally:
+        for operation in operations:
+            operation.abandon()

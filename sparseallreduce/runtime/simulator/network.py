@@ -1,0 +1,41 @@
+"""The virtual network: what a message costs, and from when on the ports of the ranks are free (thesis section 3.1.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Network", "Ports"]
+
+
+class Network(NamedTuple):
+    """The alpha-beta model (thesis section 3.1.1): a message of L bytes takes ``latency + L / bandwidth``.
+
+    Every rank sends one message at a time and receives one at a time, both at once.
+    """
+
+    latency: float = 1e-6  # alpha, seconds
+    bandwidth: float = 12.5e9  # 1 / beta, bytes a second
+    gamma: float = 0.0  # seconds for each entry that a reduction reads; the thesis leaves computation out
+
+
+class Ports:
+    """From when on each rank's port is free: one message at a time leaves it, and one at a time enters it, both at once.
+
+    The only place where a message is given a time. Who sends and who receives is known in both methods, so that the time may depend on it.
+    """
+
+    def __init__(self, network: Network, ranks: int) -> None:
+        self._network = network
+        self._free_to_send = [0.0] * ranks
+        self._free_to_receive = [0.0] * ranks
+
+    def depart(self, source: int, dest: int, nbytes: int, ready: float) -> float:
+        """When the first byte is at the receiver of a message that the sender has ``ready`` at a time."""
+        start = max(ready, self._free_to_send[source])
+        self._free_to_send[source] = start + self._network.latency + nbytes / self._network.bandwidth
+        return start + self._network.latency
+
+    def arrive(self, source: int, dest: int, nbytes: int, head: float) -> float:
+        """When the last byte has been received of a message whose first byte is there at ``head``; the port may be busy then."""
+        self._free_to_receive[dest] = max(head, self._free_to_receive[dest]) + nbytes / self._network.bandwidth
+        return self._free_to_receive[dest]

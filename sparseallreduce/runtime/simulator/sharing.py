@@ -1,0 +1,92 @@
+"""Streams of the same bits as one object, so that P results of many megabytes fit into memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Outputs", "same_bits", "shared_reductions"]
+
+# The two operands, kept so that no other object takes their ids, the result, and the work that it took.
+_Results: TypeAlias = "OrderedDict[tuple[int, int], tuple[SparseStream, SparseStream, SparseStream, int]]"
+
+
+def shared_reductions(settings: Sequence[tuple[Operator, float | None]]) -> list[Reduction]:
+    """A reduction for each rank, of its operator and switch density; they share their latest results."""
+    results: _Results = OrderedDict()
+    return [_SharedReduction(op, switch_density, results, len(settings)) for op, switch_density in settings]
+
+
+class _SharedReduction(Reduction):
+    """A reduction that the ranks of a simulation share the latest results of.
+
+    In recursive doubling or after an allgather many ranks reduce the same two streams. Here only the first of them does, and the
+    others get the same object.
+    """
+
+    def __init__(self, op: Operator, switch_density: float | None, results: _Results, capacity: int) -> None:
+        super().__init__(op, switch_density)
+        self._results = results
+        self._capacity = capacity
+
+    def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
+        if first.extent != first.size or _is_own(first) or _is_own(second):
+            return super().pair(first, second)
+        key = id(first), id(second)
+        if key in self._results:
+            self._results.move_to_end(key)
+            _, _, result, work = self._results[key]
+            self.work += work
+            return result
+        before = self.work
+        result = self.freeze(super().pair(first, second))
+        self._results[key] = first, second, result, self.work - before
+        if len(self._results) > self._capacity:
+            self._results.popitem(last=False)
+        return result
+
+
+def _is_own(stream: SparseStream) -> bool:
+    """Whether the stream may be changed in place by the rank that holds it, which is then the only one."""
+    return stream.is_dense and bool(stream._stored.flags.writeable)
+
+
+class Outputs:
+    """What ranks return, as the object that the first of them returned if it has the same bits."""
+
+    def __init__(self) -> None:
+        self._first: SparseStream | None = None
+
+    def once(self, output: Any) -> Any:
+        """``output``, or the first rank's if that is the same."""
+        if not isinstance(output, SparseStream):
+            return output
+        if self._first is None:
+            self._first = output
+        return self._first if same_bits(self._first, output) else output
+
+
+def same_bits(first: SparseStream, second: SparseStream) -> bool:
+    """Whether two streams have the same form and hold the same bytes."""
+    if first is second:
+        return True
+    if (first.is_dense, first.dtype, first.size, first.lo, first.hi) != (second.is_dense, second.dtype, second.size, second.lo, second.hi):
+        return False
+    parts = zip(_arrays(first), _arrays(second))
+    return all(a is b or (a is not None and b is not None and _equal_bytes(a, b)) for a, b in parts)
+
+
+def _arrays(stream: SparseStream) -> tuple[NDArray[Any] | None, ...]:
+    return stream._indices, stream._stored, stream._present
+
+
+def _equal_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))

@@ -1,0 +1,156 @@
+"""Rules of the house, read off the source: imports point one way and in no circle, and files and functions of the runtime are short."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import sparseallreduce as sar
+
+PACKAGE = Path(sar.__file__).parent
+NAME = PACKAGE.name
+# Each layer may use those before it and itself. Neither of two on one line may use the other.
+LAYERS = (("kernels",), ("streams",), ("algorithms",), ("runtime",), ("reducers",), ("optim",), ("linear", "torch"), ("cli",))
+LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
+# What kernels take beside their own folder: operators, and how arrays are allocated.
+KERNELS = ("streams.kernels", "streams.operator", "streams.memory")
+# Packages that are not there for everyone, or take long to load: an import of what needs them may wait until it is called for.
+LATE = {"mpi4py", "numba", "llvmlite", "sklearn", "torch", "cupy", "matplotlib", "pyarrow"}
+# Other imports inside functions, and why there is no other way.
+DEFERRED = {
+    ("streams.stream", "streams.reduction"): "+ of two streams is a reduction, which is made of streams",
+}
+FILE_LINES, FUNCTION_LINES = 450, 60
+
+
+class Import(NamedTuple):
+    """One module of a file's imports."""
+
+    target: str
+    line: int
+    in_function: bool
+    for_types: bool  # under TYPE_CHECKING, so that it is never executed
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def short(module: str) -> str:
+    """The name without that of the package."""
+    return module.removeprefix(NAME + ".")
+
+
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    return tuple(found_in(ast.parse(MODULES[module].read_text())))
+
+
+def found_in(node: ast.AST, in_function: bool = False, for_types: bool = False) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, in_function, for_types) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0 and child.module is not None, f"line {child.lineno} imports relatively"
+            names = {f"{child.module}.{alias.name}" for alias in child.names}
+            targets = {name if name in MODULES else child.module for name in names}
+            yield from (Import(target, child.lineno, in_function, for_types) for target in sorted(targets))
+        elif isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from found_in(ast.Module(child.body, []), in_function, True)
+            yield from found_in(ast.Module(child.orelse, []), in_function, for_types)
+        else:
+            yield from found_in(child, in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda), for_types)
+
+
+def uses(module: str, functions: bool = False) -> set[str]:
+    """Modules of ours that this one loads: with itself, or with ``functions`` at any time."""
+    executed = (each for each in imports_of(module) if not each.for_types and (functions or not each.in_function))
+    return {each.target for each in executed if each.target in MODULES}
+
+
+def reached(module: str, functions: bool = False) -> set[str]:
+    """Modules of ours that come to be loaded so, itself only if there is a circle."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        new = uses(left.pop(), functions) - found
+        found |= new
+        left += new
+    return found
+
+
+def needs(module: str) -> set[str]:
+    """Packages of others in LATE that loading a module loads."""
+    loaded = {module, *reached(module)}
+    targets = {each.target for one in loaded for each in imports_of(one) if not each.for_types and not each.in_function}
+    return {target.partition(".")[0] for target in targets} & LATE
+
+
+def layer_of(module: str) -> str | None:
+    """Of a module of ours; None for those beside the layers, such as errors."""
+    name = short(module)
+    if any(name == kernels or name.startswith(kernels + ".") for kernels in KERNELS):
+        return "kernels"
+    first = name.partition(".")[0]
+    return first if first in LEVELS else None
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module)], ids=short)
+def test_imports_point_one_way(module):
+    own = layer_of(module)
+    for each in imports_of(module):
+        other = layer_of(each.target) if each.target.startswith(NAME + ".") else None
+        if other is not None:
+            below = LEVELS[other] < LEVELS[own] or other == own
+            assert below, f"{MODULES[module].relative_to(PACKAGE)}:{each.line} imports {each.target}: {own} may not use {other}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) in ("kernels", "streams", "algorithms")], ids=short)
+def test_streams_and_algorithms_know_nothing_of_mpi(module):
+    assert not [each for each in imports_of(module) if each.target.partition(".")[0] == "mpi4py"]
+
+
+def test_no_module_needs_itself_to_be_loaded():
+    circles = [short(module) for module in MODULES if module in reached(module)]
+    assert not circles, f"these import each other when they are loaded: {circles}"
+
+
+def late_imports() -> set[tuple[str, str]]:
+    """Imports of our own modules inside functions: who, and whom."""
+    late = {(module, each) for module in MODULES for each in imports_of(module) if each.in_function and not each.for_types}
+    return {(module, each.target) for module, each in late if each.target in MODULES}
+
+
+def test_functions_close_no_circle_of_imports_where_there_is_another_way():
+    closing = {(short(module), short(target)) for module, target in late_imports() if module in {target, *reached(target, functions=True)}}
+    assert closing == set(DEFERRED)
+
+
+@pytest.mark.parametrize("module, target", sorted(late_imports()), ids=short)
+def test_imports_wait_in_functions_for_what_not_everyone_needs(module, target):
+    if (short(module), short(target)) in DEFERRED:
+        return
+    assert needs(target) - needs(module), f"{short(module)} can import {short(target)} at its top: it loads nothing large"
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(decorator).partition("(")[0] in ("kernel", "inlined") for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) == "runtime"], ids=short)
+def test_files_and_functions_of_the_runtime_are_short(module):
+    source = MODULES[module].read_text()
+    lengths = {"the file": len(source.splitlines())}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel(node):
+            assert node.end_lineno is not None
+            lengths[f"{node.name}, line {node.lineno}"] = node.end_lineno - node.lineno + 1
+    long = {what: lines for what, lines in lengths.items() if lines > (FILE_LINES if what == "the file" else FUNCTION_LINES)}
+    assert not long, f"more than {FILE_LINES} lines of a file, or {FUNCTION_LINES} of a function with its docstring"
