@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sparseallreduce.linear.collective import gather
@@ -24,10 +25,13 @@ class Consensus:
         Of the workers.
     interval : float, optional
         Seconds between meetings.
+    before : callable, optional
+        Called before a meeting: raises if a worker has failed, which then does not come.
     """
 
-    def __init__(self, comm: Any, interval: float = 0.25) -> None:
+    def __init__(self, comm: Any, interval: float = 0.25, before: Callable[[], object] | None = None) -> None:
         self._comm = comm
+        self._before = before
         self._interval = interval
         self._waiting = 1  # steps until the next meeting
         self._taken = 0  # steps since the last
@@ -38,6 +42,8 @@ class Consensus:
         self._taken += 1
         if self._taken < self._waiting:
             return []
+        if self._before is not None:
+            self._before()
         now = time.monotonic()
         told = gather(self._comm, (wish, (now - self._last) / self._taken))
         slowest = max(seconds for _, seconds in told)

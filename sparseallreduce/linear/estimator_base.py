@@ -21,6 +21,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.checks import described
 from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.conditioning import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
 from sparseallreduce.linear.dataset import Dataset
@@ -125,6 +126,7 @@ class _Progress(NamedTuple):
     passes: int  # that have been made with the same seed
     memory: dict[str, Any]  # of the weights
     schedule: dict[str, float]  # its state
+    rates: str  # the parameters that this state is of
     residual: Array | None  # of a lossy strategy: this rank's
     scales: Array  # of the features in these
 
@@ -136,11 +138,11 @@ class _Progress(NamedTuple):
         return bits
 
     @classmethod
-    def of(cls, strategy: Strategy, schedule: Schedule, passes: int, scales: Array) -> _Progress:
+    def of(cls, strategy: Strategy, schedule: Schedule, rates: str, passes: int, scales: Array) -> _Progress:
         """What a run has left; collective."""
         residual = strategy.residual.copy() if isinstance(strategy, LossyStrategy) else None
         state = schedule.state() if isinstance(schedule, Reactive) else {}
-        return cls(passes, strategy.weights.memory(), state, residual, scales)
+        return cls(passes, strategy.weights.memory(), state, rates, residual, scales)
 
 
 class _Run(NamedTuple):
@@ -292,7 +294,7 @@ class LinearEstimator(BaseEstimator):
         targets, counts = self._targets(samples, comm, onward, classes)
         dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm, partial), comm, onward)
         rate = self._initial_rate(dataset, comm, partial, onward)
-        seed = gather(comm, int(check_random_state(self.random_state).randint(2**31)))[0]
+        seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
         steps: int = getattr(self, "t_", 0) if onward else 0
 
         before = self._progress_so_far(comm) if onward and partial else None
@@ -312,8 +314,8 @@ class LinearEstimator(BaseEstimator):
                 getattr(self, "classes_", np.empty(0)),
             )
         )
-        # Weights that somebody puts in the place of these are gone on from anew.
-        self._progress = (self.coef_, [run.progress for run in runs]) if partial else None
+        # Weights that somebody puts in the place of these, or changes, are gone on from anew.
+        self._progress = (self._learned(), [run.progress for run in runs]) if partial else None
         self.history_ = [run.epochs for run in runs]
         self.n_iter_ = max(len(epochs) for epochs in self.history_)
         self.t_ = steps + max(sum(epoch.steps for epoch in epochs) for epochs in self.history_)
@@ -389,14 +391,18 @@ class LinearEstimator(BaseEstimator):
 
     def _progress_so_far(self, comm: Any) -> list[_Progress] | None:
         """That of the last ``partial_fit``, if weights and ranks are still those; collective."""
-        weights, progress = getattr(self, "_progress", None) or (None, None)
-        own: list[_Progress] | None = progress if weights is self.coef_ else None
+        learned, progress = getattr(self, "_progress", None) or (None, None)
+        own: list[_Progress] | None = progress if learned == self._learned() else None
         ranks = gather(comm, None if own is None else [score.checksum() for score in own])
         if any(rank is None for rank in ranks):
             return None
         if any(rank != ranks[0] for rank in ranks):
             raise MismatchError("the ranks have made different calls of partial_fit before: give all the same model")
         return own
+
+    def _learned(self) -> int:
+        """A number that other weights and intercepts hardly have."""
+        return zlib.crc32(np.ascontiguousarray(self.intercept_).data, zlib.crc32(np.ascontiguousarray(self.coef_).data))
 
     def _initial_rate(self, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         if isinstance(self.learning_rate, int | float):
@@ -460,7 +466,7 @@ class LinearEstimator(BaseEstimator):
         if self.tol is not None and passes > 1:
             plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
-        schedule = self._schedule(rate, steps, patience, tolerance)
+        schedule = agreed(comm, lambda: self._schedule(rate, steps, patience, tolerance))  # which may be a user's own
         if before is not None:
             self._take_up(before, strategy, schedule, scales)
         passed = 0 if before is None else before.passes
@@ -471,17 +477,23 @@ class LinearEstimator(BaseEstimator):
         if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
             warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
         learned = strategy.weights.to_array()
-        return _Run(learned, trainer.history, _Progress.of(strategy, schedule, passed + passes, scales) if partial else None)
+        return _Run(learned, trainer.history, _Progress.of(strategy, schedule, self._rates(), passed + passes, scales) if partial else None)
 
     def _take_up(self, before: _Progress, strategy: Strategy, schedule: Schedule, scales: Array) -> None:
         """Have a run go on where others ended."""
         stretch = scales / before.scales
         strategy.weights.remember(before.memory, stretch)
         if isinstance(strategy, LossyStrategy) and before.residual is not None:
-            strategy.residual[:] = before.residual
-            strategy.residual[: strategy.dataset.features] *= stretch
-        if isinstance(schedule, Reactive) and self.schedule != PLATEAU and before.schedule:
+            features = strategy.dataset.features
+            strategy.residual[:features] = before.residual[:features] * stretch
+            if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept
+                strategy.residual[features:] = before.residual[features:]
+        if isinstance(schedule, Reactive) and self.schedule != PLATEAU and before.schedule and before.rates == self._rates():
             schedule.restore(before.schedule)
+
+    def _rates(self) -> str:
+        """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
+        return described((self.schedule, self.learning_rate, self.l2, self.momentum))
 
     def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]

@@ -29,11 +29,13 @@ class DenseGradient:
         Entries of the weights: the features of the data set, or one more, the intercept, whose gradient is the sum of coefficients.
     team : Team
         Each of its threads sums a range of the features, in the order of the rows: so the number of threads changes no bit.
+    array : ndarray, optional
+        Where to sum, of this size and the dtype of the values; one of its own if there is none.
     """
 
-    def __init__(self, dataset: Dataset, size: int, team: Team) -> None:
+    def __init__(self, dataset: Dataset, size: int, team: Team, array: Array | None = None) -> None:
         self.dataset = dataset
-        self.array = np.zeros(size, dataset.values.dtype)
+        self.array = np.zeros(size, dataset.values.dtype) if array is None else array
         self._team = team
         self._bounds = ranges_of_like_work(dataset, team.threads)
 

@@ -151,11 +151,13 @@ class LazyWeights(Weights):
         super().remember(memory, stretch)
         if self.descent.momentum and "velocity" in memory:
             self._write(_velocity=memory["velocity"] / stretch)
-            self._intercept_velocity = memory["intercept_velocity"]
+            if self.descent.intercept:
+                self._intercept_velocity = memory["intercept_velocity"]
         if self.descent.averages and "sums" in memory:
             self._write(direction=memory["weights"] * stretch, _sums=memory["sums"] * stretch)
-            self._averaged, self.intercept = memory["averaged"], memory["intercept"]
-            self._intercept_sum = memory["intercept_sum"]
+            self._averaged = memory["averaged"]
+            if self.descent.intercept:
+                self.intercept, self._intercept_sum = memory["intercept"], memory["intercept_sum"]
 
     def _shared_names(self) -> list[str]:
         features = len(self.direction)

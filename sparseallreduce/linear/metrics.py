@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.collective import gather
+from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 
@@ -41,8 +41,12 @@ def evaluate(model: LinearModel, scores: Array, dataset: Dataset, threshold: flo
         The score, and the label, that parts the classes; see :func:`class_threshold`.
     comm : communicator
     """
-    losses = model.loss(scores, dataset.labels)
-    loss = float(losses.sum() if dataset.weights is None else np.dot(losses, dataset.weights))
+
+    def summed() -> float:
+        losses = model.loss(scores, dataset.labels)
+        return float(losses.sum() if dataset.weights is None else np.dot(losses, dataset.weights))
+
+    loss = agreed(comm, summed)  # which may be a user's own
     if threshold is None:
         return Metrics(sum(gather(comm, loss)) / dataset.total, None, None)
     positive = dataset.labels > threshold

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
@@ -79,6 +80,14 @@ class Epoch:
     total_densities: list[float] | None = None  # of every step
 
 
+class _Failure(NamedTuple):
+    """What a worker tells the others where it has failed beside the sums."""
+
+    rank: int
+    error: str  # its class
+    text: str
+
+
 class Trainer:
     """Trains the weights of a model on the samples of all ranks.
 
@@ -133,24 +142,25 @@ class Trainer:
         self.checkpoints = checkpoints
         self.dataset = strategy.dataset
         self.comm = strategy.comm
-        self.batch = options.global_batch or options.batch_size * strategy.workers
         self.step = 0
         self.history: list[Epoch] = []
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
-        agreed(self.comm, self._check)
-        check_alike(self.comm, self._settings())
+        self.batch, settings = agreed(self.comm, self._checked)
+        check_alike(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
         if isinstance(schedule, Reactive) and strategy.descent.l2:
             schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
         self._identity = {} if checkpoints is None else self._identified()
 
-    def _check(self) -> None:
-        """Refuse labels and rates that this model cannot be trained by."""
+    def _checked(self) -> tuple[int, dict[str, Any]]:
+        """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
+        batch = self.options.global_batch or self.options.batch_size * self.strategy.workers
         check_labels(self.dataset, self.model)
         self._rate(0)
         if isinstance(self.schedule, LargeBatch):
             self._rate(self.schedule.steps)
+        return batch, {name: described(setting) for name, setting in self._settings().items()}
 
     def _settings(self) -> dict[str, Any]:
         """What all ranks must have been told alike."""
@@ -288,23 +298,51 @@ class Trainer:
 
     def _take_steps(self, on_step: Callable[[], object] | None) -> str | None:
         """The steps of a worker; returns why they ended early, if they did, the same on all workers."""
-        consensus = Consensus(self.strategy.workers_comm)
+        consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
+        failure: BaseException | None = None
         order = batches(self.dataset, self.batch, (self.options.seed, self.options.before + len(self.history) + 1))
         for rows, count in islice(order, self._position, None):
             self._take_step(rows, count)
-            if on_step is not None:
-                on_step()
+            if on_step is not None and failure is None:
+                failure = self._called_back(on_step)
             if self.strategy.in_step:
-                wishes = consensus.after_step(self._wish())
+                wishes = self._shared(consensus.after_step(self._wish() if failure is None else self._failure(failure)), failure)
                 if self._due() or wishes:
                     self._save()
                 reasons = [reason for reason in wishes if reason]
                 if reasons:
                     return self._stopped(reasons[0])
-        reasons = gather(self.strategy.workers_comm, self._stop or "")
+        self.strategy.settle()
+        own = (self._stop or "") if failure is None else self._failure(failure)
+        reasons = self._shared(gather(self.strategy.workers_comm, own), failure)
         if self._due_at_end() or any(reasons):
             self._save()
         return next((self._stopped(reason) for reason in reasons if reason), None)
+
+    def _called_back(self, on_step: Callable[[], object]) -> BaseException | None:
+        """Call a function of the user's; returns what it raises, if the other ranks cannot hear of it before they meet."""
+        try:
+            on_step()
+        except BaseException as error:
+            if self.comm.size == 1 or self.strategy.heard_anywhere:
+                raise
+            return error
+        return None
+
+    def _failure(self, error: BaseException) -> _Failure:
+        return _Failure(self.comm.rank, type(error).__name__, str(error))
+
+    def _shared(self, told: list[str | _Failure], own: BaseException | None) -> list[str]:
+        """What the workers have told, if none of them has failed; otherwise all raise."""
+        failures = [wish for wish in told if isinstance(wish, _Failure)]
+        if not failures:
+            return [wish for wish in told if isinstance(wish, str)]
+        if own is not None and not isinstance(own, Exception):
+            raise own
+        records: list[dict[str, str]] = [{} for _ in range(self.comm.size)]
+        for failure in failures:
+            records[failure.rank] = {"error": failure.error, "text": failure.text}
+        raise common_error(records) from own
 
     def _take_step(self, rows: Array, count: int) -> None:
         """One step, to which this rank gives its rows of a batch of ``count`` samples."""

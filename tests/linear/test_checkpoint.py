@@ -128,10 +128,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, strategy, step, monkey
 class EveryStep:
     """A consensus that is looked for after every step, so that a run stops where it is told to."""
 
-    def __init__(self, comm):
-        pass
+    def __init__(self, comm, before):
+        self._before = before
 
     def after_step(self, wish):
+        self._before()
         return [] if wish is None else [wish]
 
 

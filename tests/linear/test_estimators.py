@@ -383,6 +383,61 @@ def test_weights_that_were_set_are_gone_on_from():
 
 
 @pytest.mark.parametrize("average", [False, True])
+def test_weights_that_were_changed_in_place_are_gone_on_from(average):
+    X, y = problem()
+    model = LogisticRegression(average=average, batch_size=50).partial_fit(X, y, classes=["ant", "bee"])
+    model.coef_[:], model.intercept_[:] = 5.0, -3.0
+    model.partial_fit(X[:1], y[:1], sample_weight=[1e-9])
+    np.testing.assert_allclose(model.coef_, 5.0, atol=0.1)
+    np.testing.assert_allclose(model.intercept_, -3.0, atol=0.1)
+
+
+def large_batches(rate):
+    return LargeBatch(Constant(rate))
+
+
+SETTINGS = [
+    {"momentum": 0.0},
+    {"average": True},
+    {"l1": 0.01},
+    {"l2": 0.5},
+    {"strategy": "oktopk", "density": 0.3},
+    {"fit_intercept": False},
+    {"schedule": "bold-driver"},
+    {"schedule": "inverse-time"},
+    {"schedule": large_batches},
+    {"learning_rate": 0.01},
+    {"scale_features": False},
+]
+
+
+def named(setting):
+    """Functions by name, not by address: processes that share tests collect the same ones."""
+    return " ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in setting.items()) or "defaults"
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("first", [{}, *SETTINGS], ids=named)
+@pytest.mark.parametrize("then", [{}, *SETTINGS], ids=named)
+def test_parameters_may_change_between_partial_fits(first, then):
+    """What calls before have left is taken up where it still means something."""
+    X, y = problem()
+    model = LogisticRegression(batch_size=50)
+    for number, changed in enumerate((first, then, first)):
+        model = clone_with(model, changed).partial_fit(X, y, **({} if number else {"classes": np.unique(y)}))
+        assert np.isfinite(model.coef_).all() and np.isfinite(model.intercept_).all()
+        if not model.fit_intercept:
+            assert model.intercept_ == 0
+            expected = np.where((X @ model.coef_[0]) > 0, "bee", "ant")
+            np.testing.assert_array_equal(model.predict(X), expected)
+
+
+def clone_with(model, changed):
+    """The model with the defaults but for these parameters, and all that it has learned."""
+    return model.set_params(**{**LogisticRegression(batch_size=50).get_params(), **changed})
+
+
+@pytest.mark.parametrize("average", [False, True])
 def test_features_that_turn_out_larger_change_nothing_that_was_learned(average):
     X, y = problem()
     settings = {"average": average, "learning_rate": 0.01, "schedule": "constant", "l2": 0.0}

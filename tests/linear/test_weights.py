@@ -176,3 +176,15 @@ def test_l1_leaves_a_weight_that_is_no_number_one(momentum, nesterov, average, d
     gradient[:] = 0.0, np.nan, 0.0
     with pytest.raises(DivergenceError, match="no finite number after step 4"):
         weights.descend(sar.SparseStream.from_dense(gradient, switch_density=0.0 if dense else None), 0.1)
+
+
+@pytest.mark.parametrize("average", [None, 0])
+def test_what_an_intercept_has_left_is_nothing_to_weights_without(average):
+    gradient = sar.SparseStream.from_dense(np.ones(4, np.float32))
+    before = new_weights(4, Descent(intercept=True, momentum=0.9, average_from=average))
+    before.descend(gradient, 0.1)
+    weights = new_weights(3, Descent(momentum=0.9, average_from=average))
+    weights.remember(before.memory())
+    weights.descend(sar.SparseStream.from_dense(np.zeros(3, np.float32)), 0.1)
+    assert weights.intercept == 0
+    assert weights.at(np.arange(3)).any()  # of whose velocity something was left

@@ -8,7 +8,7 @@ from sklearn.model_selection import GridSearchCV
 
 import sparseallreduce as sar
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear import LinearRegression, LinearSVM, LogisticRegression
+from sparseallreduce.linear import Constant, LinearRegression, LinearSVM, LogisticRegression
 
 RANKS = (1, 3)
 ESTIMATORS = [LogisticRegression, LinearSVM, LinearRegression]
@@ -209,3 +209,19 @@ def case_a_rank_trains_alone_with_serial(comm):
     X, y = problem(LogisticRegression)
     if comm.rank == 0:
         LogisticRegression(comm=sar.SERIAL, max_iter=3, tol=None).fit(X, y)
+
+
+@each(parameter=["schedule", "random_state"], partial=[False, True])
+def case_a_parameter_that_cannot_be_used_on_one_rank_is_the_same_error_on_all(comm, parameter, partial):
+    """One that need not be the same on all ranks, or whose code fails on one of them."""
+    X, y = problem(LogisticRegression)
+
+    def rates(rate):
+        if comm.rank == comm.size - 1:
+            raise ZeroDivisionError("no rate")
+        return Constant(rate)
+
+    wrong = rates if parameter == "schedule" else "chance" if comm.rank == comm.size - 1 else 0
+    model = LogisticRegression(comm=comm, max_iter=3, **{parameter: wrong})
+    learn = (lambda: model.partial_fit(X, y, np.unique(y))) if partial else (lambda: model.fit(X, y))
+    told(comm, learn, ZeroDivisionError if parameter == "schedule" else ValueError)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
+from cases_faults import failing
 from mpi_cases import each, limit, skip
 
 import sparseallreduce as sar
@@ -20,6 +21,7 @@ from sparseallreduce.linear import (
     Options,
     Trainer,
 )
+from sparseallreduce.linear.strategies import base
 
 RANKS = (2, 3)
 
@@ -168,28 +170,100 @@ def case_a_parameter_server_holds_no_samples(comm):
     assert "weight is not zero" in told(comm, lambda: trained(dataset, comm), DatasetError)
 
 
-class Breaking(MODELS["logistic"]):
-    """Fails on one rank, in the middle of an epoch."""
+def other_options(rank):
+    """For some strategies: constructor arguments of which only those of rank 0 are right."""
+    wrong = rank == 1
+    return {
+        "density": ("oktopk", {"density": 2 if wrong else 0.1}, sar.SparseAllreduceError, "density must be above 0"),
+        "threads": ("sparse", {"threads": 0 if wrong else 1}, sar.SparseAllreduceError, "at least 1 thread"),
+        "kind of threads": ("dense", {"threads": "two" if wrong else 1}, sar.SparseAllreduceError, "not supported between"),
+        "descent": ("overlapped", {"descent": "steep" if wrong else Descent()}, sar.SparseAllreduceError, "descent"),
+        "no server": ("ps-sync", {"servers": 0 if wrong else 1}, AlgorithmError, "at least one server, not 0"),
+        "no worker": ("ps-async", {"servers": 9 if wrong else 1}, AlgorithmError, "leave none to compute"),
+        "momentum": ("ps-async", {"descent": Descent(momentum=0.9 if wrong else 0.0)}, AlgorithmError, "does without momentum"),
+    }
 
-    def __init__(self, rank, error):
-        self.steps, self.rank, self.error = 0, rank, error
+
+@each(what=other_options(0))
+def case_an_argument_of_a_strategy_that_is_wrong_on_one_rank_is_the_same_error_on_all(comm, what):
+    strategy, options, error, message = other_options(comm.rank)[what]
+    dataset = Dataset.from_scipy(*problem())
+    raised = told(comm, lambda: STRATEGIES[strategy](dataset, comm, **options), (error, ValueError, TypeError))
+    assert message in raised, raised
+
+
+@each(strategy=["sparse", "dense", "oktopk", "ps-sync"])
+def case_no_memory_for_the_weights_of_one_rank_is_the_same_error_on_all(comm, strategy):
+    def make():
+        with failing(base, "new_weights", MemoryError("no room"), comm.rank == 1):
+            STRATEGIES[strategy](Dataset.from_scipy(*problem()), comm)
+
+    assert told(comm, make, MemoryError) == "no room"
+
+
+def case_numbers_of_servers_that_differ_are_the_same_error_on_all(comm):
+    if comm.size == 2:
+        skip("one of two ranks is a server")
+    dataset = Dataset.from_scipy(*problem())
+    told(comm, lambda: STRATEGIES["ps-sync"](dataset, comm, servers=1 + comm.rank % 2), MismatchError)
+
+
+@each(what=["options", "model", "schedule"])
+def case_what_is_no_argument_of_a_trainer_is_the_same_error_on_all(comm, what):
+    wrong = {what: 3 if comm.rank else {"options": Options(2), "model": "logistic", "schedule": Constant(0.3)}[what]}
+    strategy = STRATEGIES["sparse"](Dataset.from_scipy(*problem()), comm)
+
+    def make():
+        given = {"model": "logistic", "schedule": Constant(0.3), "options": Options(2)} | wrong
+        model = MODELS["logistic"]() if given["model"] == "logistic" else given["model"]
+        Trainer(model, strategy, given["schedule"], given["options"])
+
+    told(comm, make, (AttributeError, TypeError))
+
+
+class Breaking(MODELS["logistic"]):
+    """Fails on one rank, in the middle of an epoch, after a step, or as an epoch is evaluated."""
+
+    def __init__(self, rank, error, where="derivative"):
+        self.steps, self.rank, self.error, self.where = 0, rank, error, where
+
+    def fail(self, where):
+        if where == self.where:
+            self.steps += 1
+            if self.steps == 5 and self.rank == 1:
+                raise self.error
 
     def derivative(self, scores, labels):
-        self.steps += 1
-        if self.steps == 5 and self.rank == 1:
-            raise self.error
+        self.fail("derivative")
         return super().derivative(scores, labels)
 
+    def loss(self, scores, labels):
+        for _ in range(5):
+            self.fail("loss")
+        return super().loss(scores, labels)
 
-@each(strategy=["sparse", "ps-sync", "ps-async", "oktopk", "gaussiank"], error=[KeyboardInterrupt, ValueError])
-def case_a_rank_that_fails_as_it_computes_ends_the_run_on_all(comm, strategy, error):
-    if strategy.startswith("ps") and comm.size == 2:
+    def after_step(self):
+        self.fail("on_step")
+
+
+@limit(60)
+@each(
+    strategy=["sparse", "dense", "overlapped", "ps-sync", "ps-async", "oktopk", "gaussiank"],
+    error=[KeyboardInterrupt, ValueError],
+    where=["derivative", "on_step", "loss"],
+)
+def case_a_rank_that_fails_ends_the_run_on_all(comm, strategy, error, where):
+    """In the loss or in a callback of the user's."""
+    if strategy.startswith("ps") and comm.size == 2 and where != "loss":
         skip("rank 1 computes nothing")
+    if where == "loss" and error is KeyboardInterrupt:
+        skip("which is in the sums of the evaluation")
     X, y = problem()
     made = STRATEGIES[strategy](Dataset.from_scipy(X, y), comm)
-    trainer = Trainer(Breaking(comm.rank, error("of my own")), made, Constant(0.1), Options(3, 2))
+    model = Breaking(comm.rank, error("of my own"), where)
+    trainer = Trainer(model, made, Constant(0.1), Options(3, 2))
     try:
-        list(trainer.run())
+        list(trainer.run(on_step=model.after_step))
         raised = None
     except (sar.SparseAllreduceError, error) as caught:
         raised = type(caught).__name__, str(caught)
@@ -197,6 +271,9 @@ def case_a_rank_that_fails_as_it_computes_ends_the_run_on_all(comm, strategy, er
     assert None not in everyones, everyones
     own = everyones.pop(1) if error is KeyboardInterrupt else everyones[1]
     assert len(set(everyones)) == 1, everyones
-    assert own[0] == ("KeyboardInterrupt" if error is KeyboardInterrupt else "SparseAllreduceError")
-    assert "on rank 1: " in everyones[0][1] and error.__name__ in everyones[0][1]
+    if where == "loss":
+        assert own == ("ValueError", "of my own")
+    else:
+        assert own[0] == ("KeyboardInterrupt" if error is KeyboardInterrupt else "SparseAllreduceError")
+        assert "on rank 1: " in everyones[0][1] and error.__name__ in everyones[0][1]
     trained(Dataset.from_scipy(X, y), comm, strategy)

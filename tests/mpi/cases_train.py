@@ -117,7 +117,7 @@ def checkpointed(folder, comm, strategy, **options):
 class EveryStep:
     """A consensus that is looked for after every step."""
 
-    def __init__(self, comm):
+    def __init__(self, comm, before):
         self.comm = comm
 
     def after_step(self, wish):

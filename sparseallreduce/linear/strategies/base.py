@@ -36,7 +36,8 @@ class Strategy(ABC):
     those that all steps so far led to, on every rank to the bit.
 
     A subclass with a replica of the weights on every rank, which this class keeps, writes ``gradient`` and ``update``; one that
-    keeps the weights elsewhere also writes the other methods.
+    keeps the weights elsewhere also writes the other methods. It checks its own arguments in ``_check_arguments``, and makes what
+    takes memory in ``_prepare``: what these raise on one rank is raised on all.
 
     Parameters
     ----------
@@ -68,6 +69,8 @@ class Strategy(ABC):
 
     Raises
     ------
+    ValueError, TypeError
+        On all ranks alike, if an argument of any rank is wrong.
     DatasetError
         On all ranks alike, if the arrays of any rank's data set are not what :class:`~sparseallreduce.linear.Dataset` says.
     MismatchError
@@ -81,17 +84,34 @@ class Strategy(ABC):
     in_unison = True
     #: Whether this rank holds no samples, and serves those that do.
     serves = False
+    #: Whether ``give_up`` reaches the other ranks wherever they wait, not in their next sum alone.
+    heard_anywhere = False
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
-        self.dataset = dataset = own_samples(dataset, comm, self._holders(comm), f"strategy {self.name}")
         self.comm = comm
         self.descent = descent or Descent()
-        self.team = Team(threads)
-        self.size = dataset.features + self.descent.intercept
-        self.weights = new_weights(self.size, self.descent, dataset.values.dtype, self.team)
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
+        self.team = agreed(comm, lambda: self._begin(threads))
+        holders = self._holders(comm)
+        self.dataset = own_samples(dataset, comm, holders, f"strategy {self.name} on {holders} ranks with samples")
+        agreed(comm, self._prepare)
+
+    def _begin(self, threads: int) -> Team:
+        """The threads, if the arguments are right."""
+        if not isinstance(self.descent, Descent):
+            raise TypeError(f"descent must be a Descent, not {self.descent!r}")
+        self._check_arguments()
+        return Team(threads)
+
+    def _check_arguments(self) -> None:  # noqa: B027  # not abstract: some have none of their own
+        """Raise if the arguments that a subclass has kept are wrong. On every rank, before anything else; not collective."""
+
+    def _prepare(self) -> None:
+        """Make what steps need, of the samples of this rank. On every rank; not collective."""
+        self.size = self.dataset.features + self.descent.intercept
+        self.weights = new_weights(self.size, self.descent, self.dataset.values.dtype, self.team)
 
     @property
     def workers_comm(self) -> Any:
@@ -132,6 +152,15 @@ class Strategy(ABC):
         ------
         DivergenceError
             If a weight is no longer finite; on all ranks alike.
+        """
+
+    def settle(self) -> None:  # noqa: B027  # not abstract: most have nothing in flight
+        """Wait until all ranks have given what this step needs of them, before they meet elsewhere; it changes nothing.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If one has failed, and so does not come.
         """
 
     def drain(self) -> None:
@@ -179,7 +208,7 @@ class Strategy(ABC):
 
     def _said(self, error: Exception) -> Exception:
         """Tell the ranks, which wait for this one in their next sum, that it fails; returns the error that all of them raise."""
-        if self.comm.size == 1 or isinstance(error, SparseAllreduceError):  # which all ranks come to by themselves
+        if self.comm.size == 1:
             return error
         try:
             agree(self.comm, Intent((), 0, error), blocking=True)

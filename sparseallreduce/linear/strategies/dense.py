@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.gradient import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
-from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.trace import active
 from sparseallreduce.streams.stream import SparseStream
 
@@ -22,21 +22,27 @@ Array = NDArray[Any]
 class DenseStrategy(Strategy):
     """An array of N values that is cleared, added to, and summed by MPI's own ``Allreduce``.
 
-    That call is made on ``comm`` itself, as a user would make it. The bytes that it sends, which nobody sees, are traced as those of
-    Rabenseifner's algorithm.
+    That call is made on ``comm`` itself, as a user would make it, with one value more: how many ranks have failed in this step and
+    enter it for the others. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm.
     """
 
     name = "dense"
+    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
-        super().__init__(dataset, comm, descent, threads=threads)
-        self._gradient = DenseGradient(self.dataset, self.size, self.team)
-        self._total = np.empty_like(self._gradient.array) if comm.size > 1 else self._gradient.array
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._given = np.zeros(self.size + 1, self.dataset.values.dtype)
+        self._gradient = DenseGradient(self.dataset, self.size, self.team, self._given[: self.size])
+        self._total = np.zeros_like(self._given) if self.comm.size > 1 else self._given
 
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            self.comm.Allreduce(self._gradient.array, self._total)
+            self.comm.Allreduce(self._given, self._total)
+
+    def scores(self, rows: Array) -> Array:
+        self._awaited = True
+        return super().scores(rows)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         array = self._gradient(rows, coefficients)
@@ -45,11 +51,27 @@ class DenseStrategy(Strategy):
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         ranks = self.comm.size
+        self._awaited = False
         if ranks > 1:
-            self.comm.Allreduce(self._gradient.array, self._total)
+            self.comm.Allreduce(self._given, self._total)
+        if self._total[-1]:
+            raise self._everyones(None)
         for counts in active:
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
-        total = SparseStream._dense_form(self._total, self.size)
+        total = SparseStream._dense_form(self._total[:-1], self.size)
         self._note(gradient, total)
         self._descend(total, rate)
+
+    def give_up(self, error: Exception) -> Exception:
+        if not self._awaited or self.comm.size == 1:
+            return error
+        self._awaited = False
+        self._given[-1] = 1
+        self.comm.Allreduce(self._given, self._total)
+        self._given[-1] = 0
+        return self._everyones(error)
+
+    def _everyones(self, error: Exception | None) -> Exception:
+        """The error that all ranks raise, of which each says whether it has one of its own."""
+        return common_error(gather(self.comm, {} if error is None else {"error": type(error).__name__, "text": str(error)}))

@@ -59,11 +59,16 @@ class LossyStrategy(Strategy):
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, density: float = DENSITY
     ) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(f"density must be above 0 and at most 1, not {density!r}")
-        super().__init__(dataset, comm, descent, threads=threads)
         self.density = density
-        self.k = min(self.size, max(1, round(density * self.size)))
+        super().__init__(dataset, comm, descent, threads=threads)
+
+    def _check_arguments(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, not {self.density!r}")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.k = min(self.size, max(1, round(self.density * self.size)))
         self._batch = CompactBatch(self.dataset, self.size, self.team)
         self._feedback = self._new_feedback()
 

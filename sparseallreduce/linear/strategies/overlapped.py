@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
 from sparseallreduce.runtime.api import Request, iallreduce
 from sparseallreduce.streams.stream import SparseStream
@@ -58,13 +59,23 @@ class OverlappedStrategy(SparseStrategy):
         return self._meanwhile(lambda: super(OverlappedStrategy, self).gradient(rows, coefficients))
 
     def give_up(self, error: Exception) -> Exception:
-        return error  # a sum of this rank's is in flight
+        if self._in_flight is not None and self.comm.size > 1:  # the others wait for that sum before the next
+            try:
+                self._in_flight.request.wait()
+            except SparseAllreduceError as shared:
+                return shared
+        return super().give_up(error)
 
     def update(self, gradient: SparseStream, rate: float) -> None:
+        self._awaited = False
         started = _InFlight(iallreduce(gradient, self.comm, algorithm=self.algorithm), gradient, rate)
         self.clock.lap("communicate")
         self.drain()
         self._in_flight = started
+
+    def settle(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.request.wait()
 
     def drain(self) -> None:
         if self._in_flight is None:

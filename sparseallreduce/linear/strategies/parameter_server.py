@@ -59,11 +59,12 @@ class ParameterServer(Strategy):
     """
 
     in_unison = False
+    heard_anywhere = True
     server_class: type[Server]
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
         self.servers = servers
-        super().__init__(dataset, comm, descent, threads=threads)
+        super().__init__(dataset, comm, descent, threads=threads)  # which checks the arguments, of all ranks at once
         workers = workers_of(comm, servers)
         self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
         self._workers_comm = workers if self._mailbox is None or workers is None else self._mailbox.watchful(workers)
@@ -83,6 +84,9 @@ class ParameterServer(Strategy):
             self._batch = CompactBatch(self.dataset, self.size, self.team)
             self._intercept = np.arange(self.dataset.features, self.size, dtype=index_dtype(self.size))
         self._speed = _Speed()
+
+    def _check_arguments(self) -> None:
+        _check_servers(self.comm, self.servers)
 
     def _holders(self, comm: Any) -> int:
         return max(1, int(comm.size) - self.servers)
@@ -242,11 +246,11 @@ class AsynchronousParameterServer(ParameterServer):
     in_step = False
     server_class = AsynchronousServer
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
-        if descent is not None and (descent.momentum or descent.averages):
-            wanted = "momentum" if descent.momentum else "averaging"
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        if self.descent.momentum or self.descent.averages:
+            wanted = "momentum" if self.descent.momentum else "averaging"
             raise AlgorithmError(f"the strategy {self.name} does without {wanted}, for which steps have to be counted: take ps-sync")
-        super().__init__(dataset, comm, descent, threads=threads, servers=servers)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))
@@ -272,6 +276,12 @@ def workers_of(comm: Any, servers: int) -> Any:
     AlgorithmError
         If there are none.
     """
+    _check_servers(comm, servers)
+    return comm if comm.size == 1 else _mailbox(comm).first_ranks(comm.size - servers)
+
+
+def _check_servers(comm: Any, servers: int) -> None:
+    """Refuse numbers of servers that leave none, or no worker."""
     if servers < 1:
         raise AlgorithmError(f"a parameter server strategy needs at least one server, not {servers}")
     if servers >= max(comm.size, 2):
@@ -279,7 +289,6 @@ def workers_of(comm: Any, servers: int) -> Any:
             f"{servers} of {comm.size} rank{'s' * (comm.size > 1)} as parameter server{'s' * (servers > 1)} leave none to compute: "
             "start more ranks, or take fewer servers"
         )
-    return comm if comm.size == 1 else _mailbox(comm).first_ranks(comm.size - servers)
 
 
 def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Sets:

@@ -38,8 +38,11 @@ class SparseStrategy(Strategy):
     def __init__(
         self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
     ) -> None:
-        super().__init__(dataset, comm, descent, threads=threads)
         self.algorithm = algorithm
+        super().__init__(dataset, comm, descent, threads=threads)
+
+    def _prepare(self) -> None:
+        super()._prepare()
         self._batch = CompactBatch(self.dataset, self.size, self.team, buffers=self.buffers)
 
     def warm_up(self) -> None:
