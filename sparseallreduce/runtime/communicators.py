@@ -33,7 +33,7 @@ __all__ = [
     "world",
 ]
 
-_latest: tuple[Any, Any] = None, None  # the communicator that was used last and its channel, until it is freed
+_latest: tuple[Any, Any] = (), None  # what was given last as a communicator and its channel, until it is freed
 _keyval: Any = None  # of the attribute of a communicator that is its channel; none until there is a first
 
 
@@ -104,16 +104,15 @@ def has_threads() -> bool:
 def known_channel(comm: Any) -> Channel | None:
     """What is kept for a communicator, None for the world's, if there is anything yet."""
     global _latest
-    if _keyval is None:
-        return None
-    MPI = over_mpi().MPI
-    if comm is None:
-        comm = MPI.COMM_WORLD
     latest, channel = _latest
     if comm is not latest:
-        if not isinstance(comm, MPI.Intracomm) or not comm:
+        if _keyval is None:
             return None
-        channel = comm.Get_attr(_keyval)
+        MPI = over_mpi().MPI
+        found = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(found, MPI.Intracomm) or not found:
+            return None
+        channel = found.Get_attr(_keyval)
         if channel is None:
             return None
         _latest = comm, channel
@@ -171,5 +170,5 @@ def _ready_channel(comm: MPI.Intracomm) -> Channel:
 
 def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
     global _latest
-    _latest = None, None
+    _latest = (), None
     channel.free()

@@ -13,6 +13,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime.handshake.shared import SLOTS
 from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.signature import Signature
 from sparseallreduce.runtime.states import READY
@@ -64,7 +65,8 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
             signature = signature_of(stream, op, algorithm, channel)
             if signature is None:
                 return None
-        handshake = channel.handshake_of(sequence)
+        slots = channel.slots
+        handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
         if not handshake.is_free(sequence):
             return None
         channel.sequence = sequence
@@ -72,7 +74,7 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
         operation.begin(handshake)
         if blocking and operation.agree(handshake.spins):
             shortcut = operation.shortcut
-            if shortcut is not None and operation.poll(shortcut.spins):
+            if operation.done or (shortcut is not None and operation.poll(shortcut.spins)):
                 return operation  # type: ignore[no-any-return]
         operation.enlist()
     except BaseException as error:

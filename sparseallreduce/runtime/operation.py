@@ -86,7 +86,9 @@ class Operation(Failing):
     def begin(self, handshake: Handshake) -> None:
         """Arm a shortcut, and publish our record. What can fail is done before the others are told anything."""
         channel, work, sequence, stream, flags = self.channel, self.work, self.sequence, self.stream, 0
-        self._enter(handshake)
+        self.handshake = handshake
+        channel.begun = sequence
+        self.begun = True
         if work.error is not None and not isinstance(work.error, Exception):
             raise work.error  # an interrupt waits for nobody
         for shortcut in work.choose(stream, self.level):
@@ -99,19 +101,21 @@ class Operation(Failing):
         self.flags = flags
         packed, entries = stream if flags == PACKED else None, work.entries(stream)
         length = handshake.publish(sequence, channel.native.usable, flags, work.digest, entries, packed, work.error is None)
-        for counts in self.traces:
-            counts.share(RECORD.size, length, channel.ranks)
-            counts.rounds += 1
+        if self.traces:
+            for counts in self.traces:
+                counts.share(RECORD.size, length, channel.ranks)
+                counts.rounds += 1
 
     def agree(self, spins: int) -> bool:
-        """Whether all ranks have published, or do while we look so many times: then it is settled what comes next."""
+        """Whether all ranks have published, or do while we look so many times: then it is settled what comes next, or done."""
         handshake, shortcut, work, sequence = self.handshake, self.shortcut, self.work, self.sequence
         assert handshake is not None
         common = handshake.agree(sequence, spins, self.flags, work.digest, work.itemsize)
         if common == PENDING:
             return False
+        result = None
         if shortcut is not None and 0 < common < UNUSABLE:
-            shortcut.commit(sequence, common, handshake)
+            result = shortcut.commit(sequence, common, handshake)
         else:
             if shortcut is not None:
                 shortcut.decline(sequence)
@@ -125,6 +129,8 @@ class Operation(Failing):
                     self.stack.append(recovery(self.channel, sequence))
         handshake.release(sequence)
         self.handshake = None
+        if result is not None:
+            self._complete(result)
         return True
 
     def poll(self, spins: int) -> bool:
@@ -135,11 +141,6 @@ class Operation(Failing):
         if result is None:
             return False
         self._complete(result)
-        if self.traces:
-            sent, received, messages = shortcut.moved()
-            for counts in self.traces:
-                counts.move(sent, received, messages)
-                counts.rounds += messages > 0
         return True
 
     def _enter(self, handshake: Handshake | None) -> None:
@@ -150,13 +151,20 @@ class Operation(Failing):
 
     def _complete(self, result: Any) -> None:
         """The result is there."""
-        for counts in self.traces:
-            counts.complete(self.work.entries(self.stream), result)
+        if self.traces:
+            self._count(result)
         self.result = result
         self.shortcut = self.stream = None
         self.ended = True
         if not self.listed:
             self.done = True
+
+    def _count(self, result: Any) -> None:
+        entries, (sent, received, messages) = self.work.entries(self.stream), (0, 0, 0) if self.shortcut is None else self.shortcut.moved()
+        for counts in self.traces:
+            counts.complete(entries, result)
+            counts.move(sent, received, messages)
+            counts.rounds += messages > 0
 
     def advance(self, patient: bool = False) -> None:
         """Move on as far as what has come allows; ``patient`` is who has nothing else to do, and looks for longer."""
@@ -211,11 +219,11 @@ class Operation(Failing):
         if self.handshake is not None and not self.agree(self.handshake.spins if patient else 1):
             self._hear()  # a rank that has given up publishes nothing
             return
-        if self.shortcut is not None:
-            if self.poll(self.shortcut.spins if patient else 1):
-                self._end()
-            else:
-                self._hear()
+        if self.shortcut is not None and not self.poll(self.shortcut.spins if patient else 1):
+            self._hear()
+            return
+        if self.ended:
+            self._end()
             return
         value: Any = None
         if self.step is not None:

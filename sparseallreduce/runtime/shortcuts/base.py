@@ -31,8 +31,11 @@ class Shortcut(ABC):
         """Do all that may fail, before the others are told: the flags to publish; 0 if it is in use, or there is no memory for it."""
 
     @abstractmethod
-    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
-        """All ranks have armed it, and have these flags in common; ``handshake`` tells what else they have published."""
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
+        """All ranks have armed it, and have these flags in common; ``handshake`` tells what else they have published.
+
+        Returns the result if that is all it takes.
+        """
 
     @abstractmethod
     def poll(self, sequence: int, spins: int) -> SparseStream | None:

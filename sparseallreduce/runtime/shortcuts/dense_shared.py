@@ -62,8 +62,8 @@ class DenseShared(Shortcut):
         area.enter(sequence)
         return DENSE_SHARED
 
-    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
-        pass
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
+        return None
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
         total = self._total

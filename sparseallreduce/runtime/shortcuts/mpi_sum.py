@@ -57,8 +57,9 @@ class MPISum(Shortcut):
         self._armed = sequence
         return MPI_SUM
 
-    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
         self._committed = handshake.commit(sequence)
+        return None
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
         """Nothing if a rank has withdrawn, which tells all others."""

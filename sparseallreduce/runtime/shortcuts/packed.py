@@ -16,7 +16,7 @@ __all__ = ["Packed"]
 
 
 class Packed(Shortcut):
-    """Several operations may be in flight: the streams are in their handshakes, and a result is taken as soon as it is there.
+    """Several operations may be in flight: the streams are in their handshakes.
 
     Parameters
     ----------
@@ -26,25 +26,23 @@ class Packed(Shortcut):
     rank : int
     """
 
-    __slots__ = ("_handshake", "_kind", "_rank", "_reduction", "_result")
+    __slots__ = ("_handshake", "_kind", "_rank", "_reduction")
 
     flag, spins = PACKED, 1
 
     def __init__(self, kind: packed.Kind, reduction: Reduction, rank: int) -> None:
         self._kind, self._reduction, self._rank = kind, reduction, rank
         self._handshake: Handshake | None = None  # of the latest operation
-        self._result: SparseStream | None = None
 
     def arm(self, sequence: int, stream: SparseStream) -> int:
         return PACKED
 
-    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
-        self._result = handshake.reduced(self._kind, self._reduction)
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
         self._handshake = handshake
+        return handshake.reduced(self._kind, self._reduction)
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
-        result, self._result = self._result, None
-        return result
+        raise AssertionError("the result was there with the handshake")
 
     def moved(self) -> tuple[int, int, int]:
         assert self._handshake is not None

@@ -102,13 +102,14 @@ class SparseShared(Shortcut):
         self._next = self._add
         return SPARSE_SHARED | memory.free_blocks() << FREE_BLOCKS
 
-    def commit(self, sequence: int, flags: int, handshake: Handshake) -> None:
+    def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
         entries = handshake.entries()
         self._counts = np.array(entries, np.int64)
         self._sum = sum(entries)
         self._memory.reach(self._longest())
         free = flags >> FREE_BLOCKS
         self._block = (free & -free).bit_length() - 1 if free else KEPT
+        return None
 
     def _longest(self) -> int:
         """Bytes of a row that the longest stream takes; if one is dense, as many as any sparse one could take."""
