@@ -33,7 +33,7 @@ class Intent(NamedTuple):
     entries: int
     error: BaseException | None = None
 
-    def said(self) -> dict[str, str]:
+    def announcement(self) -> dict[str, str]:
         """The intent as the other ranks are told of it when something is wrong."""
         return dict(self.terms) if self.error is None else {"error": type(self.error).__name__, "text": str(self.error)}
 
@@ -51,7 +51,7 @@ def explain(intent: Intent) -> Generator[Step, Any, Any]:
 
 
 def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
-    """The error that all ranks raise, from what each of them said; every rank computes the same one."""
+    """The error that all ranks raise, from what each of them announced; every rank computes the same one."""
     error = _error(intents)
     error.on_all_ranks = True
     return error
@@ -60,13 +60,13 @@ def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
 def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     faulty = [rank for rank, intent in enumerate(intents) if "error" in intent]
     if faulty:
-        said = intents[faulty[0]]
-        alike = len(faulty) == len(intents) and all(intent == said for intent in intents)
+        announced = intents[faulty[0]]
+        alike = len(faulty) == len(intents) and all(intent == announced for intent in intents)
         where = "" if alike else f"on rank {faulty[0]}: "
-        kind = getattr(errors, str(said["error"]), None)
+        kind = getattr(errors, str(announced["error"]), None)
         if isinstance(kind, type) and issubclass(kind, SparseAllreduceError):
-            return kind(where + str(said["text"]))
-        return SparseAllreduceError(f"{where}{said['error']}: {said['text']}")
+            return kind(where + str(announced["text"]))
+        return SparseAllreduceError(f"{where}{announced['error']}: {announced['text']}")
     for term in intents[0]:
         values: dict[str, list[int]] = {}
         for rank, intent in enumerate(intents):
@@ -84,12 +84,12 @@ def digest_of(terms: tuple[tuple[str, str], ...]) -> int:
 
 
 def _text(intent: Intent) -> bytes:
-    said = intent.said()
-    text = json.dumps(said).encode()
+    announced = intent.announcement()
+    text = json.dumps(announced).encode()
     while len(text) > _TEXT_BYTES:
-        longest = max(said, key=lambda name: len(said[name]))
-        said[longest] = said[longest][: len(said[longest]) // 2 - 3] + "..."
-        text = json.dumps(said).encode()
+        longest = max(announced, key=lambda name: len(announced[name]))
+        announced[longest] = announced[longest][: len(announced[longest]) // 2 - 3] + "..."
+        text = json.dumps(announced).encode()
     return text.ljust(_TEXT_BYTES, b"\0")
 
 

@@ -42,9 +42,9 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     """
     try:
         call = _checked(stream, op, algorithm, dict(options))
-        vector, told = call.stream, call.op.told(call.stream.dtype)
+        vector, operator = call.stream, call.op.term(call.stream.dtype)
         chosen = tuple(call.options.items())
-        terms = _terms(vector.size, vector.dtype, vector.width, told, call.algorithm, chosen, call.switch_density, call.machine)
+        terms = _terms(vector.size, vector.dtype, vector.width, operator, call.algorithm, chosen, call.switch_density, call.machine)
         return call, Intent(terms, vector.stored)
     except BaseException as error:
         return None, Intent((), 0, error)

@@ -61,7 +61,7 @@ class Channel:
         self.limit = 0.0  # until when we wait for those of others
         self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
         self.machine: Machine | None = None
-        self.native = Collectives()
+        self.collectives = Collectives()
         self.stale: deque[list[int]] = deque(maxlen=16)  # tags of exchanges that were given up, and how often they were looked for
         self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
         self.cores = 1  # that ranks of this host may run on
@@ -144,7 +144,7 @@ class Channel:
             yield False
         if len(self._duplicates) == 1:
             self._duplicate(self.messages)
-        self.native.comm, self._duplicating = self._duplicates[1]
+        self.collectives.comm, self._duplicating = self._duplicates[1]
         while not self._duplicating.Test():
             yield False
         if self.attempt:
@@ -184,21 +184,21 @@ class Channel:
             raise self.error
         return operation.result
 
-    def fail(self, error: BaseException, told: Failure | None = None) -> None:
-        """The preparation has failed, here or, as we have been ``told``, on another rank: give the others word of it."""
+    def fail(self, error: BaseException, announced: Failure | None = None) -> None:
+        """The preparation has failed, here or, as has been ``announced``, on another rank: give the others word of it."""
         if self.state not in (PREPARING, READY):
             return
-        failure = told or Failure.of(error, self.attempt, self.rank, self.sequence)
+        failure = announced or Failure.of(error, self.attempt, self.rank, self.sequence)
         started = [operation.sequence for operation in self.in_flight]  # by what the preparation had made
         self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
-        self.cause = None if told else error
+        self.cause = None if announced else error
         if self not in progress.preparing:
             progress.preparing.append(self)
         self.limit = perf_counter() + SETTLING_SECONDS
-        self.state, self.native.usable = SETTLING, False
+        self.state, self.collectives.usable = SETTLING, False
         if not self._advancing:
             self._preparation.close()
-        if told is None:  # maybe by an interrupt, after which this rank does something else
+        if announced is None:  # maybe by an interrupt, after which this rank does something else
             limit = perf_counter() + WITHDRAWAL_SECONDS
             while not self._has_messages() and perf_counter() < limit:
                 os.sched_yield()
@@ -227,7 +227,7 @@ class Channel:
         waited = [rank for rank in range(self.failure.culprit) if rank != self.rank and rank not in self.words]
         if not late and (self.mailbox is None or (waited and self.ranks <= SETTLING_RANKS)):
             return
-        self.error = common_error([self.failure.said()])
+        self.error = common_error([self.failure.announcement()])
         if self.failure.culprit == self.rank:
             self.error.__cause__ = self.cause
         for operation in tuple(progress.operations):
@@ -247,8 +247,8 @@ class Channel:
                 known = list(box.failures.values()) if box is not None else []
                 if operation.failure is not None:
                     known.append(operation.failure)
-                said = min([failure, *known], key=by_culprit)
-                operation.end(self.error if said is failure and self.error is not None else common_error([said.said()]))
+                counting = min([failure, *known], key=by_culprit)
+                operation.end(self.error if counting is failure and self.error is not None else common_error([counting.announcement()]))
 
     def look(self) -> None:
         """Take note of ranks that gave up while they prepared the channel."""
@@ -274,7 +274,7 @@ class Channel:
             elif self.state == FAILED:
                 self.fail_through(failure)
             else:
-                self.fail(common_error([failure.said()]), failure)
+                self.fail(common_error([failure.announcement()]), failure)
         error, self._alarms.error = self._alarms.error, None
         if error is not None:  # which has cost us word of another rank
             self.fail(error)
@@ -343,7 +343,7 @@ class Channel:
         """Receive and drop what has been sent to an exchange that was given up."""
         tag, looks = stale
         status = MPI.Status()
-        while (left := self.native.comm.Improbe(MPI.ANY_SOURCE, tag, status)) is not None:
+        while (left := self.collectives.comm.Improbe(MPI.ANY_SOURCE, tag, status)) is not None:
             place = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             self.mailbox.leftovers.keep([left.Irecv([place, MPI.BYTE])], place)
         stale[1] = looks + 1
@@ -373,7 +373,7 @@ class Channel:
                 operation.end(common_error([{"error": "SparseAllreduceError", "text": _FREED}]))
         self.state = FREED
         progress.channels.remove(self)
-        if self.mailbox is None or self.native.comm is None:
+        if self.mailbox is None or self.collectives.comm is None:
             return
         # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator,
         # to which MPI may give the same context.
@@ -384,7 +384,7 @@ class Channel:
                 self._drop([MPI.ANY_TAG, 0])
                 os.sched_yield()
         self.mailbox.leftovers.cancel()
-        for comm in (self.messages, self.native.comm):
+        for comm in (self.messages, self.collectives.comm):
             comm.Free()
 
 

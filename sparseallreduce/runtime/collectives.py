@@ -90,14 +90,14 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
 
     Then all ranks have begun the same ones, and may begin others again.
     """
-    channel.native.usable = False  # from here on, none is begun before all have told
+    channel.collectives.usable = False  # from here on, none is begun before all have told
     # What others begin below in place of what they did not come to is no sum: whoever waits for one has to hear first that it fails.
     yield Until(lambda: not any(other.sequence < before and other.awaits_mpi() for other in channel.in_flight))  # type: ignore[misc]
-    last = channel.native.count()
-    ours = json.dumps([last, [entry for entry in channel.native.unfinished if entry[0] <= last and entry[1] < before]]).encode()
+    last = channel.collectives.count()
+    ours = json.dumps([last, [entry for entry in channel.collectives.unfinished if entry[0] <= last and entry[1] < before]]).encode()
     texts: list[bytes] = yield Share(ours.ljust(512 + 48 * channel.ranks))
     known = [json.loads(text) for text in texts]
-    last = channel.native.count()  # an operation before this one may have made the channel sound since
+    last = channel.collectives.count()  # an operation before this one may have made the channel sound since
     missing = {entry[0]: entry for _, entries in known for entry in entries if entry[0] > last}
     for number in sorted(missing):
         _, sequence, kind, code, counts = missing[number]
@@ -106,11 +106,11 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
         if kind == "allgatherv":
             block, places = np.zeros(counts[channel.rank], code), np.cumsum([0, *counts[:-1]]).tolist()
             call = methodcaller("Iallgatherv", block, [total, counts, places, typed(total)])
-        channel.mailbox.leftovers.keep([channel.native.enter(sequence, kind, dtype, counts, call)], total)
-    channel.native.forget(min(count for count, _ in known))  # others may fail before they have begun what they miss
+        channel.mailbox.leftovers.keep([channel.collectives.enter(sequence, kind, dtype, counts, call)], total)
+    channel.collectives.forget(min(count for count, _ in known))  # others may fail before they have begun what they miss
     if before < ALL:
-        channel.native.usable_from = max(channel.native.usable_from, before)
-    channel.native.usable = True
+        channel.collectives.usable_from = max(channel.collectives.usable_from, before)
+    channel.collectives.usable = True
 
 
 def takes_collective(channel: Channel, steps: Collection[type]) -> bool:

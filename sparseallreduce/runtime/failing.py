@@ -110,7 +110,7 @@ class Failing:
                 if not isinstance(another, Exception):
                     interrupt = another
         else:
-            self.end(common_error([Failure.of(latest, self.sequence, self.channel.rank).said()]))
+            self.end(common_error([Failure.of(latest, self.sequence, self.channel.rank).announcement()]))
         if interrupt is not None:
             raise interrupt
 
@@ -132,7 +132,8 @@ class Failing:
             failure = error.failure
             self._begin_to_fail()
         elif self.own or getattr(error, "on_all_ranks", False):
-            self.end(error if isinstance(error, Exception) else common_error([Failure.of(error, self.sequence, channel.rank).said()]))
+            own = Failure.of(error, self.sequence, channel.rank)
+            self.end(error if isinstance(error, Exception) else common_error([own.announcement()]))
             return
         elif isinstance(error, Alike):
             failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
@@ -145,13 +146,13 @@ class Failing:
                 return
             self._begin_to_fail()
             if self._fulfils():
-                self.end(common_error([failure.said()]))
+                self.end(common_error([failure.announcement()]))
                 return
         if not self.begun:
-            self.end(common_error([failure.said()]))
+            self.end(common_error([failure.announcement()]))
             return
         if self.awaits_mpi() or self.work.takes_collectives():  # others may have begun one that we shall not come to
-            channel.native.usable = False  # of which the handshake of the next operation tells the other ranks
+            channel.collectives.usable = False  # of which the handshake of the next operation tells the other ranks
         self._leave_handshake()  # now: later operations may come to it before this one has settled
         self.limit = perf_counter() + SETTLING_SECONDS
         self.failure = failure
@@ -208,12 +209,12 @@ class Failing:
         if channel.state == SETTLING:
             return
         failures = channel.mailbox.box(self.tag).failures
-        for said in failures.values():
-            if not said.reply and said.culprit < failure.culprit:
-                failure = self.failure = said
+        for announced in failures.values():
+            if not announced.reply and announced.culprit < failure.culprit:
+                failure = self.failure = announced
         waited = [rank for rank in range(failure.culprit) if rank != channel.rank and rank not in failures]
         if not waited or channel.ranks > SETTLING_RANKS or perf_counter() > self.limit:
-            self.end(common_error([failure.said()]))
+            self.end(common_error([failure.announcement()]))
 
     def end(self, error: Exception) -> None:
         """End by an error that all ranks raise, or that they have been told of."""

@@ -114,7 +114,7 @@ def _launched(
         channel.sequence = before + 1
         operation = over.operation.Operation(channel, work, stream, before + 1, level)
         operation.enlist()
-        operation.advance(patient=blocking)
+        operation.advance(spin=blocking)
         if progress == "thread":
             over.progress.progress_thread()
         if not blocking:
@@ -140,7 +140,7 @@ def _alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, bl
         raise intent.error
     try:
         if intent.error is not None:
-            raise common_error([intent.said()])
+            raise common_error([intent.announcement()])
         return Request(None, _run_alone(schedule(), intent.entries))
     except Exception as error:
         if blocking:

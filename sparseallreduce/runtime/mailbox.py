@@ -55,7 +55,7 @@ class Failure(NamedTuple):
         said = str(error)[:_TEXT]
         return cls(number, culprit, type(error).__name__[:100], f"rank {culprit} gave up" + (f": {said}" if said else ""), through)
 
-    def said(self) -> dict[str, str]:
+    def announcement(self) -> dict[str, str]:
         """As :func:`~sparseallreduce.algorithms.agreement.common_error` takes it."""
         return {"error": self.error, "text": self.text}
 

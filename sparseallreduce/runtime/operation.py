@@ -73,7 +73,7 @@ class Operation(Failing):
 
     traces = traces
     result: Any = None
-    native = True  # whether collectives of MPI may be used
+    uses_collectives = True  # whether collectives of MPI may be used
     advancing = False
     flags = 0  # that we have published
     explaining = 0.0  # until when the ranks that disagree wait for each other's texts, whoever fails meanwhile
@@ -100,7 +100,7 @@ class Operation(Failing):
             self.shortcut = None
         self.flags = flags
         packed, entries = stream if flags == PACKED else None, work.entries(stream)
-        length = handshake.publish(sequence, channel.native.usable, flags, work.digest, entries, packed, work.error is None)
+        length = handshake.publish(sequence, channel.collectives.usable, flags, work.digest, entries, packed, work.error is None)
         if self.traces:
             for counts in self.traces:
                 counts.share(RECORD.size, length, channel.ranks)
@@ -125,7 +125,7 @@ class Operation(Failing):
             else:
                 self.stack = [work.schedule(self.stream, handshake.entries())]
                 if common >= UNUSABLE:
-                    self.native = False
+                    self.uses_collectives = False
                     self.stack.append(recovery(self.channel, sequence))
         handshake.release(sequence)
         self.handshake = None
@@ -166,8 +166,8 @@ class Operation(Failing):
             counts.move(sent, received, messages)
             counts.rounds += messages > 0
 
-    def advance(self, patient: bool = False) -> None:
-        """Move on as far as what has come allows; ``patient`` is who has nothing else to do, and looks for longer."""
+    def advance(self, spin: bool = False) -> None:
+        """Move on as far as what has come allows; ``spin`` is who has nothing else to do, and looks for longer."""
         channel = self.channel
         if self.done or self.advancing or not channel.lock.acquire(blocking=False):
             return  # another thread is at it
@@ -180,7 +180,7 @@ class Operation(Failing):
             elif self.failure is not None:
                 self._settle()
             elif self.begun or self._begin_in_order():
-                self._run(patient)
+                self._run(spin)
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
@@ -206,7 +206,7 @@ class Operation(Failing):
             return False
         handshake = channel.handshake_of(self.sequence)
         if not handshake.is_free(self.sequence):
-            self._hear()
+            self._check_messages()
             return False
         channel.tidy()
         if self.level == BLOCKING and not progress.alone():
@@ -215,12 +215,12 @@ class Operation(Failing):
         self.enlist()
         return True
 
-    def _run(self, patient: bool) -> None:
-        if self.handshake is not None and not self.agree(self.handshake.spins if patient else 1):
-            self._hear()  # a rank that has given up publishes nothing
+    def _run(self, spin: bool) -> None:
+        if self.handshake is not None and not self.agree(self.handshake.spins if spin else 1):
+            self._check_messages()  # a rank that has given up publishes nothing
             return
-        if self.shortcut is not None and not self.poll(self.shortcut.spins if patient else 1):
-            self._hear()
+        if self.shortcut is not None and not self.poll(self.shortcut.spins if spin else 1):
+            self._check_messages()
             return
         if self.ended:
             self._end()
@@ -247,9 +247,9 @@ class Operation(Failing):
                 self._send(step.dest, step.stream)
             elif isinstance(step, Clock):
                 value = perf_counter()
-            elif isinstance(step, DenseAllreduce) and not (self.native and is_native(step)):
+            elif isinstance(step, DenseAllreduce) and not (self.uses_collectives and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
-            elif isinstance(step, DenseAllgather) and not (self.native and is_native(step)):
+            elif isinstance(step, DenseAllgather) and not (self.uses_collectives and is_native(step)):
                 stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             else:
                 if isinstance(step, Exchange):
@@ -270,14 +270,14 @@ class Operation(Failing):
         step, value = self.step, None
         if isinstance(step, Until):
             if not step.condition():
-                self._hear()
+                self._check_messages()
                 return False, None
         elif isinstance(step, Share | DenseAllreduce | DenseAllgather):
             if self.requests is None:
                 self.requests = self._start_collective(step)
             oversubscribed = self.channel.oversubscribed
             if self.requests is None or not done_within(self.requests, oversubscribed, 1 if oversubscribed else progress.COLLECTIVE_SPINS):
-                self._hear()  # a rank that has given up will not take part
+                self._check_messages()  # a rank that has given up will not take part
                 return False, None
             value = self._collected(step)
             self.requests, self.received = None, None
@@ -300,7 +300,7 @@ class Operation(Failing):
         else:
             assert isinstance(step, Recv | Exchange | Shift)
             wanted = frozenset((step.partner if isinstance(step, Exchange) else step.source,))
-        self._hear()
+        self._check_messages()
         found = self.channel.mailbox.box(self.tag).first(wanted)
         if found is None:
             return None
@@ -309,7 +309,7 @@ class Operation(Failing):
             counts.bytes_received += wire.HEADER_BYTES * len(arrival.headers) + sum(map(len, arrival.parts))
         return source, wire.join(arrival.headers, arrival.parts)
 
-    def _hear(self) -> None:
+    def _check_messages(self) -> None:
         """Take in whatever has arrived, and raise if any rank of this operation has given up."""
         channel = self.channel
         channel.mailbox.take_in()
@@ -343,7 +343,7 @@ class Operation(Failing):
             return self._gather_directly(step)
         if isinstance(step, Share):
             return self._share(step)
-        if not channel.native.usable or (not self.own and self.sequence < channel.native.usable_from):
+        if not channel.collectives.usable or (not self.own and self.sequence < channel.collectives.usable_from):
             raise Alike(_BEHIND)
         if channel.in_flight[0] is not self:
             return None
@@ -351,11 +351,11 @@ class Operation(Failing):
             self.received = array = step.stream._stored
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
             call = methodcaller("Iallreduce", MPI.IN_PLACE, array, MPI.SUM)
-            return [channel.native.enter(self.sequence, "allreduce", array.dtype, [array.size], call)]
+            return [channel.collectives.enter(self.sequence, "allreduce", array.dtype, [array.size], call)]
         raw, blocks = self._raw_blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
         call = methodcaller("Iallgatherv", raw, [self.received.reshape(-1).view(raw.dtype), lengths, places, typed(raw)])
-        return [channel.native.enter(self.sequence, "allgatherv", raw.dtype, lengths, call)]
+        return [channel.collectives.enter(self.sequence, "allgatherv", raw.dtype, lengths, call)]
 
     def _share(self, step: Share) -> list[MPI.Request]:
         """By messages, however many ranks there are: a rank that has failed would miss a collective, and take part in the next instead."""
@@ -366,7 +366,7 @@ class Operation(Failing):
         requests: list[MPI.Request] = []
         self.requests, self.received = requests, rows
         rows[channel.rank] = ours
-        exchange(channel.native.comm, ours, list(rows), channel.others, self.tag, requests)
+        exchange(channel.collectives.comm, ours, list(rows), channel.others, self.tag, requests)
         return requests
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
@@ -376,7 +376,7 @@ class Operation(Failing):
         requests: list[MPI.Request] = []
         self.requests = requests
         places[channel.rank][:] = ours
-        exchange(channel.native.comm, ours, places, channel.others, self.tag, requests)
+        exchange(channel.collectives.comm, ours, places, channel.others, self.tag, requests)
         return requests
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
@@ -391,9 +391,9 @@ class Operation(Failing):
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
             return [row.tobytes() for row in self.received]
-        entered = [number for number, sequence, *_ in self.channel.native.unfinished if sequence == self.sequence]
+        entered = [number for number, sequence, *_ in self.channel.collectives.unfinished if sequence == self.sequence]
         if entered:  # it could not be complete without all of them
-            self.channel.native.forget(entered[-1])
+            self.channel.collectives.forget(entered[-1])
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:

@@ -65,7 +65,7 @@ def finish(operation: Operation) -> None:
     try:
         operation.enlist()
         if alone():
-            operation.advance(patient=True)
+            operation.advance(spin=True)
         wait_until(lambda: operation.done)
     except BaseException as error:
         give_up(operation, error)

@@ -46,7 +46,7 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
     faster_blocking = not library.startswith("MPICH")
     measured = yield from measure(rank, ranks, sharing, faster_blocking)
     calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
-    machine = yield from _told(None if calibration is None else calibration.like(measured))
+    machine = yield from _of_rank_0(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
             again = yield from measure(rank, ranks, sharing, faster_blocking)
@@ -97,8 +97,8 @@ def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]
     return [_LAST.unpack(record) for record in records]
 
 
-def _told(machine: Machine | None) -> Generator[Step, Any, Machine | None]:
+def _of_rank_0(machine: Machine | None) -> Generator[Step, Any, Machine | None]:
     """What rank 0 knows, on all ranks."""
     records: list[bytes] = yield Share(pack_machine(machine or _UNKNOWN))
-    told = unpack_machine(records[0])
-    return None if told == _UNKNOWN else told
+    given = unpack_machine(records[0])
+    return None if given == _UNKNOWN else given

@@ -50,23 +50,23 @@ class Signature(Work):
         self.digest = digest_of(intent.terms)
         self.itemsize = call.stream.dtype.itemsize
         self._reduction = Reduction(call.op, call.switch_density)
-        self._kind = packed.Kind.of(call.stream, self._reduction)
-        self._nbytes = math.prod(self._kind.shape) * self.itemsize  # of the dense form
+        self._layout = packed.Layout.of(call.stream, self._reduction)
+        self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
         self._choices: dict[int, Choice] = {}  # by entries, -1 for dense streams
         self._has_shortcuts = False
 
     def _make_shortcuts(self) -> None:
         """Once the channel is ready."""
-        channel, kind, op = self._channel, self._kind, self._call.op
-        self._packed = Packed(kind, self._reduction, channel.rank)
+        channel, layout, op = self._channel, self._layout, self._call.op
+        self._packed = Packed(layout, self._reduction, channel.rank)
         self._shared: tuple[Shortcut, ...] = ()
         if channel.sparse_memory is not None and op.is_sum:
-            self._shared = (SparseShared(kind, self._reduction, channel.sparse_memory),)
-        native = has_native_sum(op, kind.dtype, math.prod(kind.shape))
-        self._dense: tuple[Shortcut, ...] = (MPISum(kind, channel),) if native else ()
+            self._shared = (SparseShared(layout, self._reduction, channel.sparse_memory),)
+        native = has_native_sum(op, layout.dtype, math.prod(layout.shape))
+        self._dense: tuple[Shortcut, ...] = (MPISum(layout, channel),) if native else ()
         self._dense_shared: DenseShared | None = None
         if native and channel.areas and all(self._nbytes <= area.capacity for area in channel.areas):
-            self._dense_shared = DenseShared(kind, channel.areas, channel.spins)
+            self._dense_shared = DenseShared(layout, channel.areas, channel.spins)
         self._has_shortcuts = True
 
     def intent(self, stream: SparseStream | None) -> Intent:

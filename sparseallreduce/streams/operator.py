@@ -95,10 +95,10 @@ class Operator:
         """Whether the sum is to be divided by the number of ranks."""
         return self.name == _MEAN
 
-    def told(self, dtype: np.dtype[Any]) -> str:
+    def term(self, dtype: np.dtype[Any]) -> str:
         """How ranks tell each other of it, for streams of a dtype.
 
-        >>> SUM.told(np.dtype("int32")), Operator("bor", np.bitwise_or, 0).told(np.dtype("int32"))
+        >>> SUM.term(np.dtype("int32")), Operator("bor", np.bitwise_or, 0).term(np.dtype("int32"))
         ('sum', 'bor (bitwise_or, neutral element 0)')
 
         Raises

@@ -17,7 +17,7 @@ from sparseallreduce.streams import kernels
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Kind", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
+__all__ = ["Layout", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
 
 _ALIGNMENT = 8  # bytes, of the longest index or value
 # Bytes of an array that are written past the caches: of more, what is written first has left them before another rank reads it. The sum
@@ -26,7 +26,7 @@ _LARGE = 3 << 19
 _SAMPLES = 4  # entries that tell whether a sum of short streams has a chance to stay sparse
 
 
-class Kind(NamedTuple):
+class Layout(NamedTuple):
     """What streams have in common that are reduced together."""
 
     size: int
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     compiled: bool  # whether that is done in compiled code
 
     @classmethod
-    def of(cls, stream: SparseStream, reduction: Reduction) -> Kind:
+    def of(cls, stream: SparseStream, reduction: Reduction) -> Layout:
         """The kind of ``stream``, and of all that are reduced with it."""
         stored, size = stream._stored, stream.size
         plain = stored.ndim == 1 and reduction.op.is_sum
@@ -75,25 +75,25 @@ class Rows:
             row[: len(message)] = np.frombuffer(message, np.uint8)
         return rows
 
-    def reduced(self, entries: Sequence[int], lengths: Sequence[int], kind: Kind, reduction: Reduction) -> SparseStream:
+    def reduced(self, entries: Sequence[int], lengths: Sequence[int], layout: Layout, reduction: Reduction) -> SparseStream:
         """The reduction of all rows, as a user takes it: of streams of this kind with so many entries in so many bytes.
 
         Their order is that of the ranks, so that all ranks get the same bits.
         """
-        if not kind.plain:
-            streams = [self._stream(*row, kind, reduction) for row in zip(self.bytes, entries, lengths, strict=True)]
+        if not layout.plain:
+            streams = [self._stream(*row, layout, reduction) for row in zip(self.bytes, entries, lengths, strict=True)]
             return reduction.leave(reduction.many(streams))
         counts, total, any_dense = self._counts, 0, False
         for rank, count in enumerate(entries):
-            if count and lengths[rank] == count * kind.dtype.itemsize:
+            if count and lengths[rank] == count * layout.dtype.itemsize:
                 counts[rank], any_dense = -1, True
             else:
                 counts[rank] = count
                 total += count
-        return self.summed(counts, total, any_dense, kind, reduction)
+        return self.summed(counts, total, any_dense, layout, reduction)
 
-    def summed(self, counts: NDArray[np.int64], total: int, any_dense: bool, kind: Kind, reduction: Reduction) -> SparseStream:
-        """The sum of all rows, of streams of a plain kind.
+    def summed(self, counts: NDArray[np.int64], total: int, any_dense: bool, layout: Layout, reduction: Reduction) -> SparseStream:
+        """The sum of all rows, of streams of a plain layout.
 
         Parameters
         ----------
@@ -103,24 +103,24 @@ class Rows:
             The sum of those that are not.
         any_dense : bool
             Whether any is.
-        kind : Kind
+        layout : Layout
         reduction : Reduction
         """
-        rows, density = (self._view(kind.indices), self._view(kind.dtype)), reduction.switch_density
-        sparse = not any_dense and total <= kind.limit
+        rows, density = (self._view(layout.indices), self._view(layout.dtype)), reduction.switch_density
+        sparse = not any_dense and total <= layout.limit
         if not any_dense and not sparse and len(counts) > 2:
-            sparse = kernels.estimate_union(rows[0], self.start, kind.dtype.itemsize, counts, _SAMPLES) <= kind.limit
+            sparse = kernels.estimate_union(rows[0], self.start, layout.dtype.itemsize, counts, _SAMPLES) <= layout.limit
         if sparse:
-            inner = kernels.inner_sums(len(counts), total, kind.indices, kind.dtype)
-            indices, values = np.empty((1, total), kind.indices), np.empty((1, total), kind.dtype)
+            inner = kernels.inner_sums(len(counts), total, layout.indices, layout.dtype)
+            indices, values = np.empty((1, total), layout.indices), np.empty((1, total), layout.dtype)
             given = (*rows, self.start, counts, self._bounds, inner, indices, values)
-            n = kernels.sum_cut_rows(*given, whole=True, limit=kind.limit, checked=True)
+            n = kernels.sum_cut_rows(*given, whole=True, limit=layout.limit, checked=True)
             if n >= 0:
-                return SparseStream._sparse_form(indices[0, :n], values[0, :n], kind.size, density=density)
-        dense = np.empty(kind.shape, kind.dtype)
-        kernels.sum_rows(*rows, self.start, counts, 0, kind.size, dense, checked=True)
+                return SparseStream._sparse_form(indices[0, :n], values[0, :n], layout.size, density=density)
+        dense = np.empty(layout.shape, layout.dtype)
+        kernels.sum_rows(*rows, self.start, counts, 0, layout.size, dense, checked=True)
         dense.flags.writeable = False
-        return SparseStream._dense_form(dense, kind.size, density=density)
+        return SparseStream._dense_form(dense, layout.size, density=density)
 
     def _view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         view = self._views.get(dtype)
@@ -128,16 +128,16 @@ class Rows:
             view = self._views[dtype] = self.bytes.view(dtype)
         return view
 
-    def _stream(self, row: NDArray[np.uint8], count: int, length: int, kind: Kind, reduction: Reduction) -> SparseStream:
+    def _stream(self, row: NDArray[np.uint8], count: int, length: int, layout: Layout, reduction: Reduction) -> SparseStream:
         """The stream of a row, in memory of its own."""
-        payload, size, density = row[self.start : self.start + length].tobytes(), kind.size, reduction.switch_density
-        shape = (count, *kind.shape[1:])
-        values = np.frombuffer(payload, kind.dtype, math.prod(shape)).reshape(shape)
+        payload, size, density = row[self.start : self.start + length].tobytes(), layout.size, reduction.switch_density
+        shape = (count, *layout.shape[1:])
+        values = np.frombuffer(payload, layout.dtype, math.prod(shape)).reshape(shape)
         if values.nbytes == length and count:
             return SparseStream._dense_form(values, size, density=density)
-        indices = np.frombuffer(payload, kind.indices, count, aligned(values.nbytes, kind.indices.itemsize))
+        indices = np.frombuffer(payload, layout.indices, count, aligned(values.nbytes, layout.indices.itemsize))
         stream = SparseStream._sparse_form(indices, values, size, density=density)
-        return reduction.densify(stream) if count > kind.limit else stream
+        return reduction.densify(stream) if count > layout.limit else stream
 
 
 def pack(stream: SparseStream) -> bytes:

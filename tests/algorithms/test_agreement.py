@@ -21,8 +21,8 @@ def outcomes(intents, **options):
         try:
             ours = intents[rank]
             records = yield Share(RECORD.pack(True, 0, ours.error is None, 0, digest_of(ours.terms), ours.entries))
-            _, _, well, _, digests, entries = zip(*map(RECORD.unpack, records))
-            if all(well) and len(set(digests)) == 1:
+            _, _, valid, _, digests, entries = zip(*map(RECORD.unpack, records))
+            if all(valid) and len(set(digests)) == 1:
                 return entries
             yield from explain(ours)
         except Exception as error:

@@ -144,7 +144,7 @@ def case_an_error_before_an_operation_begins_is_everyones(comm, wrong, blocking)
         outcome = outcome_of_call(lambda: reduce(stream, comm, "auto", blocking, op=operator))
     else:
         with duplicate(comm) as ours:
-            with failing(packed.Kind, "of", MemoryError("no room"), here):
+            with failing(packed.Layout, "of", MemoryError("no room"), here):
                 outcome = outcome_of_call(lambda: reduce(stream, ours, "auto", blocking))
             assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room"
             same_text(comm, outcome)
@@ -349,12 +349,12 @@ def case_collectives_of_mpi_are_used_again_after_a_failure(comm):
         for _ in range(3):
             with failing(Reduction, "densify", MemoryError("no room for an array"), comm.rank == culprit):
                 outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), ours, algorithm="dense"))
-            assert not any(comm.allgather(channel.native.usable))
+            assert not any(comm.allgather(channel.collectives.usable))
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
-            assert all(comm.allgather(channel.native.usable))
+            assert all(comm.allgather(channel.collectives.usable))
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm="dense"))
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
-            assert not channel.native.unfinished
+            assert not channel.collectives.unfinished
 
 
 @limit(20)

@@ -124,7 +124,7 @@ def sum_in_a_group(processes):
         ones, size = np.ones(entries, np.float32), 4 * entries
         streams = [sar.SparseStream(np.arange(rank, size, 4, np.uint32), ones, size) for rank in range(2)]
         reduction = Reduction()
-        kind, done = packed.Kind.of(streams[0], reduction), True
+        kind, done = packed.Layout.of(streams[0], reduction), True
         shortcuts = [SparseShared(kind, reduction, memory) for memory in memories]
         for _ in range(4):
             flags = [shortcut.arm(sequence, stream) for shortcut, stream in zip(shortcuts, streams)]

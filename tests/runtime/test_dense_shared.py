@@ -103,7 +103,7 @@ def test_a_part_that_another_has_claimed_is_waited_for():
 
 def test_a_shortcut_is_armed_only_when_all_have_left_its_area():
     streams = [sar.SparseStream.from_dense(np.full(100, rank + 1, np.float32)) for rank in range(2)]
-    kind = packed.Kind.of(streams[0], Reduction())
+    kind = packed.Layout.of(streams[0], Reduction())
     ours, theirs = (DenseShared(kind, areas, 1) for areas in ranks_of(2))
     for sequence in range(FIRST, FIRST + 4):
         for each, stream in zip((ours, theirs), streams):

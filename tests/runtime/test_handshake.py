@@ -27,8 +27,8 @@ def slot(slots, sequence):
     return slots[sequence % SLOTS]
 
 
-def publish(slots, sequence, entries=3, usable=True, flags=1, digest=DIGEST, well=True):
-    slot(slots, sequence).publish(sequence, usable, flags, digest, entries, None, well)
+def publish(slots, sequence, entries=3, usable=True, flags=1, digest=DIGEST, valid=True):
+    slot(slots, sequence).publish(sequence, usable, flags, digest, entries, None, valid)
 
 
 def agree(slots, sequence, spins=1, flags=1, digest=DIGEST):
@@ -104,8 +104,8 @@ def test_who_leaves_without_a_word_keeps_what_it_has_still_to_read():
 )
 def test_what_is_written_is_the_record_that_travels_in_messages(said, digest, flags, usable):
     ranks = [slot(slots, FIRST) for slots in ranks_of(len(said))]
-    for ours, (length, entries), flag, well in zip(ranks, said, flags, usable):
-        ours._publish(ours._words, ours._ours, FIRST, well, length, True, flag, digest, entries)
+    for ours, (length, entries), flag, valid in zip(ranks, said, flags, usable):
+        ours._publish(ours._words, ours._ours, FIRST, valid, length, True, flag, digest, entries)
     expected = 255 if all(usable[: len(said)]) else 255 | UNUSABLE
     for flag in flags[: len(said)]:
         expected &= flag | UNUSABLE
@@ -116,11 +116,11 @@ def test_what_is_written_is_the_record_that_travels_in_messages(said, digest, fl
         assert ours._counts.tolist() == counts
         assert ours._sums.tolist() == [sum(count for count in counts if count > 0), counts.count(-1)]
         assert ours.agree(FIRST, 1, 255, digest ^ 1, 4) == DISAGREED
-    for row, (length, entries), flag, well in zip(ranks[0]._rows.bytes, said, flags, usable):
-        assert RECORD.unpack_from(row, ranks[0]._rows.start - RECORD.size) == (well, length, True, flag, digest, entries)
+    for row, (length, entries), flag, valid in zip(ranks[0]._rows.bytes, said, flags, usable):
+        assert RECORD.unpack_from(row, ranks[0]._rows.start - RECORD.size) == (valid, length, True, flag, digest, entries)
 
 
-@pytest.mark.parametrize("wrong", [{"digest": DIGEST + 1}, {"well": False}])
+@pytest.mark.parametrize("wrong", [{"digest": DIGEST + 1}, {"valid": False}])
 def test_one_rank_that_means_something_else_or_is_wrong_is_no_agreement(wrong):
     ours, theirs = ranks_of(2)
     publish(ours, FIRST)
@@ -131,7 +131,7 @@ def test_one_rank_that_means_something_else_or_is_wrong_is_no_agreement(wrong):
 def test_a_stream_travels_behind_the_record():
     ranks = [slot(slots, FIRST) for slots in ranks_of(3)]
     streams = [SparseStream([rank, 70], np.float32([1, 10 * rank]), 100) for rank in range(3)]
-    kind = packed.Kind.of(streams[0], Reduction())
+    kind = packed.Layout.of(streams[0], Reduction())
     for ours, stream in zip(ranks, streams):
         assert ours.publish(FIRST, True, 1, DIGEST, stream.stored, stream) == 16
     for ours in ranks:

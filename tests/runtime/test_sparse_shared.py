@@ -58,7 +58,7 @@ class Published:
 
 def shortcut_of(memory, stream, reduction=None):
     reduction = reduction or Reduction()
-    return SparseShared(packed.Kind.of(stream, reduction), reduction, memory)
+    return SparseShared(packed.Layout.of(stream, reduction), reduction, memory)
 
 
 def is_shared(array):

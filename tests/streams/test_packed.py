@@ -9,7 +9,7 @@ from strategies import cases
 
 from sparseallreduce import SparseStream
 from sparseallreduce.streams.operator import SUM
-from sparseallreduce.streams.packed import Kind, Rows, pack, packed_bytes
+from sparseallreduce.streams.packed import Layout, Rows, pack, packed_bytes
 from sparseallreduce.streams.reduction import Reduction
 
 
@@ -17,7 +17,7 @@ def reduced(streams, op=SUM, density=None):
     reduction = Reduction(op, density)
     messages = [pack(stream) for stream in streams]
     rows = Rows.of(messages)
-    result = rows.reduced([stream.stored for stream in streams], list(map(len, messages)), Kind.of(streams[0], reduction), reduction)
+    result = rows.reduced([stream.stored for stream in streams], list(map(len, messages)), Layout.of(streams[0], reduction), reduction)
     before = bits(result)
     rows.bytes[:] = 255  # the next operation's
     assert bits(result) == before

@@ -278,12 +278,12 @@ def test_the_name_of_an_operator_of_the_library_is_refused_for_another(name, ufu
 
 def test_operators_of_one_name_that_differ_are_told_apart():
     for dtype in ("float32", "int64"):
-        told = {Operator("ours", ufunc, neutral).told(np.dtype(dtype)) for ufunc in (np.maximum, np.minimum) for neutral in (0, 1)}
+        told = {Operator("ours", ufunc, neutral).term(np.dtype(dtype)) for ufunc in (np.maximum, np.minimum) for neutral in (0, 1)}
         assert len(told) == 4
     with pytest.raises(AlgorithmError, match="operator 'ours' has no neutral element of int32"):
-        Operator("ours", np.minimum, np.inf).told(np.dtype("int32"))
+        Operator("ours", np.minimum, np.inf).term(np.dtype("int32"))
     with pytest.raises(StreamTypeError, match="convert them to floats, or divide the result of op='sum'"):
-        MEAN.told(np.dtype("int32"))
+        MEAN.term(np.dtype("int32"))
 
 
 @pytest.mark.parametrize("unknown", ["median", "SUM", None, 3, np.add, ["sum"]])

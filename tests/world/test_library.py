@@ -90,9 +90,9 @@ def test_publishing_and_agreeing(world, ranks, turn, data):
     digests = st.sampled_from([7, 7, 7, 2**64 - 3])
     for rank in range(ranks):
         counts = data.draw(st.integers(0, 9))
-        sequence, usable, well = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
+        sequence, usable, valid = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
         length, flags = counts * data.draw(st.sampled_from([4, 12])), data.draw(st.integers(0, 255))
-        args = sequence, usable, length, well, flags, data.draw(digests)
+        args = sequence, usable, length, valid, flags, data.draw(digests)
         compiled, python = both(world, shared._publish, published, rows, rank * step, *args, counts)
         assert compiled == python
         rows = np.frombuffer(compiled[1][0], np.uint64).copy()

@@ -42,7 +42,7 @@ class Handshake(ABC):
 
     @abstractmethod
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, well: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
     ) -> int:
         """Publish our record, with the stream packed behind it if there is one, and return the bytes that this takes.
 
@@ -70,7 +70,7 @@ class Handshake(ABC):
         """Of the packed streams of all ranks in bytes, once they agree."""
 
     @abstractmethod
-    def reduced(self, kind: packed.Kind, reduction: Reduction) -> SparseStream:
+    def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
         """The reduction of the streams that all have packed, once they agree."""
 
     @abstractmethod

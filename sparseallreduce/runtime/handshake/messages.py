@@ -49,10 +49,10 @@ class MessageHandshake(Handshake):
         return True
 
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, well: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
     ) -> int:
         payload = b"" if stream is None else packed.pack(stream)
-        ours = RECORD.pack(usable, len(payload), well, flags, digest, entries) + payload
+        ours = RECORD.pack(usable, len(payload), valid, flags, digest, entries) + payload
         self._ours = ours if self._channel.ranks <= collectives.DIRECT_RANKS else ours.ljust(self._rows.bytes.shape[1], b"\0")
         self._requests = []
         self._sequence = sequence
@@ -66,7 +66,7 @@ class MessageHandshake(Handshake):
         channel, ours = self._channel, self._ours
         self._places[channel.rank][: len(ours)] = ours
         if channel.ranks <= collectives.DIRECT_RANKS:
-            collectives.exchange(channel.native.comm, ours, self._places, self._others, channel.tag(sequence), self._requests)
+            collectives.exchange(channel.collectives.comm, ours, self._places, self._others, channel.tag(sequence), self._requests)
         elif not self._requests:  # as the operation starts, in the order of the calls, which is that of all ranks
             self._requests.append(channel.messages.Iallgather([ours, MPI.BYTE], [self._rows.bytes, MPI.BYTE]))
 
@@ -75,8 +75,8 @@ class MessageHandshake(Handshake):
             return PENDING
         all_usable, self._entries, self._lengths = True, [], []
         for place in self._places:
-            usable, length, well, theirs, of, count = RECORD.unpack_from(place)
-            if not well or of != digest:
+            usable, length, valid, theirs, of, count = RECORD.unpack_from(place)
+            if not valid or of != digest:
                 return DISAGREED
             all_usable = all_usable and usable
             flags &= theirs
@@ -90,8 +90,8 @@ class MessageHandshake(Handshake):
     def lengths(self) -> list[int]:
         return self._lengths
 
-    def reduced(self, kind: packed.Kind, reduction: Reduction) -> SparseStream:
-        return self._rows.reduced(self._entries, self._lengths, kind, reduction)
+    def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
+        return self._rows.reduced(self._entries, self._lengths, layout, reduction)
 
     def commit(self, sequence: int) -> bool:
         mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
@@ -108,7 +108,7 @@ class MessageHandshake(Handshake):
             os.sched_yield()
         records = [RECORD.unpack_from(place) for place in self._places]
         _, _, _, flags, digest, _ = records[self._channel.rank]
-        return not all(usable and well and theirs & flags and of == digest for usable, _, well, theirs, of, _ in records)
+        return not all(usable and valid and theirs & flags and of == digest for usable, _, valid, theirs, of, _ in records)
 
     def release(self, sequence: int) -> None:
         if self._released != sequence:  # an interrupt may have come before it was known
@@ -123,7 +123,7 @@ class MessageHandshake(Handshake):
             if self._sequence == sequence:
                 self.complete(sequence)
             else:
-                self.publish(sequence, self._channel.native.usable, 0, 0, 0, well=False)
+                self.publish(sequence, self._channel.collectives.usable, 0, 0, 0, valid=False)
         finally:
             self._channel.mailbox.leftovers.keep(self._requests, self._rows)
         return True

@@ -90,10 +90,10 @@ class SharedHandshake(Handshake):
         return before < self.first or bool(self._have_come(self._words, _RELEASED, self._step, self._ranks, before, 1, 0))
 
     def publish(
-        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, well: bool = True
+        self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
     ) -> int:
         length = 0 if stream is None else packed.pack_into(stream, self._payload)
-        self._publish(self._words, self._ours, sequence, usable, length, well, flags, digest, entries)
+        self._publish(self._words, self._ours, sequence, usable, length, valid, flags, digest, entries)
         return length
 
     def has_published(self, sequence: int) -> bool:
@@ -109,11 +109,11 @@ class SharedHandshake(Handshake):
     def lengths(self) -> list[int]:
         return self._lengths.tolist()
 
-    def reduced(self, kind: packed.Kind, reduction: Reduction) -> SparseStream:
-        if not kind.plain:
-            return self._rows.reduced(self._entries.tolist(), self._lengths.tolist(), kind, reduction)
+    def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
+        if not layout.plain:
+            return self._rows.reduced(self._entries.tolist(), self._lengths.tolist(), layout, reduction)
         total, dense = self._sums.tolist()
-        return self._rows.summed(self._counts, total, dense > 0, kind, reduction)
+        return self._rows.summed(self._counts, total, dense > 0, layout, reduction)
 
     def commit(self, sequence: int) -> bool:
         return bool(self._decide(self._words, _DECIDED, sequence, _COMMITTED) == _COMMITTED)
@@ -141,11 +141,11 @@ def _row(capacity: int) -> int:
 
 
 @kernel
-def _publish(words: Words, at: Any, sequence: Any, usable: Any, length: Any, well: Any, flags: Any, digest: Any, entries: Any) -> None:
+def _publish(words: Words, at: Any, sequence: Any, usable: Any, length: Any, valid: Any, flags: Any, digest: Any, entries: Any) -> None:
     """Write a record, and say so."""
     record = at + U(_RECORD)
     words[record] = usable | length << U(32)
-    words[record + U(1)] = well | flags << U(8)
+    words[record + U(1)] = valid | flags << U(8)
     words[record + U(2)] = digest
     words[record + U(3)] = entries
     store_release(words, at + U(_PUBLISHED), sequence)

@@ -96,7 +96,7 @@ class SparseMemory:
         self.row = memoryview(rows[self.rank])
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
         self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._summed: tuple[packed.Kind | None, Any] = None, None  # the kind of streams that were summed last, and how
+        self._summed: tuple[packed.Layout | None, Any] = None, None  # the kind of streams that were summed last, and how
 
     def reach(self, row: int, block: int = 0) -> None:
         """Map as many bytes of each row, and of each block, if fewer are."""
@@ -189,23 +189,23 @@ class SparseMemory:
         come: bool = self._have_come(self.words, what, WORDS, count, sequence, spins, self.yield_core)
         return come
 
-    def inner(self, kind: packed.Kind) -> tuple[NDArray[Any], NDArray[Any]]:
+    def inner(self, layout: packed.Layout) -> tuple[NDArray[Any], NDArray[Any]]:
         """Memory of our own for the sums within a tree."""
-        dtypes = kind.indices, kind.dtype
+        dtypes = layout.indices, layout.dtype
         found = self._inner.get(dtypes)
         if found is None:
             found = self._inner[dtypes] = kernels.inner_sums(self.ranks, self.blocks.shape[1], *dtypes)
         return found
 
-    def sum_parts(self, kind: packed.Kind) -> Callable[..., Any]:
-        """The compiled ``sum_parts`` for streams of this kind, but for what changes from one sum to the next."""
+    def sum_parts(self, layout: packed.Layout) -> Callable[..., Any]:
+        """The compiled ``sum_parts`` for streams of this layout, but for what changes from one sum to the next."""
         last, found = self._summed
-        if last is not kind:
-            dtypes = kind.indices, kind.dtype
+        if last is not layout:
+            dtypes = layout.indices, layout.dtype
             rows, blocks = ([memory.view(dtype) for dtype in dtypes] for memory in (self.rows, self.blocks))
-            given = self.words, self.rank, self.yield_core, *rows, self.bounds, *self.inner(kind), *blocks
+            given = self.words, self.rank, self.yield_core, *rows, self.bounds, *self.inner(layout), *blocks
             found = functools.partial(sum_parts_kernel(*dtypes), *given)
-            self._summed = kind, found
+            self._summed = layout, found
         run: Callable[..., Any] = found
         return run
 

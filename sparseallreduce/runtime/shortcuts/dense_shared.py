@@ -28,20 +28,20 @@ class DenseShared(Shortcut):
 
     Parameters
     ----------
-    kind : packed.Kind
+    layout : packed.Layout
         Of the streams.
     areas : sequence of Area
         That operations take in turn, each large enough.
     spins : int
     """
 
-    __slots__ = ("_armed", "_kind", "_sum", "_sums", "_total", "spins")
+    __slots__ = ("_armed", "_layout", "_sum", "_sums", "_total", "spins")
 
     flag = DENSE_SHARED
 
-    def __init__(self, kind: packed.Kind, areas: Sequence[Area], spins: int) -> None:
-        self._kind, self.spins = kind, spins
-        self._sums = [VectorSum(area, kind.shape, kind.dtype) for area in areas]
+    def __init__(self, layout: packed.Layout, areas: Sequence[Area], spins: int) -> None:
+        self._layout, self.spins = layout, spins
+        self._sums = [VectorSum(area, layout.shape, layout.dtype) for area in areas]
         self._sum = self._sums[0]  # of the latest operation
         self._total: NDArray[Any] | None = None
         self._armed = 0  # the operation that it is armed for, 0 for none
@@ -72,7 +72,7 @@ class DenseShared(Shortcut):
             return None
         total.flags.writeable = False
         self._total, self._armed = None, 0
-        return SparseStream._dense_form(total, self._kind.size)
+        return SparseStream._dense_form(total, self._layout.size)
 
     def moved(self) -> tuple[int, int, int]:
         """As Rabenseifner's algorithm moves."""

@@ -20,18 +20,18 @@ class Packed(Shortcut):
 
     Parameters
     ----------
-    kind : packed.Kind
+    layout : packed.Layout
         Of the streams.
     reduction : Reduction
     rank : int
     """
 
-    __slots__ = ("_handshake", "_kind", "_rank", "_reduction")
+    __slots__ = ("_handshake", "_layout", "_rank", "_reduction")
 
     flag, spins = PACKED, 1
 
-    def __init__(self, kind: packed.Kind, reduction: Reduction, rank: int) -> None:
-        self._kind, self._reduction, self._rank = kind, reduction, rank
+    def __init__(self, layout: packed.Layout, reduction: Reduction, rank: int) -> None:
+        self._layout, self._reduction, self._rank = layout, reduction, rank
         self._handshake: Handshake | None = None  # of the latest operation
 
     def arm(self, sequence: int, stream: SparseStream) -> int:
@@ -39,7 +39,7 @@ class Packed(Shortcut):
 
     def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
         self._handshake = handshake
-        return handshake.reduced(self._kind, self._reduction)
+        return handshake.reduced(self._layout, self._reduction)
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
         raise AssertionError("the result was there with the handshake")

@@ -49,11 +49,11 @@ _SAMPLES = 16  # entries that tell how much the ranks have in common
 
 
 class SparseShared(Shortcut):
-    """Sums of streams of one kind.
+    """Sums of streams of one layout.
 
     Parameters
     ----------
-    kind : packed.Kind
+    layout : packed.Layout
         Of the streams.
     reduction : Reduction
         A sum.
@@ -67,7 +67,7 @@ class SparseShared(Shortcut):
         "_dense_bytes",
         "_direct",
         "_first",
-        "_kind",
+        "_layout",
         "_memory",
         "_next",
         "_ours",
@@ -81,10 +81,10 @@ class SparseShared(Shortcut):
 
     flag = SPARSE_SHARED
 
-    def __init__(self, kind: packed.Kind, reduction: Reduction, memory: SparseMemory) -> None:
-        self._memory, self._kind, self._reduction, self.spins = memory, kind, reduction, memory.spins
+    def __init__(self, layout: packed.Layout, reduction: Reduction, memory: SparseMemory) -> None:
+        self._memory, self._layout, self._reduction, self.spins = memory, layout, reduction, memory.spins
         # Who wants the result dense at a density of their own may want it where that takes more bytes.
-        self._dense_bytes = 0 if reduction.switch_density is None else math.prod(kind.shape) * kind.dtype.itemsize
+        self._dense_bytes = 0 if reduction.switch_density is None else math.prod(layout.shape) * layout.dtype.itemsize
         self._sequence = 0  # of the latest operation
         self._counts = np.zeros(memory.ranks, np.int64)  # entries of each rank
         self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
@@ -113,9 +113,9 @@ class SparseShared(Shortcut):
 
     def _longest(self) -> int:
         """Bytes of a row that the longest stream takes; if one is dense, as many as any sparse one could take."""
-        kind, entries = self._kind, max(self._counts.tolist())
-        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
-        nbytes: int = packed.aligned(entries * value, index) + (index if entries == kind.size else entries * index)
+        layout, entries = self._layout, max(self._counts.tolist())
+        value, index = math.prod(layout.shape[1:]) * layout.dtype.itemsize, layout.indices.itemsize
+        nbytes: int = packed.aligned(entries * value, index) + (index if entries == layout.size else entries * index)
         return nbytes
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
@@ -128,10 +128,10 @@ class SparseShared(Shortcut):
         return result
 
     def moved(self) -> tuple[int, int, int]:
-        shared, kind = self._memory, self._kind
-        value = math.prod(kind.shape[1:]) * kind.dtype.itemsize
-        streams = [count * value if count == kind.size else count * (value + kind.indices.itemsize) for count in self._counts.tolist()]
-        total = kind.size * value if self._dense else self._total * (value + kind.indices.itemsize)
+        shared, layout = self._memory, self._layout
+        value = math.prod(layout.shape[1:]) * layout.dtype.itemsize
+        streams = [count * value if count == layout.size else count * (value + layout.indices.itemsize) for count in self._counts.tolist()]
+        total = layout.size * value if self._dense else self._total * (value + layout.indices.itemsize)
         ours, others = streams[shared.rank], shared.ranks - 1
         sent = others * (ours + total) // shared.ranks
         return sent, (sum(streams) - ours + others * total) // shared.ranks, others + others.bit_length()
@@ -156,7 +156,7 @@ class SparseShared(Shortcut):
             self._add_dense()
             shared.store(shared.rank, WRITTEN, self._sequence)
             self._next = self._await
-        elif self._kind.compiled and self._parts <= 2 and self._sum <= self._kind.limit:
+        elif self._layout.compiled and self._parts <= 2 and self._sum <= self._layout.limit:
             self._direct = True
             self._next = self._await
             return self._sum_parts(spins)
@@ -169,8 +169,8 @@ class SparseShared(Shortcut):
 
     def _sum_parts(self, spins: int) -> bool:
         """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
-        shared, kind = self._memory, self._kind
-        there = shared.sum_parts(kind)(self._sequence, self._parts, spins, self._counts, kind.size, self._block)
+        shared, layout = self._memory, self._layout
+        there = shared.sum_parts(layout)(self._sequence, self._parts, spins, self._counts, layout.size, self._block)
         if there < 0:
             raise StreamError(f"rows of {shared.capacity} bytes cannot hold {self._counts.tolist()} entries")
         if there:
@@ -187,29 +187,29 @@ class SparseShared(Shortcut):
 
         It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
         """
-        kind = self._kind
-        if self._sum <= kind.limit:
+        layout = self._layout
+        if self._sum <= layout.limit:
             return False
-        if kind.size in self._counts or math.prod(kind.shape) * kind.dtype.itemsize <= _LITTLE:
+        if layout.size in self._counts or math.prod(layout.shape) * layout.dtype.itemsize <= _LITTLE:
             return True
         rows, itemsize, counts = self._packed()
-        return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > kind.limit
+        return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > layout.limit
 
     def _sum_part(self, part: int) -> None:
         """Add up one of the parts."""
-        shared, kind, bounds = self._memory, self._kind, self._memory.bounds
+        shared, layout, bounds = self._memory, self._layout, self._memory.bounds
         rows, itemsize, counts = self._packed()
-        total = kernels.cut_rows(rows, itemsize, counts, kind.size, part, self._parts, bounds)
+        total = kernels.cut_rows(rows, itemsize, counts, layout.size, part, self._parts, bounds)
         first = int(bounds[0, shared.ranks])
-        if self._kind.compiled:
-            indices, values = memory.empty((1, total), kind.indices), memory.empty((1, total), kind.dtype)
-            n = kernels.sum_cut_rows(rows, shared.view(kind.dtype), 0, counts, bounds, shared.inner(kind), indices, values)
+        if self._layout.compiled:
+            indices, values = memory.empty((1, total), layout.indices), memory.empty((1, total), layout.dtype)
+            n = kernels.sum_cut_rows(rows, shared.view(layout.dtype), 0, counts, bounds, shared.inner(layout), indices, values)
             indices, values = indices[0, :n], values[0, :n]
         else:
             streams = []
             for rank, (begin, end) in enumerate(bounds[:2, : shared.ranks].T.tolist()):
                 indices, values = self._stream(rank)._entries()
-                streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], kind.size))
+                streams.append(SparseStream._sparse_form(indices[begin:end], values[begin:end], layout.size))
             indices, values = Reduction(SUM, 1.0).many(streams)._entries()
         self._ours.append((part, first, indices, values))
         shared.note(part, len(indices), first)
@@ -217,13 +217,13 @@ class SparseShared(Shortcut):
 
     def _add_dense(self) -> None:
         """Add up a part of the dense result where it is to lie."""
-        shared, kind = self._memory, self._kind
+        shared, layout = self._memory, self._layout
         dense = self._dense_block(shared.blocks[self._block])
-        share = -(-kind.size // (shared.ranks * _TOGETHER)) * _TOGETHER
-        lo, hi = (min(kind.size, place * share) for place in (shared.rank, shared.rank + 1))
-        if self._kind.compiled:
+        share = -(-layout.size // (shared.ranks * _TOGETHER)) * _TOGETHER
+        lo, hi = (min(layout.size, place * share) for place in (shared.rank, shared.rank + 1))
+        if self._layout.compiled:
             rows, _, counts = self._packed()
-            kernels.sum_rows(rows, shared.view(kind.dtype), 0, np.where(counts == kind.size, -1, counts), lo, hi, dense)
+            kernels.sum_rows(rows, shared.view(layout.dtype), 0, np.where(counts == layout.size, -1, counts), lo, hi, dense)
             return
         dense[lo:hi] = 0
         for rank in range(shared.ranks):
@@ -240,10 +240,10 @@ class SparseShared(Shortcut):
             return False
         counts, firsts = self._words(ENTRIES), self._words(FIRST)
         self._total = sum(counts)
-        block, self._dense = shared.blocks[self._block], self._total > self._kind.limit
+        block, self._dense = shared.blocks[self._block], self._total > self._layout.limit
         for part, first, indices, values in self._ours:
             if self._dense:  # after all
-                last = [*firsts, self._kind.size][part + 1]
+                last = [*firsts, self._layout.size][part + 1]
                 dense = self._dense_block(block)[first:last]
                 dense.fill(0)
                 kernels.scatter_set(indices, values, first, dense)
@@ -275,7 +275,7 @@ class SparseShared(Shortcut):
 
     def _result(self) -> SparseStream:
         """The result, once all of it is there."""
-        shared, kind, density = self._memory, self._kind, self._reduction.switch_density
+        shared, layout, density = self._memory, self._layout, self._reduction.switch_density
         keeps = self._block < KEPT
         block = shared.keep(self._block) if keeps else shared.blocks[KEPT]
         if self._dense:
@@ -283,40 +283,40 @@ class SparseShared(Shortcut):
             if not keeps:
                 dense = memory.copy(dense)
                 dense.flags.writeable = False
-            return SparseStream._dense_form(dense, kind.size, density=density)
+            return SparseStream._dense_form(dense, layout.size, density=density)
         indices, values = self._sparse(block, self._first, self._first + self._total)
         if not keeps:
             indices, values = indices.copy(), values.copy()
-        return SparseStream._sparse_form(indices, values, kind.size, density=density)
+        return SparseStream._sparse_form(indices, values, layout.size, density=density)
 
     def _dense_block(self, block: NDArray[np.uint8]) -> NDArray[Any]:
-        return _array(block, 0, self._kind.shape, self._kind.dtype)
+        return _array(block, 0, self._layout.shape, self._layout.dtype)
 
     def _sparse(self, block: NDArray[np.uint8], begin: int, end: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """A range of the indices and values of a sparse result."""
-        kind = self._kind
-        value, index = math.prod(kind.shape[1:]) * kind.dtype.itemsize, kind.indices.itemsize
+        layout = self._layout
+        value, index = math.prod(layout.shape[1:]) * layout.dtype.itemsize, layout.indices.itemsize
         start = -(-self._sum * value // LINE) * LINE  # as the kernel has it
-        values = block[begin * value : end * value].view(kind.dtype)
-        if not kind.plain:
-            values = values.reshape(-1, *kind.shape[1:])
-        return block[start + begin * index : start + end * index].view(kind.indices), values
+        values = block[begin * value : end * value].view(layout.dtype)
+        if not layout.plain:
+            values = values.reshape(-1, *layout.shape[1:])
+        return block[start + begin * index : start + end * index].view(layout.indices), values
 
     def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
         """The rows as indices, the bytes of an entry's values, and the entries of each."""
-        kind = self._kind
-        return self._memory.view(kind.indices), math.prod(kind.shape[1:]) * kind.dtype.itemsize, self._counts
+        layout = self._layout
+        return self._memory.view(layout.indices), math.prod(layout.shape[1:]) * layout.dtype.itemsize, self._counts
 
     def _stream(self, rank: int) -> SparseStream:
         """What a rank has written, where it lies."""
-        row, count, kind = self._memory.rows[rank], int(self._counts[rank]), self._kind
-        if count == kind.size:
-            array = _array(row, 0, kind.shape, kind.dtype)
+        row, count, layout = self._memory.rows[rank], int(self._counts[rank]), self._layout
+        if count == layout.size:
+            array = _array(row, 0, layout.shape, layout.dtype)
             array.flags.writeable = False
-            return SparseStream._dense_form(array, kind.size)
-        values = _array(row, 0, (count, *kind.shape[1:]), kind.dtype)
-        indices = _array(row, packed.aligned(values.nbytes, kind.indices.itemsize), (count,), kind.indices)
-        return SparseStream._sparse_form(indices, values, kind.size)
+            return SparseStream._dense_form(array, layout.size)
+        values = _array(row, 0, (count, *layout.shape[1:]), layout.dtype)
+        indices = _array(row, packed.aligned(values.nbytes, layout.indices.itemsize), (count,), layout.indices)
+        return SparseStream._sparse_form(indices, values, layout.size)
 
 
 def _array(row: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -12,4 +12,4 @@ __all__ = ["expect_agreement"]
 def expect_agreement(intents: Sequence[Intent]) -> None:
     """Raise the error that all ranks of a real operation would raise, if they do not agree."""
     if any(intent.error is not None or intent.terms != intents[0].terms for intent in intents):
-        raise common_error([intent.said() for intent in intents])
+        raise common_error([intent.announcement() for intent in intents])
