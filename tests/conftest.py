@@ -31,6 +31,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget.Budget())
+    if not hasattr(config, "workerinput"):
+        mpi_launch.share_cores_as_one()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
