@@ -81,7 +81,8 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
         channel.sequence = sequence
         if operation is None:
             operation = Operation(channel, _STRUCK, None, sequence)
-        operation.fail(error)
+        with channel.lock:  # a thread may be moving others on
+            operation.fail(error)
         if not isinstance(error, Exception):
             raise
     if blocking:
