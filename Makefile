@@ -15,6 +15,8 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
+# pip leaves compiling to the first import, and the tests start hundreds of processes that import the same.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread a rank: the ranks share the cores already.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
