@@ -274,8 +274,14 @@ def case_a_thread_that_moves_operations_on_outlives_their_errors(comm):
         bad = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread")
         outcome = outcome_of(bad)
     assert "no room" in str(outcome)
-    with mock.patch.object(progress, "advance", side_effect=RuntimeError("odd")):
-        time.sleep(0.01)
+    comm.Barrier()
+    waiting = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread") if comm.rank == 0 else None
+    with mock.patch.object(progress, "advance", side_effect=RuntimeError("odd")) as advance:
+        time.sleep(0.05)
+        assert comm.rank or advance.called  # while an operation is in flight, which waits for the others
+    comm.Barrier()
+    waiting = waiting or sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread")
+    inputs.check(waiting.wait())
     request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="ssar_ring", progress="thread")
     end = time.monotonic() + 10
     while not request._operation.done and time.monotonic() < end:
@@ -288,17 +294,21 @@ def case_a_thread_that_moves_operations_on_outlives_their_errors(comm):
 @each(where=["commit", "_add", "_result"], size=[100_000])
 def case_a_row_is_not_overwritten_while_others_read_it(comm, where, size):
     """A rank fails between the agreement and the sum, and goes on at once, with other streams, while the others take their time."""
-    _, culprit = needs_two(comm, size)
-    with duplicate(comm) as ours:
-        for seed in range(4):
+    from cases_sparse_shared import sharing
+
+    needs_two(comm, size)
+    with sharing(comm) as (ours, _):
+        for seed in range(2 * comm.size):
+            culprit = seed % comm.size  # the lowest waits for no other rank's word
             one, other = (Inputs(comm.size, size, "float32", entries=9000, seed=number) for number in (seed, seed + 50))
             sar.allreduce(one.stream(comm.rank), ours)
             stream = one.stream(comm.rank)
             with (
-                failing(SparseShared, where, MemoryError("no room"), comm.rank == culprit),
-                slow(SparseShared, "_add", 0.005, comm.rank != culprit),
+                failing(SparseShared, where, MemoryError("no room"), comm.rank == culprit) as struck,
+                slow(SparseShared, "_add", 0.05, comm.rank != culprit),
             ):
                 outcome = outcome_of_call(functools.partial(sar.allreduce, stream, ours))
+            assert comm.rank != culprit or struck[0].called
             if isinstance(outcome, sar.SparseStream):
                 one.check(outcome)
             other.check(sar.allreduce(other.stream(comm.rank), ours))
