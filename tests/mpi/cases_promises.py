@@ -16,7 +16,7 @@ from cases_faults import failing, needs_two, outcome_of
 from cases_handshake import duplicate, slow
 from mpi4py import MPI
 from mpi_cases import each, limit, skip
-from mpi_inputs import Inputs, check_usable
+from mpi_inputs import Inputs, check_usable, hear_from, tell_the_others
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import predictions, progress, request, setup, states
@@ -43,9 +43,10 @@ def case_an_interrupt_inside_a_wait_ends_the_operation_on_all_ranks(comm, way, b
         outcome = interrupted(lambda: reduce(inputs.stream(comm.rank), comm, algorithm, blocking))
         assert isinstance(outcome, KeyboardInterrupt)
         assert not request.pending, "an operation that has failed bars the others from shared memory"
+        tell_the_others(comm)
         time.sleep(0.02)
     else:
-        time.sleep(0.3)  # so that the other waits
+        hear_from(comm, culprit)  # that it was interrupted as it waited
         outcome = outcome_of_call(lambda: reduce(inputs.stream(comm.rank), comm, algorithm, blocking))
         if isinstance(outcome, sar.SparseStream):
             inputs.check(outcome)
@@ -62,11 +63,12 @@ def case_a_request_whose_wait_was_interrupted_has_failed(comm, algorithm):
     if comm.rank == culprit:
         request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm)
         assert isinstance(interrupted(request.wait), KeyboardInterrupt)
+        tell_the_others(comm)
         outcome = outcome_of(request)
         assert isinstance(outcome, sar.SparseAllreduceError), outcome
         assert outcome_of(request) is outcome
     else:
-        time.sleep(0.3)
+        hear_from(comm, culprit)
         outcome = outcome_of_call(lambda: sar.allreduce(inputs.stream(comm.rank), comm, algorithm=algorithm))
     if isinstance(outcome, Exception):
         assert str(outcome) == f"KeyboardInterrupt: rank {culprit} gave up"
@@ -118,6 +120,7 @@ def reduced_until_interrupted(comm, ours, streams, seconds):
                 comm.recv()
                 told += 1
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # after another error it would end this process
         signal.signal(signal.SIGALRM, before)
     if told < comm.size - 1:
         assert told == 0

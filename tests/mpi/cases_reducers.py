@@ -11,7 +11,7 @@ from cases_errors import check_same_everywhere, raised
 from lossy import REDUCERS, Vectors
 from mpi4py import MPI
 from mpi_cases import each, on_ranks, skip
-from mpi_inputs import check_usable, same_everywhere, simulated_once
+from mpi_inputs import check_usable, hear_from, same_everywhere, simulated_once, tell_the_others
 from oracle import bits
 
 import sparseallreduce as sar
@@ -259,10 +259,9 @@ def case_an_interrupted_wait_leaves_reducers_usable(comm, name):
     if comm.rank == culprit:
         with interrupted(), pytest.raises(KeyboardInterrupt):
             reducer.allreduce(case.step(1)[culprit], comm)
-        for rank in range(culprit):
-            comm.send("interrupted", rank)
+        tell_the_others(comm)
     else:
-        comm.recv(source=culprit)
+        hear_from(comm, culprit)
         error = raised(lambda: reducer.allreduce(case.step(1)[comm.rank], comm))
         assert isinstance(error, sar.SparseAllreduceError)
     assert reducer.state() == before

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,3 +89,17 @@ def check_usable(comm, algorithm="ssar_recursive_doubling"):
 def simulated_once(comm, simulate):
     """This rank's element of the list that `simulate()` makes for all ranks: on rank 0 alone, for on each it would take P times as long."""
     return comm.scatter(simulate() if comm.rank == 0 else None)
+
+
+def tell_the_others(comm):
+    """That this rank is where they may go on, each of which calls `hear_from`."""
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            comm.send(None, rank)
+
+
+def hear_from(comm, rank):
+    """Wait for the word of another rank, and leave the core to it meanwhile: inside MPI's own wait this rank would keep it."""
+    while not comm.iprobe(rank):
+        time.sleep(1e-3)
+    comm.recv(source=rank)
