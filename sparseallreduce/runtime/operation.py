@@ -176,7 +176,7 @@ class Operation(Failing):
             if channel.state == SETTLING and not (self.own or self.ended):
                 return  # ends with the preparation
             if self.ended:
-                self._flush()
+                self._leave()
             elif self.failure is not None:
                 self._settle()
             elif self.begun or self._begin_in_order():
@@ -223,7 +223,7 @@ class Operation(Failing):
             self._check_messages()
             return
         if self.ended:
-            self._end()
+            self._leave()
             return
         value: Any = None
         if self.step is not None:
@@ -263,7 +263,7 @@ class Operation(Failing):
                 if not ready or self.ended:
                     return
         self._complete(value)
-        self._end()
+        self._leave()
 
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""
@@ -400,14 +400,11 @@ class Operation(Failing):
         for counts in self.traces:
             counts.move(nbytes, nbytes, passes * (self.channel.ranks - 1).bit_length())
 
-    def _end(self) -> None:
-        """The result is there, and the operation done once its last messages are out."""
+    def _leave(self) -> None:
+        """The result is there, and the operation done once its last messages are out; called until then, from the start if interrupted."""
         if self in self.channel.in_flight:
             self.channel.in_flight.remove(self)
         self.stack = None
-        self._flush()
-
-    def _flush(self) -> None:
         mailbox = self.channel.mailbox
         # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
         if self.sends:
@@ -420,9 +417,9 @@ class Operation(Failing):
                 self.sends = []
         if not self.sends:
             mailbox.close(self.tag)
-            self.done = True
-            if self.listed:
+            if self.listed and self in progress.operations:
                 progress.operations.remove(self)
+            self.done = True
 
 
 def own_operation(channel: Channel, work: Preparing) -> Operation:

@@ -52,3 +52,66 @@ def test_every_rank_gets_the_reduction_whoever_waits(data, place, seed, algorith
         assert len({bits(results[number]) for results in found}) == 1
         assert np.shape(found[0][number].to_dense())[0] == case.size
     assert [bits(stream) for stream in case.streams] == before
+
+
+def test_an_interrupt_between_a_result_and_what_follows_bars_nothing():
+    """The operation is over then, and those behind it begin their collectives of MPI."""
+    world = World(2)
+
+    def program(rank):
+        comm, stream = rank.comm.Dup(), sar.SparseStream([rank.number], np.ones(1, np.float32), 80)
+        rank.sar.allreduce(stream, comm)
+        operation = rank.library.load("sparseallreduce.runtime.operation").Operation
+        complete, struck = operation._complete, []
+
+        def interrupted(self, result):
+            complete(self, result)
+            if rank.number == 0 and not struck:
+                struck.append(self)
+                raise KeyboardInterrupt
+
+        operation._complete = interrupted
+        request = rank.sar.iallreduce(stream, comm, algorithm="ssar_ring")
+        try:
+            results = [request.wait()]
+        except KeyboardInterrupt:
+            results = []
+        assert bool(struck) == (rank.number == 0)
+        for _ in range(3):
+            results.append(rank.sar.iallreduce(stream, comm, algorithm="dense").wait())
+        return [result.to_dense()[:2].tolist() for result in results]
+
+    with hooks.hooked(lambda: None):
+        assert world.run(program) == [[[1.0, 1.0]] * 3, [[1.0, 1.0]] * 4]
+
+
+def test_who_comes_after_another_has_withdrawn_does_not_enter_mpis_sum():
+    """All have published that they are armed by then, and word of the one that gave up is there, too."""
+    constants = {"sparseallreduce.runtime.handshake.messages": {"WITHDRAWAL_SECONDS": 0.0}}
+    world, armed, struck = World(2, hosts=["one", "other"], constants=constants), [], []
+    over = []  # ranks that have their first outcome
+
+    def inject(rank, kind):
+        if rank.number == 1 and kind == "MPI.Testall" and armed and not struck:
+            struck.append(kind)
+            raise MemoryError("no room")
+
+    def program(rank):
+        comm, results = rank.comm.Dup(), []
+        rank.sar.allreduce(sar.SparseStream([rank.number], np.ones(1, np.float32), hooks.DENSE), comm)
+        while rank.number == 0 and not over:
+            world.wait("late")
+        armed.append(rank.number)
+        for _ in range(3):
+            try:
+                results.append(rank.sar.allreduce(sar.SparseStream([rank.number], np.ones(1, np.float32), hooks.DENSE), comm).nnz)
+            except sar.SparseAllreduceError as error:
+                results.append(str(error))
+            over.append(rank.number)
+        return results
+
+    with hooks.hooked(lambda: world):
+        world.injector = inject
+        found = world.run(program)
+    assert struck
+    assert found == [["MemoryError: rank 1 gave up: no room", 2, 2]] * 2

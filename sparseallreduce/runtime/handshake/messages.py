@@ -95,9 +95,12 @@ class MessageHandshake(Handshake):
 
     def commit(self, sequence: int) -> bool:
         mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
+        box = mailbox.box(tag)  # before what has arrived is sorted: without one, an operation that is in no list counts as over
         mailbox.take_in()
-        box = mailbox.boxes.get(tag)
-        return box is None or not (box.failures or box.error is not None)
+        if box.failures or box.error is not None:
+            return False
+        mailbox.close(tag)
+        return True
 
     def withdraw(self, sequence: int) -> bool:
         """Whoever has all records commits itself, so that it is too late as soon as all are there that say so."""
