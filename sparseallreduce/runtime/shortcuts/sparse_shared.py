@@ -106,14 +106,14 @@ class SparseShared(Shortcut):
         entries = handshake.entries()
         self._counts = np.array(entries, np.int64)
         self._sum = sum(entries)
-        self._memory.reach(self._longest())
+        self._memory.reach(self._longest(max(entries)))
         free = flags >> FREE_BLOCKS
         self._block = (free & -free).bit_length() - 1 if free else KEPT
         return None
 
-    def _longest(self) -> int:
-        """Bytes of a row that the longest stream takes; if one is dense, as many as any sparse one could take."""
-        layout, entries = self._layout, max(self._counts.tolist())
+    def _longest(self, entries: int) -> int:
+        """Bytes of a row that the longest stream takes, of so many entries; if it is dense, as many as any sparse one could take."""
+        layout = self._layout
         value, index = math.prod(layout.shape[1:]) * layout.dtype.itemsize, layout.indices.itemsize
         nbytes: int = packed.aligned(entries * value, index) + (index if entries == layout.size else entries * index)
         return nbytes
