@@ -20,6 +20,8 @@ from mpi_inputs import Inputs, check_usable, hear_from, tell_the_others
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import predictions, progress, request, setup, states
+from sparseallreduce.runtime.handshake.base import PENDING
+from sparseallreduce.runtime.handshake.messages import MessageHandshake
 from sparseallreduce.runtime.handshake.shared import SharedHandshake
 from sparseallreduce.runtime.memory.dense import VectorSum
 from sparseallreduce.runtime.shortcuts import mpi_sum
@@ -244,6 +246,52 @@ def case_two_threads_with_a_communicator_each_do_not_wait_for_each_other(comm):
     assert not any(thread.is_alive() for thread in threads)
     for ours in pairs:
         ours.Free()
+
+
+@limit(20)
+def case_two_threads_inside_mpis_own_sums_do_not_wait_for_each_other(comm):
+    """Each rank enters the one first that the other enters last, from where no thread can be moved on by another."""
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        skip("needs MPI_THREAD_MULTIPLE")
+    if comm.size != 2:
+        skip("of two ranks each has an order of its own")
+    stream = sar.SparseStream.from_dense(np.full(400_000, comm.rank + 1, np.float32))
+    agree, meeting, seen, errors = MessageHandshake.agree, threading.Barrier(2, timeout=10), set(), []
+    with (
+        mock.patch.object(predictions, "_fastest", return_value="dense"),
+        duplicate(comm, shared=False) as one,
+        duplicate(comm, shared=False) as other,
+    ):
+        channels = progress.channels[-2:]
+
+        def late(self, *arguments):
+            """Both threads go the way of those that wait, and this rank's second one some time later."""
+            number = channels.index(self._channel)
+            if number in seen:
+                return agree(self, *arguments)
+            seen.add(number)
+            meeting.wait()
+            if number != comm.rank:
+                time.sleep(0.05)
+            return PENDING
+
+        def work(ours):
+            try:
+                assert sar.allreduce(stream, ours).to_dense()[-1] == 3
+            except BaseException as error:
+                errors.append(error)
+
+        for ours in (one, other):
+            sar.allreduce(stream, ours)
+        comm.Barrier()
+        threads = [threading.Thread(target=work, args=(ours,)) for ours in (one, other)]
+        with mock.patch.object(MessageHandshake, "agree", late):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert seen == {0, 1}
+        assert not errors, errors
 
 
 @limit(30)
