@@ -60,10 +60,10 @@ class Operator:
     --------
     >>> import numpy as np
     >>> bitwise_or = Operator("bor", np.bitwise_or, 0)
-    >>> bitwise_or.neutral_of(np.int32)
-    np.int32(0)
-    >>> MIN.neutral_of(np.float32)
-    np.float32(inf)
+    >>> bitwise_or.neutral_of(np.int32).item()
+    0
+    >>> MIN.neutral_of(np.float32).item()
+    inf
     """
 
     name: str

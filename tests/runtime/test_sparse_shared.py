@@ -251,7 +251,7 @@ def test_nothing_that_a_result_leads_to_can_be_written_to(fill):
     for array in (array for result in (first, second) for array in result._arrays if array is not None):
         assert is_shared(array)
         assert protection_of(array.ctypes.data) == "r--s"
-        for form in (array, memoryview(array), np.from_dlpack(array)):
+        for form in (array, memoryview(array), dlpack_of(array)):
             for view in reachable(form):
                 if isinstance(view, np.ndarray):
                     with pytest.raises(ValueError, match="WRITEABLE"):
@@ -264,6 +264,15 @@ def test_nothing_that_a_result_leads_to_can_be_written_to(fill):
     for array in (array for array in (first + empty)._arrays if array is not None):
         assert protection_of(array.ctypes.data) != "rw-s"
     assert protection_of(ranks[0].blocks.ctypes.data) == "rw-s"
+
+
+def dlpack_of(array):
+    """What a consumer of DLPack gets; NumPy before 2.1 refuses, as it cannot say that memory is read-only."""
+    try:
+        return np.from_dlpack(array)
+    except BufferError:
+        assert np.lib.NumpyVersion(np.__version__) < "2.1.0"
+        return None
 
 
 def protection_of(address):
