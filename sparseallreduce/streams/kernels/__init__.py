@@ -15,8 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
+from sparseallreduce.streams.kernels.bitmap import decode_bitmap, decode_nonzero, encode_bitmap, encode_nonzero
 from sparseallreduce.streams.kernels.contract import PIECE
 from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatter_set
+from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
 from sparseallreduce.streams.kernels.merging import merge, shared
 from sparseallreduce.streams.kernels.order import first_violation, sum_duplicates
 from sparseallreduce.streams.kernels.rows import cut_rows, estimate_union, inner_sums, sum_cut_rows, sum_rows, write_past
@@ -25,8 +27,15 @@ from sparseallreduce.streams.operator import SUM, Operator
 __all__ = [
     "PIECE",
     "cut_rows",
+    "decode_bitmap",
+    "decode_gaps",
+    "decode_nonzero",
+    "encode_bitmap",
+    "encode_gaps",
+    "encode_nonzero",
     "estimate_union",
     "first_violation",
+    "gaps_bound",
     "gather_present",
     "inner_sums",
     "merge",

@@ -9,7 +9,24 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
 
-__all__ = ["ABSENT", "MALFORMED", "PIECE", "UINT32", "UINT64", "Array", "Indices", "Positions", "Values", "unlike"]
+__all__ = [
+    "ABSENT",
+    "MALFORMED",
+    "GAPS_BLOCK",
+    "GAPS_HEADER",
+    "GAPS_LONGEST",
+    "GAPS_LOW",
+    "GAPS_PLACE",
+    "GAPS_RUN",
+    "PIECE",
+    "UINT32",
+    "UINT64",
+    "Array",
+    "Indices",
+    "Positions",
+    "Values",
+    "unlike",
+]
 
 Array = NDArray[Any]
 Indices = NDArray[np.unsignedinteger[Any]]
@@ -17,6 +34,14 @@ Values = NDArray[Any]
 Positions = NDArray[np.uint64]
 
 UINT32, UINT64 = np.dtype(np.uint32), np.dtype(np.uint64)
+# Of the code for gaps (see streams.kernels.reference.gaps).
+GAPS_BLOCK = 1024  # indices with parameters of their own
+GAPS_HEADER = 6  # bytes
+GAPS_PLACE = 10  # bits that name an index in a block
+GAPS_LOW = 56  # low bits at most, so that they lie within eight bytes wherever they begin
+GAPS_RUN = 255  # in the place of the number of low bits: all gaps are zero but for the exceptions
+GAPS_LONGEST = 27  # largest high part that is written as zeros and a one, so that two lie within eight bytes wherever they begin
+
 PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 
 # What a kernel returns in the place of a count or a position, none of which is negative; one that has neither to return, 0.

@@ -26,8 +26,10 @@ __all__ = [
     "count_bits",
     "drawn_of_64",
     "finish_streaming",
+    "gap_cost",
     "leading_zeros",
     "load_acquire",
+    "load_word",
     "lowest_bit",
     "moments_of",
     "moments_of_sum",
@@ -40,6 +42,7 @@ __all__ = [
     "present_of_64",
     "select",
     "store_release",
+    "store_word",
     "stream_16_bytes",
 ]
 
@@ -127,6 +130,29 @@ def finish_streaming(typing: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@_intrinsic
+def load_word(typing: Any, octets: Any, at: Any) -> Any:
+    """Eight bytes of an array of uint8 as a uint64, the first as the lowest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        octets, at = arguments
+        return builder.load(_vector(context, builder, signature.args[0], octets, at, ir.IntType(64)), align=1)
+
+    return types.uint64(octets, types.uint64), generate
+
+
+@_intrinsic
+def store_word(typing: Any, octets: Any, at: Any, word: Any) -> Any:
+    """Write a uint64 as eight bytes of an array of uint8, the lowest first."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        octets, at, word = arguments
+        builder.store(word, _vector(context, builder, signature.args[0], octets, at, word.type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(octets, types.uint64, types.uint64), generate
 
 
 @_intrinsic
@@ -272,6 +298,25 @@ def add_over_of_64(typing: Any, accumulator: Any, gradient: Any, start: Any, ove
         return _compare(builder, builder.bitcast(total, ir.VectorType(over.type, GROUP)), over)
 
     return types.uint64(accumulator, gradient, types.uint64, over), generate
+
+
+@_intrinsic
+def gap_cost(typing: Any, indices: Any, at: Any, low: Any, limit: Any, exception: Any) -> Any:
+    """The gap before an index without its ``low`` lowest bits, or ``exception`` if that is above ``limit``; both fit into 32 bits.
+
+    numba alone would widen 32-bit indices to 64 bits, and LLVM would compare half as many at a time.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        indices, at, *numbers = arguments
+        after = builder.load(_element(context, builder, signature.args[0], indices, at), align=1)
+        before = builder.load(_element(context, builder, signature.args[0], indices, builder.sub(at, at.type(1))), align=1)
+        low, limit, exception = (number if number.type == after.type else builder.trunc(number, after.type) for number in numbers)
+        high = builder.lshr(builder.add(builder.sub(after, before), after.type(-1)), low)
+        cost = builder.select(builder.icmp_unsigned("<=", high, limit), high, exception)
+        return cost if cost.type == _INT32 else builder.trunc(cost, _INT32)
+
+    return types.uint32(indices, types.uint64, types.uint64, types.uint64, types.uint64), generate
 
 
 @_intrinsic

@@ -8,9 +8,9 @@ import numpy as np
 
 from sparseallreduce.streams.kernels.compilation import inlined
 from sparseallreduce.streams.kernels.contract import Indices, Values
-from sparseallreduce.streams.kernels.intrinsics import move, select
+from sparseallreduce.streams.kernels.intrinsics import load_word, move, select
 
-__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "REPLACE", "U", "combine", "copy_rows", "is_list", "is_table", "lower_bound"]
+__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "REPLACE", "U", "combine", "copy_rows", "is_list", "is_table", "lower_bound", "word_at"]
 
 ADD, MULTIPLY, MINIMUM, MAXIMUM, REPLACE = range(5)  # REPLACE keeps the second value: a copy, or a place for the caller to fill
 U: Any = np.uint64
@@ -60,3 +60,14 @@ def copy_rows(indices: Indices, values: Values, start: Any, end: Any, iout: Indi
     move(iout, n, indices, start, end - start)
     move(vout, n * width, values, start * width, (end - start) * width)
     return n + (end - start)
+
+
+@inlined
+def word_at(octets: Values, at: Any, length: Any) -> Any:
+    """Eight bytes, zeros where the array ends."""
+    if at + U(8) <= length:
+        return load_word(octets, at)
+    word = U(0)
+    for i in range(at, length):
+        word |= U(octets[i]) << ((i - at) << U(3))
+    return word

@@ -8,7 +8,9 @@ and return the numbers of :mod:`~sparseallreduce.streams.kernels.contract`, and
 """
 
 from sparseallreduce.streams.kernels.reference.arrays import combine, places
+from sparseallreduce.streams.kernels.reference.bitmap import decode_bitmap, decode_nonzero, encode_bitmap, encode_nonzero
 from sparseallreduce.streams.kernels.reference.dense import gather_present, scatter, scatter_set
+from sparseallreduce.streams.kernels.reference.gaps import decode_gaps, encode_gaps
 from sparseallreduce.streams.kernels.reference.merging import merge, shared
 from sparseallreduce.streams.kernels.reference.order import first_violation, sum_duplicates
 from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_union, sum_cut_rows, sum_rows, write_past
@@ -16,6 +18,12 @@ from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_un
 __all__ = [
     "combine",
     "cut_rows",
+    "decode_bitmap",
+    "decode_gaps",
+    "decode_nonzero",
+    "encode_bitmap",
+    "encode_gaps",
+    "encode_nonzero",
     "estimate_union",
     "first_violation",
     "gather_present",

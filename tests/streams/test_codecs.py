@@ -1,0 +1,239 @@
+"""The kernels of the wire formats: what they write comes back, in few bits, and no bytes make them leave their arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels import reference
+from sparseallreduce.streams.kernels.contract import GAPS_BLOCK
+
+GUARD = 64
+LARGEST = {np.uint32: 2**32, np.uint64: 2**63}
+
+fast = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Guarded:
+    """An array between guard zones, of which nothing may change."""
+
+    def __init__(self, count, dtype, width=None):
+        shape = count if width is None else (count, width)
+        self.room = np.full(2 * GUARD + np.empty(shape, dtype).nbytes, 0xA5, np.uint8)
+        self.array = self.room[GUARD : len(self.room) - GUARD].view(dtype).reshape(shape)
+
+    def check(self):
+        assert (self.room[:GUARD] == 0xA5).all() and (self.room[len(self.room) - GUARD :] == 0xA5).all(), "guard zone"
+
+
+@st.composite
+def index_sets(draw, extent_at_most=None):
+    """Indices, and a range that they lie in."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(st.sampled_from([np.uint32, np.uint64]))
+    count = draw(st.sampled_from([0, 1, 2, 7, 100, GAPS_BLOCK - 1, GAPS_BLOCK, GAPS_BLOCK + 1, 3 * GAPS_BLOCK, 5000]))
+    kind = draw(st.sampled_from(["uniform", "runs", "skewed", "strided", "full", "far apart"]))
+    most = min(extent_at_most or LARGEST[dtype], LARGEST[dtype])
+    if kind == "uniform":
+        gaps = rng.geometric(draw(st.sampled_from([1e-6, 1e-4, 0.01, 0.125, 0.5])), count) - 1
+    elif kind == "runs":
+        gaps = np.where(rng.random(count) < draw(st.sampled_from([0.001, 0.05, 0.3])), rng.integers(0, 10_000, count), 0)
+    elif kind == "skewed":
+        gaps = 2.0 ** rng.uniform(0, draw(st.sampled_from([4, 18, 40])), count)
+    elif kind == "strided":
+        gaps = np.full(count, draw(st.sampled_from([1, 999, 2**20])))
+    elif kind == "full":
+        gaps = np.zeros(count, np.int64)
+    else:
+        gaps = np.where(rng.random(count) < 0.01, most // 200, 0)
+    places = np.cumsum(np.asarray(gaps, np.uint64) + np.uint64(1)) - np.uint64(1)
+    places = places[places < most]
+    extent = int(places[-1]) + 1 if len(places) else 0
+    extent += draw(st.sampled_from([0, 1, 1000])) if extent + 1000 <= most else 0
+    lo = draw(st.sampled_from([0, 1, 12_345, LARGEST[dtype] - extent]))
+    lo = min(lo, LARGEST[dtype] - extent)
+    return (places + np.uint64(lo)).astype(dtype), lo, lo + extent
+
+
+def encoded_gaps(indices, lo, module=kernels):
+    out = Guarded(kernels.gaps_bound(len(indices), indices.dtype), np.uint8)
+    length = module.encode_gaps(indices, lo, out.array)
+    out.check()
+    return out.array[:length].copy()
+
+
+@fast
+@given(index_sets())
+def test_gaps_come_back_and_both_twins_write_the_same_bytes(index_set):
+    indices, lo, hi = index_set
+    octets = encoded_gaps(indices, lo)
+    assert octets.tobytes() == encoded_gaps(indices, lo, reference).tobytes()
+    for module in (kernels, reference):
+        out = Guarded(len(indices), indices.dtype)
+        assert module.decode_gaps(octets, lo, hi, out.array)
+        np.testing.assert_array_equal(out.array, indices)
+        out.check()
+
+
+@fast
+@given(index_sets())
+def test_gaps_beyond_the_range_are_refused(index_set):
+    indices, lo, _ = index_set
+    octets = encoded_gaps(indices, lo)
+    if len(indices):
+        for module in (kernels, reference):
+            assert not module.decode_gaps(octets, lo, int(indices[-1]), np.empty_like(indices))
+            assert module.decode_gaps(octets, lo, int(indices[-1]) + 1, np.empty_like(indices))
+
+
+def altered(octets, rng):
+    """The bytes with some changed, cut off, or put behind; or other bytes."""
+    octets = octets.copy()
+    for _ in range(rng.integers(1, 4)):
+        what = rng.integers(5)
+        if what == 0 and len(octets):
+            octets[rng.integers(len(octets))] ^= np.uint8(1 << rng.integers(8))
+        elif what == 1 and len(octets):
+            octets[rng.integers(min(len(octets), 8))] = rng.choice([0, 1, 31, 32, 55, 56, 57, 64, 65, 255])
+        elif what == 2:
+            octets = octets[: rng.integers(len(octets) + 1)]
+        elif what == 3:
+            octets = np.append(octets, rng.integers(0, 256, rng.integers(1, 10), np.uint8))
+        elif rng.random() < 0.2:
+            octets = rng.integers(0, 256, rng.integers(0, 300), np.uint8)
+    return octets
+
+
+@fast
+@given(index_sets(), st.integers(0, 2**32))
+def test_altered_gaps_are_read_to_indices_in_range_or_refused(index_set, seed):
+    indices, lo, hi = index_set
+    octets = altered(encoded_gaps(indices, lo), np.random.default_rng(seed))
+    out, twin = Guarded(len(indices), indices.dtype), np.empty_like(indices)
+    valid = kernels.decode_gaps(octets, lo, hi, out.array)
+    out.check()
+    assert valid == reference.decode_gaps(octets, lo, hi, twin)
+    if valid:
+        np.testing.assert_array_equal(out.array, twin)
+        assert (out.array[1:] > out.array[:-1]).all()
+        assert len(out.array) == 0 or (out.array[0] >= lo and out.array[-1] < hi)
+
+
+@pytest.mark.parametrize("count", [8192, 65536])
+@pytest.mark.parametrize("density", [1e-4, 1e-3, 0.01, 0.03, 0.0625, 0.125])
+def test_gaps_of_uniform_sets_take_little_more_than_their_entropy(density, count):
+    gaps = np.random.default_rng(0).geometric(density, count)
+    indices = (np.cumsum(gaps) - 1).astype(np.uint32)
+    entropy = -np.log2(density) - (1 - density) / density * np.log2(1 - density)
+    assert 8 * len(encoded_gaps(indices, 0)) / count < 1.05 * entropy
+
+
+def test_gaps_of_runs_take_less_than_a_bit_an_index():
+    assert len(encoded_gaps(np.arange(100_000, dtype=np.uint32), 0)) < 1000
+    runs = np.flatnonzero(np.arange(200_000) // 50 % 40 == 0).astype(np.uint32)
+    assert 8 * len(encoded_gaps(runs, 0)) < 0.6 * len(runs)
+
+
+def test_indices_that_do_not_increase_are_not_written():
+    for wrong in ([5, 5], [6, 5], [*range(2000), 1999], [*range(2000), 5], [3]):
+        indices = np.array(wrong, np.uint32)
+        with pytest.raises(StreamError, match="must increase"):
+            kernels.encode_gaps(indices, 4, np.empty(kernels.gaps_bound(len(indices), np.uint32), np.uint8))
+        with pytest.raises(StreamError, match="must increase"):
+            kernels.encode_bitmap(indices, 4, 5000, np.empty(625, np.uint8))
+        assert reference.encode_gaps(indices, 4, np.empty(10_000, np.uint8)) < 0
+        assert reference.encode_bitmap(indices, 4, 5000, np.empty(625, np.uint8)) < 0
+
+
+def test_outputs_without_room_are_refused():
+    indices = np.arange(10, dtype=np.uint32)
+    with pytest.raises(StreamError, match="room"):
+        kernels.encode_gaps(indices, 0, np.empty(kernels.gaps_bound(10, np.uint32) - 1, np.uint8))
+    with pytest.raises(StreamError, match="bytes must be as many"):
+        kernels.encode_bitmap(indices, 0, 10, np.empty(1, np.uint8))
+    with pytest.raises(StreamError, match="no bitmap"):
+        kernels.decode_bitmap(np.empty(3, np.uint8), 0, 10, indices)
+    with pytest.raises(StreamError, match="take 2 bytes"):
+        kernels.encode_nonzero(np.zeros(10), np.empty(1, np.uint8), np.zeros(10))
+    with pytest.raises(StreamError, match="C-contiguous"):
+        kernels.decode_gaps(np.empty(20, np.uint8)[::2], 0, 10, indices)
+    with pytest.raises(StreamError, match="read-only"):
+        kernels.decode_gaps(np.empty(20, np.uint8), 0, 10, np.broadcast_to(indices, 10))
+
+
+@fast
+@given(index_sets(extent_at_most=200_000))
+def test_bitmaps_come_back_and_both_twins_write_the_same_bytes(index_set):
+    indices, lo, hi = index_set
+    written = []
+    for module in (kernels, reference):
+        bits = Guarded(-(-(hi - lo) // 8), np.uint8)
+        module.encode_bitmap(indices, lo, hi - lo, bits.array)
+        bits.check()
+        written.append(bits.array)
+        out = Guarded(len(indices), indices.dtype)
+        assert module.decode_bitmap(bits.array, lo, hi - lo, out.array)
+        np.testing.assert_array_equal(out.array, indices)
+        out.check()
+    assert written[0].tobytes() == written[1].tobytes()
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_bitmaps_of_another_count_or_with_bits_beyond_are_refused(module):
+    for extent in (1, 7, 8, 9, 63, 64, 65, 127, 130):
+        bits = np.zeros(-(-extent // 8), np.uint8)
+        module.encode_bitmap(np.array([extent - 1], np.uint32), 0, extent, bits)
+        assert module.decode_bitmap(bits, 0, extent, np.empty(1, np.uint32))
+        assert not module.decode_bitmap(bits, 0, extent, np.empty(0, np.uint32))
+        assert not module.decode_bitmap(bits, 0, extent, np.empty(2, np.uint32))
+        if extent % 8:
+            bits[:] = 0
+            bits[-1] = 128
+            assert not module.decode_bitmap(bits, 0, extent, np.empty(1, np.uint32))
+            dense = np.zeros(extent, np.float32)
+            assert not module.decode_nonzero(bits, np.ones(1, np.uint32), dense.view(np.uint32))
+
+
+@pytest.mark.parametrize("width", [None, 0, 1, 3, 16])
+@pytest.mark.parametrize("dtype", [np.int8, np.float16, np.float32, np.int32, np.float64, np.int64, np.complex128])
+def test_nonzero_elements_come_back_to_the_bit(dtype, width):
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 63, 64, 65, 1000):
+        for density in (0.0, 0.05, 0.5, 1.0):
+            dense = rng.integers(-5, 5, size if width is None else (size, width)).astype(dtype)
+            dense[rng.random(size) >= density] = 0
+            if dense.size and np.dtype(dtype).kind == "f":
+                dense.reshape(-1)[0] = -0.0
+            row = dense.itemsize * (1 if width is None else width)
+            present = dense.reshape(-1).view(np.uint8).reshape(size, row).any(axis=1)
+            bits, values, back = Guarded(-(-size // 8), np.uint8), Guarded(int(present.sum()), dtype, width), Guarded(size, dtype, width)
+            assert kernels.encode_nonzero(dense, bits.array, values.array) == present.sum()
+            np.testing.assert_array_equal(bits.array, np.packbits(present, bitorder="little"))
+            assert values.array.tobytes() == dense[present].tobytes()
+            assert kernels.decode_nonzero(bits.array, values.array, back.array)
+            assert back.array.tobytes() == dense.tobytes()
+            if present.any():
+                assert kernels.encode_nonzero(dense, bits.array, values.array[:-1]) == present.sum()
+                assert not kernels.decode_nonzero(bits.array, values.array[:-1], back.array)
+                assert not kernels.decode_nonzero(bits.array, np.concatenate([values.array, values.array]), back.array)
+            for guarded in (bits, values, back):
+                guarded.check()
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_both_twins_find_the_same_nonzero_elements(dtype, width):
+    rng = np.random.default_rng(1)
+    dense = (rng.integers(0, 3, 777 if width is None else (777, width)) // 2).astype(dtype)
+    written = []
+    for module in (kernels, reference):
+        bits, values, back = np.empty(98, np.uint8), np.zeros_like(dense), np.ones_like(dense)
+        count = module.encode_nonzero(dense, bits, values)
+        assert module.decode_nonzero(bits, values[:count], back)
+        np.testing.assert_array_equal(back, dense)
+        written.append((count, bits.tobytes(), values[:count].tobytes()))
+    assert written[0] == written[1]
