@@ -26,7 +26,7 @@ import numpy as np
 import sparseallreduce as sar
 
 SIZE = 2**18  # N
-ENTRY, VALUE, HEADER = 8, 4, 64  # bytes
+ENTRY, VALUE, HEADER = 8, 4, 80  # bytes
 GROUP = 8  # of dsar_early_switch
 SETS = ("full overlap", "disjoint", "uniform")
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from sparseallreduce.algorithms.steps import Exchange, Recv, RecvAny, Send, Shift, Step
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -89,8 +90,7 @@ def halve(
         middle = (block.lo + block.hi) // 2
         halves = slice_range(block, block.lo, middle), slice_range(block, middle, block.hi)
         kept, given = halves if rank < partner else halves[::-1]
-        theirs = yield Exchange(partner, given)
-        block = ordered(rank, partner, kept, theirs, reduction)
+        block = yield Exchange(partner, given, Merging(reduction, kept, first=rank < partner))
     return block
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sparseallreduce.algorithms.exchange import fold, lower_power_of_two, ordered, unfold
+from sparseallreduce.algorithms.exchange import fold, lower_power_of_two, unfold
 from sparseallreduce.algorithms.steps import Exchange, Schedule
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -29,7 +30,6 @@ def ssar_recursive_doubling(stream: SparseStream, rank: int, ranks: int, reducti
         distance = 1
         while distance < core:
             partner = rank ^ distance
-            theirs = yield Exchange(partner, mine)
-            mine = ordered(rank, partner, mine, theirs, reduction)
+            mine = yield Exchange(partner, mine, Merging(reduction, mine, first=rank < partner))
             distance *= 2
     return (yield from unfold(mine, rank, ranks, core))

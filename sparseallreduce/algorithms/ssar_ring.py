@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.algorithms.steps import Schedule, Shift
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import boundaries, concatenate, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -27,8 +28,7 @@ def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction)
     parts = split(stream, boundaries(stream.size, ranks))
     partial = parts[rank]
     for hop in range(1, ranks):
-        arrived = yield Shift(ahead, partial, behind)
-        partial = reduction.pair(arrived, parts[(rank - hop) % ranks])
+        partial = yield Shift(ahead, partial, behind, Merging(reduction, parts[(rank - hop) % ranks], first=False))
     # The last part that came by is complete: every rank has added to it.
     sums = {ahead: partial}
     for hop in range(1, ranks):

@@ -9,8 +9,8 @@ step                                   result
 ``Send(dest, stream)``                 None, at once; the stream is frozen and travels in the background
 ``Recv(source)``                       the next stream from ``source``
 ``RecvAny(sources)``                   ``(source, stream)``, the first that arrives from any of ``sources``
-``Exchange(partner, stream)``          the stream that ``partner`` exchanges for it
-``Shift(dest, stream, source)``        the stream from ``source``, while ours travels to ``dest``
+``Exchange(partner, stream, merging)`` the stream that ``partner`` exchanges for it
+``Shift(dest, stream, source, ...)``   the stream from ``source``, while ours travels to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
 ``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
 ``Share(record)``                      the list of the records of all ranks
@@ -18,7 +18,8 @@ step                                   result
 ====================================== =========================================================================================
 
 In an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, and
-the other side gives a tuple too.
+the other side gives a tuple too. With a ``merging``, the result is the reduction that it makes of the stream which arrives, on whose
+pieces it may begin before all are there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Generator, Set
 from typing import Any, NamedTuple, TypeAlias
 
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -71,6 +73,7 @@ class Exchange(NamedTuple):
 
     partner: int
     stream: Payload
+    merging: Merging | None = None
 
 
 class Shift(NamedTuple):
@@ -79,6 +82,7 @@ class Shift(NamedTuple):
     dest: int
     stream: Payload
     source: int
+    merging: Merging | None = None
 
 
 class DenseAllreduce(NamedTuple):

@@ -34,6 +34,7 @@ from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
+FAST = 1e-10  # seconds a byte, below which pieces would wait for the copies into and out of them
 _OWN = 10  # bits of the number of one of the library's own operations, above which is that of the attempt
 _STALE_PROBES = 64
 _FREED = "the communicator was freed while an operation on it was in flight: wait for it before"
@@ -66,6 +67,7 @@ class Channel:
         self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
         self.cores = 1  # that ranks of this host may run on
         self.oversubscribed = False  # whether ranks outnumber them
+        self.near = frozenset(range(self.ranks))  # ranks to which messages go as they lie in memory; others may be on other hosts
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
         self.sequence = 0  # number of the last operation that has been called
         self.begun = 0  # of the last that has begun
@@ -151,10 +153,11 @@ class Channel:
             yield from self._outcome(recovery(self, ALL))
         places = yield from self._outcome(setup.places_of_ranks())
         here = same_host(places, self.rank)
+        self.near = frozenset(same_memory(places, self.rank))
         self.cores = count_cores(places[rank] for rank in here)
         self.oversubscribed = len(here) > self.cores
         self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
-        if len(same_memory(places, self.rank)) == self.ranks:
+        if len(self.near) == self.ranks:
             self.sparse_memory = yield from self._outcome(setup.made_sparse_memory(self))
             made = yield from self._outcome(setup.made_slots_and_areas(self))
             self.slots, self.areas = made or ([], [])
@@ -304,6 +307,15 @@ class Channel:
         """The number of an operation of the library's own."""
         self.own -= 1
         return self.own
+
+    def is_near(self, rank: int) -> bool:
+        """Whether messages to a rank go as they lie in memory: it is on this host, or the link is faster than a copy."""
+        return rank in self.near or 0 < self.byte_seconds < FAST
+
+    @property
+    def byte_seconds(self) -> float:
+        """What a byte takes between ranks; 0 while that is not known."""
+        return 0.0 if self.machine is None else self.machine.beta
 
     def tag(self, sequence: int) -> int:
         """A tag which no other operation in flight has."""

@@ -22,7 +22,8 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Step
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import collectives, progress
-from sparseallreduce.runtime.mailbox import Failure, Sent
+from sparseallreduce.runtime.mailbox import Failure
+from sparseallreduce.runtime.outbox import Outbox
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Failing:
     step: Step | None = None  # what the schedule waits for
     requests: list[MPI.Request] | None = None  # of a collective
     received: Any = None  # what the collective fills
-    sends: list[Sent] = []  # noqa: RUF012 - replaced, never changed
+    outbox: Outbox | None = None  # once it has sent anything
     error: Exception | None = None
     cause: BaseException | None = None  # what hit this rank
     failure: Failure | None = None  # whose error counts, as far as is known
@@ -88,6 +89,13 @@ class Failing:
     @property
     def tag(self) -> int:
         return self.channel.tag(self.sequence)
+
+    def outgoing(self) -> Outbox:
+        """That of the operation."""
+        outbox = self.outbox
+        if outbox is None:
+            outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces)
+        return outbox
 
     def fail(self, error: BaseException) -> None:
         """The one way to fail, for whatever has hit this rank, and for word that another has given up.
@@ -193,12 +201,11 @@ class Failing:
         channel, failure = self.channel, self.failure
         assert failure is not None
         message = failure.packed()
-        if not self.sends:
-            self.sends = []
+        outbox = self.outgoing()
         while self.warned < channel.ranks:
             self.warned += 1
             if self.warned < channel.ranks and self.warned != channel.rank:
-                channel.mailbox.post(self.warned, self.tag, message, self.sends)
+                outbox.post(self.warned, message)
 
     def _settle(self) -> None:
         """Wait for ranks whose error would count before the one that we know of, so that all raise the same."""
@@ -233,7 +240,7 @@ class Failing:
         if self.begun:
             self._leave_handshake()
             self._leave_messages()
-        self.sends, self.requests, self.received = [], None, None
+        self.outbox = self.requests = self.received = None
         for generator in reversed(self.stack or ()):
             _close(generator)
         _close(self.work)
@@ -251,7 +258,8 @@ class Failing:
         channel, step, mailbox = self.channel, self.step, self.channel.mailbox
         if mailbox is None:
             return
-        mailbox.leftovers.keep_sent(self.sends)
+        if self.outbox is not None:
+            self.outbox.abandon()
         mailbox.leftovers.keep(self.requests, self.received)
         if step is not None and self._is_direct(step):
             sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)

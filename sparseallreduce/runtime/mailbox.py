@@ -11,7 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import repeat
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -79,13 +79,49 @@ class Sent:
     requests: list[MPI.Request] = field(default_factory=list)  # one, or none if it does not go out
 
 
-@dataclass
 class Arrival:
-    """A message whose headers are here, and whose parts are on their way."""
+    """A message on its way in, of which the first is here."""
 
-    headers: list[wire.Header]
-    parts: list[Bytes]
-    requests: list[MPI.Request]
+    nbytes = 0  # that have come
+    requests: list[MPI.Request] = []  # noqa: RUF012 - never changed
+    memory: Any = None  # which they fill
+
+    def complete(self) -> bool:
+        """Whether all of it is here."""
+        raise NotImplementedError
+
+    def streams(self) -> list[SparseStream]:
+        """What it carries, once it is complete."""
+        raise NotImplementedError
+
+
+class InPieces(Arrival):
+    """A message whose packets are read as they come."""
+
+    def __init__(self) -> None:
+        self.assembly = wire.Assembly()
+
+    def take(self, packet: Bytes) -> None:
+        """Read the next packet."""
+        self.nbytes += len(packet)
+        self.assembly.take(packet)
+
+    def complete(self) -> bool:
+        return self.assembly.complete
+
+    def streams(self) -> list[SparseStream]:
+        return self.assembly.streams
+
+
+class InParts(Arrival):
+    """A message whose headers are here, and whose parts come to arrays of their own."""
+
+    def __init__(self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request]) -> None:
+        self.headers, self.memory, self.requests = headers, parts, requests
+        self.nbytes = wire.HEADER_BYTES * len(headers) + sum(map(len, parts))
+
+    def streams(self) -> list[SparseStream]:
+        return wire.join(self.headers, self.memory)
 
     def complete(self) -> bool:
         """Whether all parts are here.
@@ -101,7 +137,7 @@ class Arrival:
         if not MPI.Request.Testall(self.requests, statuses):
             return False
         self.requests = []
-        came, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.parts))
+        came, announced = sum(status.Get_count(MPI.BYTE) for status in statuses), sum(map(len, self.memory))
         if came != announced:
             raise WireError(f"a message announces a payload of {announced} bytes, but {came} came: it was truncated")
         return True
@@ -114,6 +150,12 @@ class Box:
     arrivals: dict[int, deque[Arrival]] = field(default_factory=dict)  # by source
     failures: dict[int, Failure] = field(default_factory=dict)  # likewise
     error: BaseException | None = None  # that hit this rank while it took in a message for this operation
+
+    def arriving(self, source: int) -> InPieces | None:
+        """The next message of a source, if it comes in pieces."""
+        arrivals = self.arrivals.get(source)
+        first = arrivals[0] if arrivals else None
+        return first if isinstance(first, InPieces) else None
 
     def first(self, sources: Iterable[int]) -> tuple[int, Arrival] | None:
         """The next message of any of the sources, if it is complete."""
@@ -196,7 +238,7 @@ class Mailbox:
         if box is not None:
             for arrivals in box.arrivals.values():
                 for arrival in arrivals:
-                    self.leftovers.receive(arrival.requests, arrival.parts)
+                    self.leftovers.receive(arrival.requests, arrival.memory)
 
     def send(self, dest: int, tag: int, streams: tuple[SparseStream, ...], sends: list[Sent]) -> tuple[int, int]:
         """Send streams in one message, which ``sends`` keeps, and return the bytes of all and of the headers."""
@@ -258,28 +300,36 @@ class Mailbox:
             else:
                 self.box(tag).failures[source] = failure
             return
-        try:
-            arrival = self._arrival(envelope, source, tag)
-        except WireError:
-            if over:  # parts of a message whose envelope was damaged
-                return
-            raise
-        if over:
-            self.leftovers.receive(arrival.requests, arrival.parts)
-        else:
-            self.box(tag).arrivals.setdefault(source, deque()).append(arrival)
-
-    def _arrival(self, envelope: Bytes, source: int, tag: int) -> Arrival:
-        """The message whose headers have come, its parts inside or on their way."""
-        headers = wire.read_headers(envelope)
+        headers = self._headers(envelope, over)
+        if headers is None:
+            return
+        box = None if over else self.box(tag)
         at = wire.HEADER_BYTES * len(headers)
-        lengths = wire.part_lengths(headers)
-        if at < len(envelope) or not any(lengths):
-            if len(envelope) - at != sum(lengths):
-                raise WireError(f"a message announces a payload of {sum(lengths)} bytes, but {len(envelope) - at} follow: it was truncated")
-            ends = np.cumsum([at, *lengths]).tolist()
-            return Arrival(headers, [envelope[start:end] for start, end in pairwise(ends)], [])
-        parts = [memory.empty(length, np.uint8) for length in lengths]
+        if at < len(envelope) or not any(header.payload for header in headers):
+            if box is not None:
+                arrivals = box.arrivals.setdefault(source, deque())
+                if not arrivals or not isinstance(arrivals[-1], InPieces) or arrivals[-1].complete():
+                    arrivals.append(InPieces())
+                arrivals[-1].take(envelope)  # type: ignore[attr-defined]
+            return
+        arrival = self._in_parts(headers, source, tag)
+        if box is None:
+            self.leftovers.receive(arrival.requests, arrival.memory)
+        else:
+            box.arrivals.setdefault(source, deque()).append(arrival)
+
+    def _headers(self, envelope: Bytes, over: bool) -> list[wire.Header] | None:
+        """Those of a message; None for parts of one whose envelope was damaged, if its operation is over."""
+        try:
+            return wire.read_headers(envelope)
+        except WireError:
+            if over:
+                return None
+            raise
+
+    def _in_parts(self, headers: list[wire.Header], source: int, tag: int) -> InParts:
+        """The message whose headers have come, its parts on their way."""
+        parts = [memory.empty(length, np.uint8) for length in wire.part_lengths(headers)]
         requests: list[MPI.Request] = []
         try:
             pieces = [[piece, MPI.BYTE] for part in parts for piece in _pieces(part)]
@@ -287,7 +337,7 @@ class Mailbox:
         except BaseException:
             self.leftovers.receive(requests, parts)
             raise
-        return Arrival(headers, parts, requests)
+        return InParts(headers, parts, requests)
 
     def drain(self) -> None:
         """Receive and drop everything that has arrived."""

@@ -35,14 +35,13 @@ from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.collectives import Until, exchange, is_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
-from sparseallreduce.runtime.mailbox import all_done
 from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Preparing, Work
-from sparseallreduce.streams import memory, wire
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -290,6 +289,8 @@ class Operation(Failing):
                 value = source, streams[0]
             else:
                 value = tuple(streams) if isinstance(step, Exchange | Shift) and isinstance(step.stream, tuple) else streams[0]
+                if isinstance(step, Exchange | Shift) and step.merging is not None:
+                    value = step.merging.finish(value)
         self.step = None
         return True, value
 
@@ -301,17 +302,25 @@ class Operation(Failing):
             assert isinstance(step, Recv | Exchange | Shift)
             wanted = frozenset((step.partner if isinstance(step, Exchange) else step.source,))
         self._check_messages()
-        found = self.channel.mailbox.box(self.tag).first(wanted)
+        box = self.channel.mailbox.box(self.tag)
+        merging = step.merging if isinstance(step, Exchange | Shift) else None
+        found = box.first(wanted)
         if found is None:
+            if merging is not None:
+                arrival = box.arriving(*wanted)
+                if arrival is not None and arrival.assembly.growing is not None:
+                    merging.advance(arrival.assembly.growing)
             return None
         source, arrival = found
         for counts in self.traces:
-            counts.bytes_received += wire.HEADER_BYTES * len(arrival.headers) + sum(map(len, arrival.parts))
-        return source, wire.join(arrival.headers, arrival.parts)
+            counts.bytes_received += arrival.nbytes
+        return source, arrival.streams()
 
     def _check_messages(self) -> None:
         """Take in whatever has arrived, and raise if any rank of this operation has given up."""
         channel = self.channel
+        if self.outbox is not None:
+            self.outbox.pump()
         channel.mailbox.take_in()
         channel.look()
         if channel.orphaned:
@@ -328,13 +337,7 @@ class Operation(Failing):
         streams = payload if isinstance(payload, tuple) else (payload,)
         for stream in streams:
             Reduction.freeze(stream)
-        if not self.sends:
-            self.sends = []
-        nbytes, headers = self.channel.mailbox.send(dest, self.tag, streams, self.sends)
-        for counts in self.traces:
-            counts.bytes_sent += nbytes
-            counts.header_bytes += headers
-            counts.messages += 1
+        self.outgoing().send(dest, streams)
 
     def _start_collective(self, step: Share | DenseAllreduce | DenseAllgather) -> list[MPI.Request] | None:
         """The requests of the collective, or None while it is not this operation's turn."""
@@ -406,16 +409,13 @@ class Operation(Failing):
             self.channel.in_flight.remove(self)
         self.stack = None
         mailbox = self.channel.mailbox
-        # Large messages leave only while this rank calls MPI, so that an operation is not done before they are out.
-        if self.sends:
-            self.sends = [sent for sent in self.sends if not all_done(sent.requests)]
-        if self.sends:
+        outbox = self.outbox
+        if outbox is not None and not outbox.is_empty():
             mailbox.take_in()
             box = mailbox.boxes.get(self.tag)
             if box is not None and box.failures:  # who gave up takes no more of our messages before it calls the library again
-                mailbox.leftovers.keep_sent(self.sends)
-                self.sends = []
-        if not self.sends:
+                outbox.abandon()
+        if outbox is None or outbox.is_empty():
             mailbox.close(self.tag)
             if self.listed and self in progress.operations:
                 progress.operations.remove(self)

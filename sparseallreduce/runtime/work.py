@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.steps import Step
+from sparseallreduce.streams.wire import Encoding
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.shortcuts.base import Shortcut
@@ -25,6 +26,7 @@ class Work(ABC):
 
     digest: int  # of what has to be the same on all ranks
     itemsize = 1  # bytes of a value
+    encoding = Encoding()  # how messages are written
     error: BaseException | None = None  # what is wrong with the arguments on this rank
 
     @abstractmethod

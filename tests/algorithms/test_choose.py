@@ -14,6 +14,7 @@ from sparseallreduce.runtime.predictions import dense_share, expected_beginning
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import as_operator
 from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.wire import HEADER_BYTES
 
 
 def chosen(entries, size, ranks, machine=None, dtype="float32", density=None):
@@ -137,7 +138,7 @@ def test_the_measured_machine_is_the_network(network, ranks):
     out = run([measure(rank, ranks) for rank in range(ranks)], network)
     machine = out.outputs[0]
     assert out.outputs == [machine] * ranks
-    assert machine.alpha == pytest.approx(network.latency + 64 / network.bandwidth)
+    assert machine.alpha == pytest.approx(network.latency + HEADER_BYTES / network.bandwidth)
     assert machine.beta == pytest.approx(1 / network.bandwidth, rel=0.01)
     volume, messages = 2 * (ranks - 1) / ranks * 2**22, 2 * (ranks.bit_length() - 1)
     if ranks == 1 << (ranks.bit_length() - 1):

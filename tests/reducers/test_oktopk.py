@@ -127,7 +127,7 @@ def accumulators_of(places, ranks, k, size, seed):
 @pytest.mark.parametrize("ranks,k", [(4, 64), (16, 64), (64, 256)])
 def test_no_rank_sends_or_receives_more_than_six_k_words(monkeypatch, ranks, k, places):
     """Counts, thresholds and bounds included, both where they are evaluated and in between, from k = 4 P and 64 values on."""
-    monkeypatch.setattr(wire, "HEADER_BYTES", 0)  # headers are counted apart
+    monkeypatch.setattr(wire.message, "HEADER_BYTES", 0)  # headers are counted apart
     size = 64 * k
     reducers = [sar.OkTopk(size, k) for _ in range(ranks)]
     bound = 6 * k * (ranks - 1) / ranks * WORD
@@ -332,7 +332,7 @@ def test_the_loads_of_the_allgatherv_are_what_it_sends(monkeypatch_headers, size
 @pytest.fixture(scope="module")
 def monkeypatch_headers():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "HEADER_BYTES", 0)
+        patch.setattr(wire.message, "HEADER_BYTES", 0)
         yield
 
 

@@ -16,7 +16,7 @@ from sparseallreduce.streams.reduction import Reduction
 ALPHA, BETA = 1e-6, 1e-9
 NETWORK = Network(latency=ALPHA, bandwidth=1 / BETA)
 K, SIZE = 1024, 2**16
-HEADER = 64
+HEADER = 80
 
 
 def stream(entries=K):

@@ -27,8 +27,11 @@ from sparseallreduce.streams.wire import (
     read_headers,
 )
 
-LAYOUT = struct.Struct("<4sBBBBQQQQQIB7x")
-FIELDS = ("magic", "version", "dtype", "form", "codec", "size", "lo", "hi", "stored", "payload", "width", "last")
+LAYOUT = struct.Struct("<4sBBBBBBB5xQQQQQQQI")
+FIELDS = (
+    *("magic", "version", "dtype", "form", "index_codec", "value_codec", "last", "more"),
+    *("size", "lo", "hi", "stored", "first", "count", "payload", "width"),
+)
 
 
 def sealed(frame, **changes):
@@ -118,10 +121,10 @@ def test_a_message_cut_short_anywhere_is_recognised(stream):
 @pytest.mark.parametrize(
     "message, text",
     [
-        (b"", "a message of 0 bytes is shorter than a header of 64: it was truncated or is foreign"),
-        (b"hello", "a message of 5 bytes is shorter than a header of 64: it was truncated or is foreign"),
+        (b"", "a message of 0 bytes is shorter than a header of 80: it was truncated or is foreign"),
+        (b"hello", "a message of 5 bytes is shorter than a header of 80: it was truncated or is foreign"),
         (b"x" * 200, "a message starts with b'xxxx' instead of b'SARS': it does not come from this library"),
-        (b"\0" * 64, "a message starts with b'\\x00\\x00\\x00\\x00' instead of b'SARS': it does not come from this library"),
+        (b"\0" * 80, "a message starts with b'\\x00\\x00\\x00\\x00' instead of b'SARS': it does not come from this library"),
     ],
 )
 def test_foreign_bytes_are_named(message, text):
@@ -134,10 +137,10 @@ def test_another_version_is_named():
     frame = encode([SparseStream([3], [1.0], 8)])
     with pytest.raises(WireError) as raised:
         decode(sealed(frame, version=VERSION + 1))
-    assert str(raised.value) == "a message has layout version 2, this library reads 1: install the same release on all ranks"
+    assert str(raised.value) == "a message has layout version 3, this library reads 2: install the same release on all ranks"
 
 
-@given(message=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda tail: b"SARS\x01" + tail)))
+@given(message=st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda tail: b"SARS\x02" + tail)))
 def test_random_bytes_raise_nothing_but_a_wire_error(message):
     with pytest.raises(WireError):
         decode(np.frombuffer(message, np.uint8))
@@ -147,7 +150,11 @@ numbers = st.one_of(st.integers(0, 20), st.sampled_from([2**31, 2**32, 2**61, 2*
 FIELD_VALUES = {
     "dtype": st.integers(0, 255),
     "form": st.integers(0, 255),
-    "codec": st.integers(0, 255),
+    "index_codec": st.integers(0, 255),
+    "value_codec": st.integers(0, 255),
+    "more": st.integers(0, 2),
+    "first": numbers,
+    "count": numbers,
     "size": numbers,
     "lo": numbers,
     "hi": numbers,
@@ -176,7 +183,9 @@ def test_a_header_that_lies_gives_a_wire_error_or_a_stream_of_what_is_there(stre
     [
         {"dtype": 5},
         {"form": 3},
-        {"codec": 99},
+        {"first": 1},
+        {"count": 4},
+        {"count": 2**64 - 1, "first": 2},
         {"lo": 21},
         {"hi": 21},
         {"lo": 9, "hi": 5},
@@ -196,7 +205,7 @@ def test_a_header_that_makes_no_sense_is_refused(changes):
 
 def test_a_payload_of_another_length_than_the_entries_take_is_refused():
     frame = encode([SparseStream([1, 4, 9], np.float32([1, 2, 3]), 20)])
-    for changes in ({"payload": 23}, {"payload": 25}, {"stored": 2}, {"width": 2}, {"dtype": 1}, {"size": 2**40, "hi": 2**40}):
+    for changes in ({"payload": 23}, {"payload": 25}, {"stored": 2, "count": 2}, {"width": 2}, {"dtype": 1}, {"size": 2**40, "hi": 2**40}):
         with pytest.raises(WireError, match=r"^the header of a message announces a payload of \d+ bytes for \d entries, which take \d+$"):
             decode(sealed(frame, **changes))
 
@@ -205,7 +214,7 @@ def test_a_header_whose_numbers_overflow_is_a_wire_error():
     frame = encode([SparseStream.from_dense(np.ones(1, np.float32))])
     for stored, width in ((2**61, 8), (2**32, 2**32 - 2**2), (2**62, 0), (2**63, 2**31)):
         with pytest.raises(WireError):
-            decode(sealed(frame, size=stored, lo=0, hi=stored, stored=stored, width=width, payload=0)[:HEADER_BYTES])
+            decode(sealed(frame, size=stored, lo=0, hi=stored, stored=stored, count=stored, width=width, payload=0)[:HEADER_BYTES])
 
 
 @given(case=cases(ranks=st.integers(1, 6)))
@@ -224,7 +233,7 @@ def test_the_arrays_travel_as_they_lie_in_memory(case):
 def test_the_header_says_what_follows():
     stream = SparseStream([2, 5], np.ones((2, 3), np.float64), 2**33)
     header = read_header(encode([stream]))
-    assert header == (np.dtype("float64"), 0, 0, 2**33, 0, 2**33, 2, 2 * 8 + 6 * 8, 3, True)
+    assert header == (np.dtype("float64"), 0, 0, 0, 2**33, 0, 2**33, 2, 0, 2, 2 * 8 + 6 * 8, 3, True, False)
 
 
 def test_an_entry_of_float32_is_eight_bytes_on_the_wire():
@@ -242,14 +251,15 @@ def test_bytes_may_start_anywhere_in_a_buffer():
 
 
 @given(seed=st.integers(0, 2**32 - 1), lo=st.sampled_from([0, 700]), op=st.sampled_from([SUM, MIN]))
-def test_a_message_whose_payload_was_altered_is_garbage_or_an_error_and_nothing_worse(seed, lo, op):
+def test_a_stream_whose_arrays_were_altered_is_garbage_or_an_error_and_nothing_worse(seed, lo, op):
     rng, size = np.random.default_rng(seed), 1000
     whole = SparseStream(np.sort(rng.choice(size, 300, replace=False)), rng.standard_normal(300), size)
-    message = encode([slice_range(whole, lo, size)])
-    at = rng.integers(HEADER_BYTES, len(message), 20)
-    message[at] = rng.integers(0, 256, 20)
+    part = slice_range(whole, lo, size)
+    indices, values = part.indices.copy(), part.values.copy()
+    for array in (indices, values):
+        array.view(np.uint8)[rng.integers(0, array.nbytes, 10)] = rng.integers(0, 256, 10)
     memory = np.zeros(3 * size)
-    (altered,) = decode(message)
+    altered = SparseStream._sparse_form(indices, values, size, lo, size)
     reduction = Reduction(op)
     ours = reduction.enter(slice_range(whole, lo, size))
     for use in (
@@ -264,3 +274,17 @@ def test_a_message_whose_payload_was_altered_is_garbage_or_an_error_and_nothing_
         with suppress(StreamError):
             use()
     assert not memory[:size].any() and not memory[-size:].any()
+
+
+@given(seed=st.integers(0, 2**32 - 1), lo=st.sampled_from([0, 700]))
+def test_a_message_whose_payload_was_altered_is_an_error_or_a_valid_stream(seed, lo):
+    rng, size = np.random.default_rng(seed), 1000
+    whole = SparseStream(np.sort(rng.choice(size, 300, replace=False)), rng.standard_normal(300), size)
+    message = encode([slice_range(whole, lo, size)])
+    message[rng.integers(HEADER_BYTES, len(message))] = rng.integers(0, 256)
+    try:
+        (altered,) = decode(message)
+    except WireError:
+        return
+    assert altered.indices[0] >= lo
+    SparseStream(altered.indices, altered.values, size)

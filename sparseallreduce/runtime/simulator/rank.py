@@ -80,6 +80,8 @@ class Rank:
         message: Any = content
         if isinstance(content, tuple) and not (isinstance(step, _SENDING) and isinstance(step.stream, tuple)):
             message = content[0]
+        if isinstance(step, _SENDING) and step.merging is not None:
+            message = step.merging.finish(message)
         self.value = (source, message) if isinstance(step, RecvAny) else message
         self._waits_for = None
         return True

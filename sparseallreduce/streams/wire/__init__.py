@@ -1,0 +1,29 @@
+"""Streams as bytes, and back (thesis section 4.1.1)."""
+
+from sparseallreduce.streams.wire.codecs import INDEX_CODECS, PLAIN, Encoding, IndexCodec, estimated_bytes
+from sparseallreduce.streams.wire.frames import Assembly, Growing, packets, read_headers
+from sparseallreduce.streams.wire.header import HEADER_BYTES, VERSION, Bytes, Header, read_header
+from sparseallreduce.streams.wire.message import decode, enclose, encode, join, message_bytes, part_lengths
+
+__all__ = [
+    "HEADER_BYTES",
+    "INDEX_CODECS",
+    "PLAIN",
+    "VERSION",
+    "Assembly",
+    "Bytes",
+    "Encoding",
+    "Growing",
+    "Header",
+    "IndexCodec",
+    "decode",
+    "enclose",
+    "encode",
+    "estimated_bytes",
+    "join",
+    "message_bytes",
+    "packets",
+    "part_lengths",
+    "read_header",
+    "read_headers",
+]

@@ -1,0 +1,208 @@
+"""Messages as frames: one stream or several, each in pieces that are written, travel and are read one after the other.
+
+A frame is a header and a piece of a stream: the values of some of its entries, and behind them where these are. A packet is what travels at
+once: the headers of one frame or several, and then their payloads. So a rank writes the next piece while the last is on its way, and
+reads one while the next arrives, and no more of the message than that is in memory in the form of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import WireError
+from sparseallreduce.streams import memory
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.wire.codecs import INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
+from sparseallreduce.streams.wire.header import DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header, read_header
+
+__all__ = ["Assembly", "Growing", "packets", "read_headers"]
+
+_GRAIN = 512  # entries of which a piece has a multiple, but for the last: blocks of the value codecs are whole
+
+
+def packets(
+    streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int
+) -> Iterator[Bytes]:
+    """The packets of the message that carries ``streams``, each of about ``nbytes`` bytes at most, with their positions by these codecs."""
+    batch: list[Bytes] = []
+    size = 0
+    for position, stream in enumerate(streams):
+        codec, last = codecs[position], position == len(streams) - 1
+        step = _entries_of(stream, codec, nbytes)
+        for first in range(0, max(stream.stored, 1), step):
+            frame = _frame(stream, first, min(step, stream.stored - first), codec, last)
+            if batch and size + len(frame) > nbytes:
+                yield _packet(batch)
+                batch, size = [], 0
+            batch.append(frame)
+            size += len(frame)
+    yield _packet(batch)
+
+
+def _entries_of(stream: SparseStream, codec: IndexCodec, nbytes: int) -> int:
+    """How many entries a piece holds."""
+    each = estimated_bytes(stream, codec) / max(stream.stored, 1)
+    return max(int(nbytes / each) // _GRAIN, 1) * _GRAIN
+
+
+def _packet(frames: list[Bytes]) -> Bytes:
+    if len(frames) == 1:
+        return frames[0]
+    headers = [read_header(frame)._replace(more=number < len(frames) - 1) for number, frame in enumerate(frames)]
+    packed = np.frombuffer(b"".join(map(pack_header, headers)), np.uint8)
+    return np.concatenate([packed, *(frame[HEADER_BYTES:] for frame in frames)])
+
+
+def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last: bool) -> Bytes:
+    stored = stream._stored[first : first + count]
+    values = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+    if stream.is_dense:
+        mask = np.empty(0, np.uint8) if stream._present is None else np.packbits(stream._present[first : first + count])
+        frame = memory.empty(HEADER_BYTES + len(values) + len(mask), np.uint8)
+        frame[HEADER_BYTES + len(values) :] = mask
+        length, codec = len(mask), PLAIN
+    else:
+        indices = stream._entries()[0]
+        lo = int(indices[first - 1]) + 1 if first else stream.lo
+        piece = indices[first : first + count]
+        frame = memory.empty(HEADER_BYTES + len(values) + codec.bound(piece, lo), np.uint8)
+        length = codec.write(piece, lo, frame[HEADER_BYTES + len(values) :])
+    frame[HEADER_BYTES : HEADER_BYTES + len(values)] = values
+    payload = len(values) + length
+    header = header_of(stream, first, count, payload, (codec.number, 0), last, more=False)
+    frame[:HEADER_BYTES] = np.frombuffer(pack_header(header), np.uint8)
+    return frame[: HEADER_BYTES + payload]
+
+
+def read_headers(packet: Bytes) -> list[Header]:
+    """The headers that a packet starts with, checked.
+
+    Raises
+    ------
+    WireError
+        As for :func:`~sparseallreduce.streams.wire.header.read_header`; or if a codec is unknown.
+    """
+    headers = [read_header(packet)]
+    while headers[-1].more:
+        headers.append(read_header(packet[len(headers) * HEADER_BYTES :]))
+    return headers
+
+
+class Assembly:
+    """The streams of a message, whose packets arrive in their order.
+
+    Attributes
+    ----------
+    streams : list of SparseStream
+        Those that are complete.
+    growing : Growing or None
+        That which is not.
+    complete : bool
+        Whether the message is.
+    """
+
+    def __init__(self) -> None:
+        self.streams: list[SparseStream] = []
+        self.growing: Growing | None = None
+        self.complete = False
+
+    def take(self, packet: Bytes) -> None:
+        """Read a packet.
+
+        Raises
+        ------
+        WireError
+            If it is foreign, truncated, altered, or does not follow the last.
+        """
+        headers = read_headers(packet)
+        at = HEADER_BYTES * len(headers)
+        announced = sum(header.payload for header in headers)
+        if at + announced != len(packet):
+            raise WireError(f"a message announces a payload of {announced} bytes, but {len(packet) - at} follow: it was truncated or altered")
+        for header in headers:
+            self.add(header, packet[at : at + header.payload])
+            at += header.payload
+
+    def add(self, header: Header, payload: Bytes) -> None:
+        """Read a frame."""
+        if self.complete:
+            raise WireError("a piece of a message came behind its end: it was altered")
+        growing = self.growing
+        if growing is None:
+            growing = Growing(header)
+        growing.add(header, payload)
+        self.growing = growing
+        if growing.arrived == header.stored:
+            self.streams.append(growing.stream())
+            self.growing = None
+            self.complete = header.last
+
+
+class Growing:
+    """A stream of which some entries are here.
+
+    Attributes
+    ----------
+    arrived : int
+        How many: the first ones.
+    stored : int
+        Of how many.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.arrived, self.stored = 0, header.stored
+        self._values = memory.empty((header.stored, *header.shape), header.dtype)
+        self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
+        self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
+
+    def add(self, header: Header, payload: Bytes) -> None:
+        """Take the next piece."""
+        ours = self._header
+        if header.first != self.arrived or header[4:8] != ours[4:8] or (header.dtype, header.form, header.width) != (
+            ours.dtype,
+            ours.form,
+            ours.width,
+        ):
+            raise WireError(f"a piece of a message with entries from {header.first} on does not follow {self.arrived} entries: it was altered")
+        if header.count == 0 and header.stored:
+            raise WireError("a piece of a message is empty: it was altered")
+        first, end = header.first, header.first + header.count
+        values = self._values[first:end]
+        if len(payload) < values.nbytes:
+            raise WireError(f"{header.count} values take {values.nbytes} bytes, and {len(payload)} came: the message was altered")
+        values.reshape(-1).view(np.uint8)[:] = payload[: values.nbytes]
+        self._place(header, payload[values.nbytes :], first, end)
+        self.arrived = end
+
+    def _place(self, header: Header, payload: Bytes, first: int, end: int) -> None:
+        """Read where the entries of a piece are."""
+        if self._indices is not None:
+            lo = int(self._indices[first - 1]) + 1 if first else header.lo
+            codec = INDEX_CODECS.get(header.index_codec)
+            if codec is None:
+                raise WireError(f"a message has positions in form {header.index_codec}, which is unknown: install the same release on all ranks")
+            if not codec.read(payload, lo, header.hi, self._indices[first:end]):
+                raise WireError(f"the positions of {header.count} entries from {lo} on make no sense: the message was altered")
+            return
+        expected = 0 if self._present is None else (header.count + 7) // 8
+        if len(payload) != expected:
+            raise WireError(f"{len(payload)} bytes follow {header.count} dense values instead of {expected}: the message was altered")
+        if self._present is not None:
+            self._present[first:end] = np.unpackbits(payload, count=header.count)
+
+    def prefix(self) -> tuple[NDArray[Any] | None, NDArray[Any]]:
+        """Indices, if it is sparse, and values of what has arrived."""
+        indices = None if self._indices is None else self._indices[: self.arrived]
+        return indices, self._values[: self.arrived]
+
+    def stream(self) -> SparseStream:
+        """The stream, once all of it is here."""
+        header = self._header
+        if self._indices is not None:
+            return SparseStream._sparse_form(self._indices, self._values, header.size, header.lo, header.hi)
+        return SparseStream._dense_form(self._values, header.size, header.lo, header.hi, self._present)
