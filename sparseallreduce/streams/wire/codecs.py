@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire.bitmap import Bitmap, nonzero_share
+from sparseallreduce.streams.wire.gaps import Gaps
 from sparseallreduce.streams.wire.header import HEADER_BYTES, Bytes
 from sparseallreduce.streams.wire.plain import Plain
 
-__all__ = ["INDEX_CODECS", "PLAIN", "Encoding", "IndexCodec", "estimated_bytes"]
+__all__ = ["BITMAP", "GAPS", "INDEX_CODECS", "PLAIN", "Encoding", "IndexCodec", "estimated_bytes"]
 
 
 class IndexCodec(Protocol):
@@ -36,8 +38,9 @@ class IndexCodec(Protocol):
         """Fill ``out``; whether the payload is that of so many increasing indices within ``[lo, hi)``, and of nothing else."""
 
 
-PLAIN = Plain()
-INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN,)}
+PLAIN, BITMAP, GAPS = Plain(), Bitmap(), Gaps()
+INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN, BITMAP, GAPS)}
+_LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take
 _BY_NAME = {codec.name: codec for codec in INDEX_CODECS.values()}
 
 
@@ -50,14 +53,25 @@ class Encoding(NamedTuple):
 
     def index_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
         """The codec for a stream on a link on which a byte takes so long."""
-        if stream.is_dense or not stream.stored:
+        if not stream.stored or stream._present is not None:
             return PLAIN
+        if stream.is_dense:
+            return self._dense_codec_for(stream, byte_seconds)
         if self.index_codec != "auto":
             return _BY_NAME[self.index_codec]
         density, index_bytes = stream.stored / stream.extent, index_bytes_of(stream)
         return min(
             INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds
         )
+
+
+    def _dense_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
+        """A bitmap where enough values are zero."""
+        width = stream.width or 1
+        if self.index_codec == "plain" or (self.index_codec == "auto" and byte_seconds * stream.dtype.itemsize * width < BITMAP.seconds):
+            return PLAIN
+        share = nonzero_share(stream._stored) + 1 / (8 * stream.dtype.itemsize * width)
+        return BITMAP if share < _LEAST_GAIN else PLAIN
 
 
 def index_bytes_of(stream: SparseStream) -> int:
@@ -68,5 +82,5 @@ def estimated_bytes(stream: SparseStream, codec: IndexCodec) -> float:
     """Of the message that carries a stream."""
     nbytes = HEADER_BYTES + stream._stored.nbytes
     if stream.is_dense:
-        return nbytes
+        return nbytes if codec is PLAIN else HEADER_BYTES + nonzero_share(stream._stored) * stream._stored.nbytes + stream.stored / 8
     return nbytes + stream.stored * codec.bytes_each(stream.stored / max(stream.extent, 1), index_bytes_of(stream))

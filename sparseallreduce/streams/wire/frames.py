@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import WireError
 from sparseallreduce.streams import memory
 from sparseallreduce.streams.stream import SparseStream, index_dtype
-from sparseallreduce.streams.wire.codecs import INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
-from sparseallreduce.streams.wire.header import DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header, read_header
+from sparseallreduce.streams.wire.bitmap import read_nonzero, write_nonzero
+from sparseallreduce.streams.wire.codecs import BITMAP, INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
+from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header, read_header
 
 __all__ = ["Assembly", "Growing", "packets", "read_headers"]
 
@@ -59,6 +60,9 @@ def _packet(frames: list[Bytes]) -> Bytes:
 
 def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last: bool) -> Bytes:
     stored = stream._stored[first : first + count]
+    if stream.is_dense and codec is BITMAP:
+        frame = memory.empty(HEADER_BYTES + stored.nbytes + (count + 7) // 8, np.uint8)
+        return _sealed(stream, first, count, write_nonzero(stored, frame[HEADER_BYTES:]), codec, last, frame)
     values = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
     if stream.is_dense:
         mask = np.empty(0, np.uint8) if stream._present is None else np.packbits(stream._present[first : first + count])
@@ -72,7 +76,11 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
         frame = memory.empty(HEADER_BYTES + len(values) + codec.bound(piece, lo), np.uint8)
         length = codec.write(piece, lo, frame[HEADER_BYTES + len(values) :])
     frame[HEADER_BYTES : HEADER_BYTES + len(values)] = values
-    payload = len(values) + length
+    return _sealed(stream, first, count, len(values) + length, codec, last, frame)
+
+
+def _sealed(stream: SparseStream, first: int, count: int, payload: int, codec: IndexCodec, last: bool, frame: Bytes) -> Bytes:
+    """The frame, with the header that its payload calls for."""
     header = header_of(stream, first, count, payload, (codec.number, 0), last, more=False)
     frame[:HEADER_BYTES] = np.frombuffer(pack_header(header), np.uint8)
     return frame[: HEADER_BYTES + payload]
@@ -173,6 +181,11 @@ class Growing:
             raise WireError("a piece of a message is empty: it was altered")
         first, end = header.first, header.first + header.count
         values = self._values[first:end]
+        if ours.form == DENSE and header.index_codec == BITMAP.number:
+            if not read_nonzero(payload, values):
+                raise WireError(f"{len(payload)} bytes are no {header.count} dense values with a bitmap: the message was altered")
+            self.arrived = end
+            return
         if len(payload) < values.nbytes:
             raise WireError(f"{header.count} values take {values.nbytes} bytes, and {len(payload)} came: the message was altered")
         values.reshape(-1).view(np.uint8)[:] = payload[: values.nbytes]

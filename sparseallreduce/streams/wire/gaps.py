@@ -1,0 +1,46 @@
+"""Indices as the gaps between them: 1 to 3 % more than the entropy of uniformly random ones, and less where they are not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.wire.header import Bytes
+
+__all__ = ["Gaps", "entropy_bits"]
+
+
+class Gaps:
+    """Rice codes, in blocks with a parameter of their own (:mod:`sparseallreduce.streams.kernels.gaps`)."""
+
+    number = 2
+    name = "gaps"
+    seconds = 4e-9  # 2.5 to write an index and 1.4 to read it, at every density
+
+    def bytes_each(self, density: float, index_bytes: int) -> float:
+        return 1.03 * entropy_bits(density) / 8
+
+    def bound(self, indices: NDArray[Any], lo: int) -> int:
+        return kernels.gaps_bound(len(indices), indices.dtype)
+
+    def write(self, indices: NDArray[Any], lo: int, out: Bytes) -> int:
+        return kernels.encode_gaps(np.ascontiguousarray(indices), lo, out)
+
+    def read(self, payload: Bytes, lo: int, hi: int, out: NDArray[Any]) -> bool:
+        return kernels.decode_gaps(payload, lo, hi, out)
+
+
+def entropy_bits(density: float) -> float:
+    """H(d) / d: the bits that one index of a uniformly random set of density d carries.
+
+    >>> round(entropy_bits(0.0625), 2)
+    5.4
+    """
+    absent = 1.0 - density
+    if density <= 0.0 or absent <= 0.0:
+        return 0.0
+    return -math.log2(density) - absent / density * math.log2(absent)
