@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels import reference
-from sparseallreduce.streams.kernels.contract import GAPS_BLOCK
+from sparseallreduce.streams.kernels.contract import GAPS_BLOCK, QSGD_BLOCK
 
 GUARD = 64
 LARGEST = {np.uint32: 2**32, np.uint64: 2**63}
@@ -237,3 +237,206 @@ def test_both_twins_find_the_same_nonzero_elements(dtype, width):
         np.testing.assert_array_equal(back, dense)
         written.append((count, bits.tobytes(), values[:count].tobytes()))
     assert written[0] == written[1]
+
+
+FLOATS = (np.float32, np.float64)
+FORMS = {"float16": (10, 15), "bfloat16": (7, 127)}
+
+
+def hard_to_round(rng, dtype, form):
+    """Values of all magnitudes, and those halfway between two short floats and next to them."""
+    mantissa, bias = FORMS[form]
+    halves = np.arange(2**15 - 1, dtype=np.uint16)
+    short = halves.view(np.float16) if form == "float16" else (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(all="ignore"):
+        short = np.unique(short[np.isfinite(short)].astype(np.float64))
+        middle = ((short[1:] + short[:-1]) / 2).astype(dtype)
+        limit = dtype(2.0**bias * (2 - 2.0 ** -(mantissa + 1)))  # the first value that becomes infinite
+        near = [
+            np.nextafter(middle, dtype(0)),
+            middle,
+            np.nextafter(middle, dtype(np.inf)),
+            short.astype(dtype),
+            np.nextafter(limit, dtype(0))[None],
+        ]
+        any_bits = rng.integers(0, 2**63, 20_000).astype(np.uint64).view(np.uint8)[: 20_000 * np.dtype(dtype).itemsize].view(dtype)
+        any_bits = any_bits[~(np.abs(any_bits) >= limit)]
+    special = np.array([np.inf, np.nan, 0.0, np.finfo(dtype).smallest_subnormal], dtype)
+    values = np.concatenate([*near, any_bits, special])
+    return np.concatenate([values, -values])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_short_floats_are_the_nearest_and_both_twins_give_the_same_bits(dtype, form):
+    values = hard_to_round(np.random.default_rng(0), dtype, form)
+    written = Guarded(len(values), np.uint16), np.empty(len(values), np.uint16)
+    assert kernels.narrow(values, form, written[0].array) == reference.narrow(values, form, written[1]) == -1
+    written[0].check()
+    np.testing.assert_array_equal(written[0].array, written[1])
+    if form == "float16":
+        with np.errstate(all="ignore"):
+            expected = values.astype(np.float16)
+        np.testing.assert_array_equal(written[0].array.view(np.float16), expected)
+    back = np.empty(len(values), dtype)
+    kernels.widen(written[1], form, back)
+    np.testing.assert_array_equal(np.isnan(back), np.isnan(values))
+    np.testing.assert_array_equal(np.isinf(back), np.isinf(values))
+    np.testing.assert_array_equal(np.signbit(back), np.signbit(values))
+    again = np.empty(len(values), np.uint16)
+    assert kernels.narrow(back, form, again) == -1
+    np.testing.assert_array_equal(again, written[0].array)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_all_short_floats_become_the_values_they_stand_for(dtype, form):
+    halves = np.arange(2**16, dtype=np.uint16)
+    out, twin = Guarded(2**16, dtype), np.empty(2**16, dtype)
+    kernels.widen(halves, form, out.array)
+    reference.widen(halves, form, twin)
+    out.check()
+    assert out.array.tobytes() == twin.tobytes()
+    mantissa, bias = FORMS[form]
+    for half in (0, 1, 2**mantissa - 1, 2**mantissa, 0x3C00, 0x7BFF if form == "float16" else 0x7F7F):
+        exponent, fraction = half >> mantissa, half % 2**mantissa
+        expected = (fraction + (2**mantissa if exponent else 0)) * 2.0 ** (max(exponent, 1) - bias - mantissa)
+        assert out.array[half] == expected and out.array[half + 2**15] == -expected
+
+
+@pytest.mark.parametrize("form,limit", [("float16", 65520.0), ("bfloat16", 2.0**128 - 2.0**119)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_first_finite_value_that_would_become_infinite_is_found(dtype, form, limit):
+    for count, position in ((1, 0), (5000, 4096), (5000, 4999), (10_000, 17)):
+        values = np.full(count, np.inf, dtype)
+        values[position:] = -np.nextafter(dtype(limit), dtype(0))
+        for module in (kernels, reference):
+            assert module.narrow(values, form, np.empty(count, np.uint16)) == -1
+        values[position:] = -limit
+        for module in (kernels, reference):
+            assert module.narrow(values, form, np.empty(count, np.uint16)) == position
+
+
+def quantised(values, bits, key=7, start=0, module=kernels):
+    scales, codes = Guarded(-(-len(values) // QSGD_BLOCK), np.float32), Guarded(-(-len(values) * bits // 8), np.uint8)
+    assert module.quantise(values, bits, key, start, scales.array, codes.array) == -1
+    scales.check()
+    codes.check()
+    return scales.array, codes.array
+
+
+def restored(scales, codes, bits, count, dtype, module=kernels):
+    out = Guarded(count, dtype)
+    assert module.restore(scales, codes, bits, out.array)
+    out.check()
+    return out.array
+
+
+def blocks(rng, count, dtype):
+    """Values in blocks of very different magnitudes, some of them zero."""
+    with np.errstate(all="ignore"):
+        scale = np.repeat(rng.choice([0.0, 1e-45, 1e-40, 1e-38, 1.0, 1e30], -(-count // QSGD_BLOCK)), QSGD_BLOCK)[:count]
+        return (rng.standard_normal(count) * rng.choice([0, 1, 1e-3], count) * scale).astype(dtype)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [0, 1, 2, 101, 255, 256, 257, 1000, 5000])
+def test_both_twins_draw_the_same_levels_and_restore_the_same_bits(dtype, bits, count):
+    rng = np.random.default_rng(count)
+    values = blocks(rng, count, dtype)
+    for key, start in ((0, 0), (2**64 - 1, QSGD_BLOCK), (int(rng.integers(2**63)), 2**40)):
+        scales, codes = quantised(values, bits, key, start)
+        twins = quantised(values, bits, key, start, reference)
+        assert scales.tobytes() == twins[0].tobytes() and codes.tobytes() == twins[1].tobytes()
+        for wanted in FLOATS:
+            out = restored(scales, codes, bits, count, wanted)
+            assert out.tobytes() == restored(scales, codes, bits, count, wanted, reference).tobytes()
+            step = np.repeat(scales.astype(np.float64), QSGD_BLOCK)[:count] / (127 if bits == 8 else 7)
+            assert (np.abs(out - values.astype(np.float64)) <= step * 1.0001 + 2e-45).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_pieces_hold_the_bits_of_the_whole(bits):
+    values = np.random.default_rng(0).standard_normal(2000).astype(np.float32)
+    scales, codes = quantised(values, bits, start=512)
+    pieces = [quantised(values[cut], bits, start=512 + cut.start) for cut in (slice(0, 256), slice(256, 1280), slice(1280, 2000))]
+    assert b"".join(piece[0].tobytes() for piece in pieces) == scales.tobytes()
+    assert b"".join(piece[1].tobytes() for piece in pieces) == codes.tobytes()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("largest", [1.0, 1.1, 3e-44, 1.4e-45, 3.4028234e38])
+def test_the_mean_over_keys_is_the_value(largest, dtype, bits):
+    rng = np.random.default_rng(0)
+    parts = [1, -1, 1e-3, -1e-6, 1e-9, 0, 1 / 127, 1 / 7, 0.5, -0.999999]
+    with np.errstate(all="ignore"):
+        values = (np.array([*parts, *rng.uniform(-1, 1, 190)]) * largest).astype(dtype)
+    keys, total = 10_000, np.zeros(len(values))
+    scales, codes, out = np.empty(1, np.float32), np.empty(len(values) * bits // 8, np.uint8), np.empty(len(values))
+    for key in range(keys):
+        kernels.quantise(values, bits, key, 0, scales, codes)
+        kernels.restore(scales, codes, bits, out)
+        total += out
+    step = float(scales[0]) / (127 if bits == 8 else 7)
+    share = np.abs(values.astype(np.float64)) / step % 1
+    deviation = step * np.sqrt(share * (1 - share) / keys)
+    error = np.abs(total / keys - values)
+    assert (error <= 5 * deviation + 3 * step / keys).all()  # the latter for what is drawn a few times
+    if dtype == np.float32:
+        np.testing.assert_allclose(total[:2] / keys, values[:2], rtol=1e-12)  # the largest are drawn as they are
+
+
+def test_draws_of_neighbouring_keys_and_places_are_not_related():
+    values = np.full(64 * QSGD_BLOCK, 0.5, np.float32)
+    values[::QSGD_BLOCK] = 1.0  # the scale, so that the others lie in the middle between two levels of 127
+    drawn = np.stack([quantised(values, 8, key)[1].astype(np.int8) for key in range(64)]).astype(np.float64)
+    drawn = np.delete(drawn.reshape(64, 64, QSGD_BLOCK), 0, axis=2) - 63.5
+    assert set(np.unique(drawn)) == {-0.5, 0.5}
+    for axis in range(3):
+        for apart in (1, 2, 3, 17):
+            first, second = (np.take(drawn, range(*cut), axis) for cut in ((apart, drawn.shape[axis]), (0, drawn.shape[axis] - apart)))
+            assert abs((4 * first * second).mean()) < 5 / np.sqrt(first.size)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    "dtype,wrong", [*((dtype, wrong) for dtype in FLOATS for wrong in (np.nan, np.inf, -np.inf)), (np.float64, -3.5e38)]
+)
+def test_the_first_value_that_has_no_level_is_found(dtype, wrong, bits):
+    for position in (0, 255, 256, 999):
+        values = np.ones(1000, dtype)
+        values[position:] = wrong
+        for module in (kernels, reference):
+            assert module.quantise(values, bits, 0, 0, np.empty(4, np.float32), np.empty(1000 * bits // 8, np.uint8)) == position
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_levels_and_scales_that_are_never_written_are_refused(module):
+    out = np.empty(3, np.float32)
+    for scale in (-1.0, np.nan, np.inf):
+        assert not module.restore(np.array([scale], np.float32), np.zeros(3, np.uint8), 8, out)
+    one = np.ones(1, np.float32)
+    assert not module.restore(one, np.array([0, 0, 128], np.uint8), 8, out)
+    assert not module.restore(one, np.array([8, 0], np.uint8), 4, out)
+    assert not module.restore(one, np.array([0x80, 0], np.uint8), 4, out)
+    assert not module.restore(one, np.array([0, 0x10], np.uint8), 4, out)  # the half byte that is left over
+    assert module.restore(one, np.array([0x91, 7], np.uint8), 4, out)
+    np.testing.assert_array_equal(out, np.array([1 / 7, 1, -1], np.float32))
+
+
+def test_arrays_that_do_not_fit_together_are_refused():
+    values, halves, scales, codes = np.zeros(300, np.float32), np.zeros(300, np.uint16), np.zeros(2, np.float32), np.zeros(300, np.uint8)
+    with pytest.raises(StreamError, match="cannot be converted"):
+        kernels.narrow(values.astype(np.int32), "float16", halves)
+    with pytest.raises(StreamError, match="fit together"):
+        kernels.narrow(values, "float16", halves[1:])
+    with pytest.raises(StreamError, match="fit together"):
+        kernels.widen(halves[::2], "float16", values[:150])
+    with pytest.raises(StreamError, match="multiples of 256"):
+        kernels.quantise(values, 8, 0, 100, scales, codes)
+    with pytest.raises(StreamError, match="8 or 4"):
+        kernels.restore(scales, codes, 3, values)
+    with pytest.raises(StreamError, match="fit together"):
+        kernels.restore(scales[:1], codes, 8, values)

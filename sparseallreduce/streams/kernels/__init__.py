@@ -21,6 +21,7 @@ from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatt
 from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
 from sparseallreduce.streams.kernels.merging import merge, shared
 from sparseallreduce.streams.kernels.order import first_violation, sum_duplicates
+from sparseallreduce.streams.kernels.quantisation import narrow, quantise, restore, widen
 from sparseallreduce.streams.kernels.rows import cut_rows, estimate_union, inner_sums, sum_cut_rows, sum_rows, write_past
 from sparseallreduce.streams.operator import SUM, Operator
 
@@ -39,6 +40,9 @@ __all__ = [
     "gather_present",
     "inner_sums",
     "merge",
+    "narrow",
+    "quantise",
+    "restore",
     "scatter",
     "scatter_set",
     "shared",
@@ -46,6 +50,7 @@ __all__ = [
     "sum_duplicates",
     "sum_rows",
     "warm_up",
+    "widen",
     "write_past",
 ]
 

@@ -18,7 +18,11 @@ __all__ = [
     "GAPS_LOW",
     "GAPS_PLACE",
     "GAPS_RUN",
+    "LONG_FLOATS",
     "PIECE",
+    "QSGD_BLOCK",
+    "QSGD_LEVELS",
+    "SHORT_FLOATS",
     "UINT32",
     "UINT64",
     "Array",
@@ -41,6 +45,11 @@ GAPS_PLACE = 10  # bits that name an index in a block
 GAPS_LOW = 56  # low bits at most, so that they lie within eight bytes wherever they begin
 GAPS_RUN = 255  # in the place of the number of low bits: all gaps are zero but for the exceptions
 GAPS_LONGEST = 27  # largest high part that is written as zeros and a one, so that two lie within eight bytes wherever they begin
+
+SHORT_FLOATS = {"float16": (10, 15), "bfloat16": (7, 127)}  # bits of the mantissa, and the bias of the exponent
+LONG_FLOATS = {np.dtype(np.float32): (23, 127), np.dtype(np.float64): (52, 1023)}
+QSGD_BLOCK = 256  # values with a scale of their own
+QSGD_LEVELS = {8: 127, 4: 7}  # besides zero, and of either sign, by the bits of a level
 
 PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache
 

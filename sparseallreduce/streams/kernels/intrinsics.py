@@ -21,6 +21,8 @@ __all__ = [
     "LINE",
     "add_over_of_64",
     "address_of",
+    "as_bits",
+    "as_float",
     "call",
     "compare_exchange",
     "count_bits",
@@ -205,6 +207,26 @@ def count_bits(typing: Any, word: Any) -> Any:
         return builder.ctpop(arguments[0])
 
     return types.uint64(types.uint64), generate
+
+
+@_intrinsic
+def as_bits(typing: Any, value: Any) -> Any:
+    """The bits of a float as an unsigned integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(signature.return_type.bitwidth))
+
+    return (types.uint64 if value == types.float64 else types.uint32)(value), generate
+
+
+@_intrinsic
+def as_float(typing: Any, bits: Any) -> Any:
+    """The float32 or float64 that has the bits of a uint32 or uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType() if bits == types.uint64 else ir.FloatType())
+
+    return (types.float64 if bits == types.uint64 else types.float32)(bits), generate
 
 
 @_intrinsic

@@ -10,7 +10,21 @@ from sparseallreduce.streams.kernels.compilation import inlined
 from sparseallreduce.streams.kernels.contract import Indices, Values
 from sparseallreduce.streams.kernels.intrinsics import load_word, move, select
 
-__all__ = ["ADD", "MAXIMUM", "MINIMUM", "MULTIPLY", "REPLACE", "U", "combine", "copy_rows", "is_list", "is_table", "lower_bound", "word_at"]
+__all__ = [
+    "ADD",
+    "MAXIMUM",
+    "MINIMUM",
+    "MULTIPLY",
+    "REPLACE",
+    "U",
+    "combine",
+    "copy_rows",
+    "is_list",
+    "is_table",
+    "lower_bound",
+    "split_mix",
+    "word_at",
+]
 
 ADD, MULTIPLY, MINIMUM, MAXIMUM, REPLACE = range(5)  # REPLACE keeps the second value: a copy, or a place for the caller to fill
 U: Any = np.uint64
@@ -71,3 +85,12 @@ def word_at(octets: Values, at: Any, length: Any) -> Any:
     for i in range(at, length):
         word |= U(octets[i]) << ((i - at) << U(3))
     return word
+
+
+@inlined
+def split_mix(number: Any) -> Any:
+    """A hash of 64 bits (SplitMix64)."""
+    number = (number + U(1)) * U(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> U(30))) * U(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> U(27))) * U(0x94D049BB133111EB)
+    return number ^ (number >> U(31))

@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
-from sparseallreduce.streams.kernels.compiled.arrays import U
+from sparseallreduce.streams.kernels.compiled.arrays import U, split_mix
 from sparseallreduce.streams.kernels.compiled.signatures import Kernel, Types
 from sparseallreduce.streams.kernels.contract import Array
 from sparseallreduce.streams.kernels.intrinsics import (
@@ -165,20 +165,11 @@ def kth(bits: Array, mask: Any, largest: Any, rank: Any, scratch: Array) -> Any:
 def sample(accumulator: Array, gradient: Array | None, stride: Any, seed: Any, sampled: Array) -> None:
     """Take one value of each ``stride``, at a place that a hash of its number chooses."""
     for entry in range(U(sampled.shape[0])):
-        i = entry * stride + _hash(seed + entry) % stride
+        i = entry * stride + split_mix(seed + entry) % stride
         if gradient is None:
             sampled[entry] = accumulator[i]
         else:
             sampled[entry] = accumulator[i] + gradient[i]
-
-
-@inlined
-def _hash(number: Any) -> Any:
-    """SplitMix64, whose results pass for random."""
-    number = (number + U(1)) * U(0x9E3779B97F4A7C15)
-    number = (number ^ (number >> U(30))) * U(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> U(27))) * U(0x94D049BB133111EB)
-    return number ^ (number >> U(31))
 
 
 @kernel
@@ -305,11 +296,11 @@ def draw(
         shift, scale = _chances(norm, largest * unit, length, share * length / bucket, at_most)
         whole = start + ((end - start) & ~U(GROUP - 1))
         for group in range(start, whole, U(GROUP)):
-            n = _emit(drawn_of_64(accumulator, group, unit, shift, scale, _hash(seed + group)), group, bits, indices, values, n)
+            n = _emit(drawn_of_64(accumulator, group, unit, shift, scale, split_mix(seed + group)), group, bits, indices, values, n)
         if whole < end:
             for i in range(whole, end):
                 last[i - whole] = accumulator[i]
-            word = drawn_of_64(last, U(0), unit, shift, scale, _hash(seed + whole))
+            word = drawn_of_64(last, U(0), unit, shift, scale, split_mix(seed + whole))
             n = _emit(word & ((U(1) << (end - whole)) - U(1)), whole, bits, indices, values, n)
         wanted = min(fixed, end - start)
         if fixed > U(0):

@@ -13,6 +13,7 @@ from sparseallreduce.streams.kernels.reference.dense import gather_present, scat
 from sparseallreduce.streams.kernels.reference.gaps import decode_gaps, encode_gaps
 from sparseallreduce.streams.kernels.reference.merging import merge, shared
 from sparseallreduce.streams.kernels.reference.order import first_violation, sum_duplicates
+from sparseallreduce.streams.kernels.reference.quantisation import narrow, quantise, restore, widen
 from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_union, sum_cut_rows, sum_rows, write_past
 
 __all__ = [
@@ -28,12 +29,16 @@ __all__ = [
     "first_violation",
     "gather_present",
     "merge",
+    "narrow",
     "places",
+    "quantise",
+    "restore",
     "scatter",
     "scatter_set",
     "shared",
     "sum_cut_rows",
     "sum_duplicates",
     "sum_rows",
+    "widen",
     "write_past",
 ]

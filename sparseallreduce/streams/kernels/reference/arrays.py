@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams.kernels.contract import Indices, Values
+from sparseallreduce.streams.kernels.contract import Indices, Positions, Values
 from sparseallreduce.streams.operator import Operator
 
-__all__ = ["combine", "places"]
+__all__ = ["combine", "places", "split_mix"]
 
 
 def combine(op: Operator, a: Values, b: Values) -> Values:
@@ -32,3 +32,11 @@ def places(indices: Indices, lo: int, length: int) -> NDArray[np.intp]:
     if len(at) and int(at.max()) >= length:
         raise StreamError(f"indices {indices.min()}..{indices.max()} leave the range {lo}..{lo + length} of the dense array")
     return at.astype(np.intp)
+
+
+def split_mix(numbers: Positions) -> Positions:
+    """A hash of 64 bits (SplitMix64)."""
+    hashed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashed ^ (hashed >> np.uint64(31))

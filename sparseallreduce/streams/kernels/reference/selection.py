@@ -11,6 +11,7 @@ import numpy as np
 
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.contract import Array
+from sparseallreduce.streams.kernels.reference.arrays import split_mix
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
 
@@ -59,20 +60,12 @@ def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) ->
     """One value of each stride, at a hashed place."""
     stride = np.uint64(len(accumulator) // count)
     numbers = np.arange(count, dtype=np.uint64)
-    places = numbers * stride + _hash(np.uint64(seed) + numbers) % stride
+    places = numbers * stride + split_mix(np.uint64(seed) + numbers) % stride
     sampled: Array = accumulator[places]
     if gradient is not None:
         with np.errstate(all="ignore"):
             sampled += gradient[places]
     return sampled
-
-
-def _hash(numbers: Array) -> Array:
-    """SplitMix64."""
-    hashed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return hashed ^ (hashed >> np.uint64(31))
 
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
@@ -154,7 +147,7 @@ def _uniform(start: int, count: int, seed: int, dtype: np.dtype[Any]) -> Array:
     """A number from 0 to 1 for each place: a hash of its group of 64 and its place there."""
     places = np.arange(count, dtype=np.uint64)
     within = places % np.uint64(GROUP)
-    hashed = _hash(places - within + np.uint64((seed + start) % 2**64))
+    hashed = split_mix(places - within + np.uint64((seed + start) % 2**64))
     number = within.astype(np.uint32) + hashed.astype(np.uint32)
     number = (number ^ (number >> np.uint32(16))) * MIX[0]
     number = (number ^ (number >> np.uint32(15))) + (hashed >> np.uint64(32)).astype(np.uint32)

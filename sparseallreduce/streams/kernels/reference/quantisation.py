@@ -1,0 +1,109 @@
+"""Values in fewer bits, in plain NumPy.
+
+QSGD, after Alistarh et al. (NIPS 2017), as it is done here: a block of ``QSGD_BLOCK`` values has the float32 ``scale``, its largest
+magnitude rounded up, and a value the level ``floor(|value| / scale * s + u)`` with its sign, where ``s`` is 127 for levels of 8 bits and 7
+for those of 4, and ``u`` is a number from 0 to 1 drawn by the key and the place in the message. A level of 8 bits is a byte in two's
+complement. Of levels of 4 bits, the first half of a block is in the low halves of its bytes, the second half in the high ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.contract import ABSENT, LONG_FLOATS, QSGD_BLOCK, QSGD_LEVELS, SHORT_FLOATS, Array, Values
+from sparseallreduce.streams.kernels.reference.arrays import split_mix
+from sparseallreduce.streams.kernels.reference.selection import GROUP, MIX
+
+__all__ = ["narrow", "quantise", "restore", "widen"]
+
+
+def narrow(values: Values, form: str, out: Array) -> int:
+    """Round to the nearest and to even."""
+    mantissa, bias = SHORT_FLOATS[form]
+    with np.errstate(all="ignore"):
+        sizes = np.abs(values.astype(np.float64))
+        exponents = np.maximum(np.frexp(sizes)[1] - 1, 1 - bias) - mantissa
+        rounded = np.where(np.isfinite(sizes), np.ldexp(np.rint(np.ldexp(sizes, -exponents)), exponents), sizes)
+        if form == "float16":
+            halves = rounded.astype(np.float16).view(np.uint16)
+        else:
+            halves = (rounded.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    infinity = (2 * bias + 1) << mantissa
+    overflows = np.flatnonzero((halves == infinity) & np.isfinite(sizes))
+    halves = np.where(np.isnan(values), np.uint16(infinity | 1 << (mantissa - 1)), halves)
+    out[:] = halves | (np.signbit(values).astype(np.uint16) << np.uint16(15))
+    return int(overflows[0]) if len(overflows) else ABSENT
+
+
+def widen(halves: Array, form: str, out: Values) -> None:
+    """What NumPy makes of them, but for NaN, of which processors set a bit."""
+    mantissa, bias = SHORT_FLOATS[form]
+    with np.errstate(all="ignore"):
+        out[:] = halves.view(np.float16) if form == "float16" else (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    bits = out.view(f"u{out.itemsize}")
+    wide, wide_bias = LONG_FLOATS[out.dtype]
+    nan = (halves & np.uint16(0x7FFF)) > (2 * bias + 1) << mantissa
+    payload = halves[nan].astype(bits.dtype) & bits.dtype.type((1 << mantissa) - 1)
+    sign = halves[nan].astype(bits.dtype) >> bits.dtype.type(15) << bits.dtype.type(8 * out.itemsize - 1)
+    bits[nan] = payload << bits.dtype.type(wide - mantissa) | sign | bits.dtype.type((2 * wide_bias + 1) << wide)
+
+
+def quantise(values: Values, bits: int, key: int, start: int, scales: Values, codes: Array) -> int:
+    """Write a block after the other."""
+    levels, at = QSGD_LEVELS[bits], 0
+    for block, begin in enumerate(range(0, len(values), QSGD_BLOCK)):
+        part = values[begin : begin + QSGD_BLOCK].astype(np.float64)
+        with np.errstate(all="ignore"):
+            singles = np.abs(part).astype(np.float32)
+            singles = np.where(singles < np.abs(part), np.nextafter(singles, np.float32(np.inf)), singles)
+        unfit = np.flatnonzero(~(singles < np.inf))
+        if len(unfit):
+            return begin + int(unfit[0])
+        scale = scales[block] = singles.max()
+        scaled = np.abs(part) * (levels / float(scale) if scale > 0 else 0.0)
+        drawn = np.floor(scaled) + (_uniform(start + begin, len(part), key) < scaled - np.floor(scaled))
+        signed = np.where(part < 0, -1, 1) * np.minimum(drawn, levels).astype(np.int64)
+        written = _coded(signed, bits)
+        codes[at : at + len(written)] = written
+        at += len(written)
+    return ABSENT
+
+
+def _coded(levels: NDArray[np.int64], bits: int) -> Array:
+    codes: Array = (levels & (2**bits - 1)).astype(np.uint8)
+    if bits == 8:
+        return codes
+    middle = (len(codes) + 1) // 2
+    codes[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
+    return codes[:middle]
+
+
+def _uniform(start: int, count: int, key: int) -> NDArray[np.float64]:
+    """A number from 0 to 1 for each place: a hash of its group and its place there."""
+    places = np.arange(count, dtype=np.uint64) + np.uint64(start)
+    within = places % np.uint64(GROUP)
+    hashed = split_mix(split_mix(np.array([key], np.uint64)) + (places - within))
+    number = within.astype(np.uint32) + hashed.astype(np.uint32)
+    number = (number ^ (number >> np.uint32(16))) * MIX[0]
+    number = (number ^ (number >> np.uint32(15))) + (hashed >> np.uint64(32)).astype(np.uint32)
+    number *= MIX[1]
+    number ^= number >> np.uint32(16)
+    return number.astype(np.float64) * 2.0**-32
+
+
+def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
+    """Write what levels stand for."""
+    levels, at = QSGD_LEVELS[bits], 0
+    for block, begin in enumerate(range(0, len(out), QSGD_BLOCK)):
+        n, scale = min(QSGD_BLOCK, len(out) - begin), float(scales[block])
+        written = codes[at : at + (n if bits == 8 else (n + 1) // 2)]
+        at += len(written)
+        unsigned = written if bits == 8 else np.concatenate([written & np.uint8(15), written >> np.uint8(4)])
+        low = 2 ** (bits - 1)
+        signed = (unsigned.astype(np.int64) ^ low) - low
+        if not 0 <= scale < np.inf or (signed[:n] == -low).any() or signed[n:].any():
+            return False
+        with np.errstate(all="ignore"):
+            out[begin : begin + n] = scale * signed[:n].astype(np.float64) / levels
+    return True
