@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,11 @@ from sparseallreduce.algorithms.choose import choose
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import AlgorithmError, StreamTypeError
+from sparseallreduce.streams.kernels.contract import LONG_FLOATS
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding
 
 __all__ = ["Call", "allreduce", "make_call"]
 
@@ -31,6 +33,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
     switch_density: float | None
     machine: Machine | None
+    encoding: Encoding
 
 
 def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) -> tuple[Call | None, Intent]:
@@ -44,7 +47,9 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
         call = _checked(stream, op, algorithm, dict(options))
         vector, operator = call.stream, call.op.term(call.stream.dtype)
         chosen = tuple(call.options.items())
-        terms = _terms(vector.size, vector.dtype, vector.width, operator, call.algorithm, chosen, call.switch_density, call.machine)
+        terms = _terms(
+            vector.size, vector.dtype, vector.width, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
+        )
         return call, Intent(terms, vector.stored)
     except BaseException as error:
         return None, Intent((), 0, error)
@@ -73,6 +78,7 @@ def _terms(
     options: tuple[tuple[str, Any], ...],
     switch_density: float | None,
     machine: Machine | None,
+    encoding: Encoding,
 ) -> tuple[tuple[str, str], ...]:
     return (
         ("size", str(size)),
@@ -83,6 +89,7 @@ def _terms(
         ("options", ", ".join(f"{name}={value!r}" for name, value in options) or "none"),
         ("switch_density", str(switch_density)),
         ("machine", str(machine)),
+        *((name, str(value)) for name, value in encoding._asdict().items()),
     )
 
 
@@ -101,4 +108,23 @@ def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> C
             known = value is None and Machine._field_defaults[name] is None
             if not (known or (isinstance(value, Real) and float(value) >= 0)):
                 raise AlgorithmError(f"machine has {name}={value!r}: its constants are numbers, 0 or more")
-    return Call(stream, as_operator(op), algorithm, checked_options(algorithm, options), density, machine)
+    operator = as_operator(op)
+    encoding = _encoding(options, stream, operator)
+    return Call(stream, operator, algorithm, checked_options(algorithm, options), density, machine, encoding)
+
+
+def _encoding(options: dict[str, Any], stream: SparseStream, op: Operator) -> Encoding:
+    """How messages are to be written, of those of ``options`` that say so."""
+    default = Encoding()
+    index, value, seed = (options.pop(name, getattr(default, name)) for name in Encoding._fields)
+    for name, chosen, known in (("index_codec", index, INDEX_NAMES), ("value_codec", value, VALUE_NAMES)):
+        if not isinstance(chosen, str) or chosen not in known:
+            raise AlgorithmError(f"unknown {name} {chosen!r}: use one of {', '.join(known)}")
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
+        raise AlgorithmError(f"seed is an integer from 0 to 2**64 - 1, not {seed!r}")
+    if value != "exact":
+        if not op.is_sum:
+            raise AlgorithmError(f"value_codec={value!r} is for sums and means, not for {op.name!r}: leave the values exact")
+        if stream.dtype not in LONG_FLOATS:
+            raise StreamTypeError(f"value_codec={value!r} is for values of float32 and float64, not of {stream.dtype}: leave them exact")
+    return Encoding(index, value, int(seed))

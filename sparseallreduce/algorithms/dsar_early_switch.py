@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparseallreduce.algorithms.dsar_split_allgather import DenseBlock
 from sparseallreduce.algorithms.exchange import exchange_parts, fold, halve, halvings, lower_power_of_two
-from sparseallreduce.algorithms.steps import DenseAllgather, Schedule
+from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
 from sparseallreduce.streams.partition import boundaries, slice_range
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -43,7 +43,7 @@ def dsar_early_switch(stream: SparseStream, rank: int, ranks: int, reduction: Re
         mine = block.result()
         partners = [_partner(rank, group, distance) for distance in halvings(groups)]
         mine = yield from halve(mine, rank, partners, reduction)
-    result: SparseStream = yield DenseAllgather(mine, blocks, reduction.op)
+    result: SparseStream = yield DenseAllgather((yield Quantise(mine, rank, rank)), blocks, reduction.op)
     return result
 
 

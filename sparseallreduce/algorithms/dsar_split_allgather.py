@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sparseallreduce.algorithms.exchange import exchange_parts
-from sparseallreduce.algorithms.steps import DenseAllgather, Schedule
+from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -28,7 +28,7 @@ def dsar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction:
     bounds = boundaries(stream.size, ranks)
     block = DenseBlock(reduction, ranks)
     yield from exchange_parts(stream, bounds, rank, 0, block.add)
-    result: SparseStream = yield DenseAllgather(block.result(), tuple(pairwise(bounds)), reduction.op)
+    result: SparseStream = yield DenseAllgather((yield Quantise(block.result(), rank, rank)), tuple(pairwise(bounds)), reduction.op)
     return result
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from sparseallreduce.algorithms.steps import Exchange, Recv, RecvAny, Send, Shift, Step
+from sparseallreduce.algorithms.steps import Exchange, Quantise, Recv, RecvAny, Send, Shift, Step
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["exchange_parts", "fold", "gather_parts", "halve", "halvings", "lower_power_of_two", "ordered", "unfold"]
+__all__ = ["exchange_parts", "fold", "gather_parts", "halve", "halvings", "lower_power_of_two", "unfold"]
 
 
 def lower_power_of_two(ranks: int) -> int:
@@ -28,11 +28,6 @@ def halvings(ranks: int) -> list[int]:
     return [1 << bit for bit in reversed(range(ranks.bit_length() - 1))]
 
 
-def ordered(rank: int, partner: int, mine: SparseStream, theirs: SparseStream, reduction: Reduction) -> SparseStream:
-    """The reduction of two partners' streams, the lower rank's first, so that both get the same bits."""
-    return reduction.pair(mine, theirs) if rank < partner else reduction.pair(theirs, mine)
-
-
 def fold(
     stream: SparseStream, rank: int, ranks: int, core: int, reduction: Reduction
 ) -> Generator[Step, Any, SparseStream | None]:
@@ -41,7 +36,7 @@ def fold(
     Returns the stream to go on with, or None on a rank that has handed it over; ``core <= ranks <= 2 * core``.
     """
     if rank >= core:
-        yield Send(rank - core, stream)
+        yield Send(rank - core, (yield Quantise(stream, rank, rank - core)))
         return None
     if rank + core < ranks:
         stream = reduction.pair(stream, (yield Recv(rank + core)))
@@ -70,7 +65,7 @@ def exchange_parts(
     place, ranks = rank - first, len(parts)
     for distance in range(1, ranks):  # starting behind ourselves, so that no rank is sent everything at once
         other = (place + distance) % ranks
-        yield Send(first + other, parts[other])
+        yield Send(first + other, (yield Quantise(parts[other], rank, first + other)))
     take(place, parts[place])
     missing = set(range(first, first + ranks)) - {rank}
     while missing:
@@ -90,6 +85,7 @@ def halve(
         middle = (block.lo + block.hi) // 2
         halves = slice_range(block, block.lo, middle), slice_range(block, middle, block.hi)
         kept, given = halves if rank < partner else halves[::-1]
+        given = yield Quantise(given, rank, partner)
         block = yield Exchange(partner, given, Merging(reduction, kept, first=rank < partner))
     return block
 
@@ -101,6 +97,7 @@ def gather_parts(part: SparseStream, rank: int, ranks: int) -> Generator[Step, A
     ceil(log2 P) messages, and every stream reaches every rank once. Streams travel side by side, so that nothing is joined
     before the end.
     """
+    part = yield Quantise(part, rank, rank)
     if ranks == lower_power_of_two(ranks):
         group = [part]
         distance = 1

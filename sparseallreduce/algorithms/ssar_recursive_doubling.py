@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.algorithms.exchange import fold, lower_power_of_two, unfold
-from sparseallreduce.algorithms.steps import Exchange, Schedule
+from sparseallreduce.algorithms.steps import Exchange, Quantise, Schedule
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -30,6 +30,7 @@ def ssar_recursive_doubling(stream: SparseStream, rank: int, ranks: int, reducti
         distance = 1
         while distance < core:
             partner = rank ^ distance
+            mine = yield Quantise(mine, rank & -distance, distance)
             mine = yield Exchange(partner, mine, Merging(reduction, mine, first=rank < partner))
             distance *= 2
     return (yield from unfold(mine, rank, ranks, core))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparseallreduce.algorithms.steps import Schedule, Shift
+from sparseallreduce.algorithms.steps import Quantise, Schedule, Shift
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import boundaries, concatenate, split
 from sparseallreduce.streams.reduction import Reduction
@@ -28,8 +28,10 @@ def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction)
     parts = split(stream, boundaries(stream.size, ranks))
     partial = parts[rank]
     for hop in range(1, ranks):
+        partial = yield Quantise(partial, rank, hop)
         partial = yield Shift(ahead, partial, behind, Merging(reduction, parts[(rank - hop) % ranks], first=False))
     # The last part that came by is complete: every rank has added to it.
+    partial = yield Quantise(partial, rank, 0)
     sums = {ahead: partial}
     for hop in range(1, ranks):
         partial = yield Shift(ahead, partial, behind)

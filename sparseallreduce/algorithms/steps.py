@@ -13,6 +13,7 @@ step                                   result
 ``Shift(dest, stream, source, ...)``   the stream from ``source``, while ours travels to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
 ``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
+``Quantise(stream, holder, place)``    the stream as receivers will know it, at once
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
@@ -37,6 +38,7 @@ __all__ = [
     "DenseAllreduce",
     "Exchange",
     "Payload",
+    "Quantise",
     "Recv",
     "RecvAny",
     "Schedule",
@@ -85,6 +87,18 @@ class Shift(NamedTuple):
     merging: Merging | None = None
 
 
+class Quantise(NamedTuple):
+    """Take a stream as its receivers will know it, which is another where values are sent with loss.
+
+    An algorithm does so before it sends what it goes on with itself, or what others hand on. What is drawn at random is the same wherever
+    the last two fields are: on ranks that hold the same stream they have to be.
+    """
+
+    stream: SparseStream
+    holder: int  # the rank, or the first of those that hold this stream
+    place: int  # tells apart the streams of one holder
+
+
 class DenseAllreduce(NamedTuple):
     """Reduce dense streams, on one range, over all ranks.
 
@@ -114,5 +128,5 @@ class Clock(NamedTuple):
     """Read the clock, real or virtual."""
 
 
-Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | DenseAllreduce | DenseAllgather | Share | Clock
+Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Share | Clock
 Schedule: TypeAlias = Generator[Step, Any, SparseStream]

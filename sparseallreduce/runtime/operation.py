@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Send, Share, Shift, Step
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Quantise, Recv, RecvAny, Send, Share, Shift, Step
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.collectives import Until, exchange, is_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
@@ -244,11 +244,13 @@ class Operation(Failing):
             value = None
             if isinstance(step, Send):
                 self._send(step.dest, step.stream)
+            elif isinstance(step, Quantise):
+                value = self.work.encoding.quantised(step.stream, self.sequence, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = perf_counter()
-            elif isinstance(step, DenseAllreduce) and not (self.uses_collectives and is_native(step)):
+            elif isinstance(step, DenseAllreduce) and not (self.uses_collectives and self.work.encoding.is_exact and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
-            elif isinstance(step, DenseAllgather) and not (self.uses_collectives and is_native(step)):
+            elif isinstance(step, DenseAllgather) and not (self.uses_collectives and self._gathers(step)):
                 stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             else:
                 if isinstance(step, Exchange):
@@ -263,6 +265,10 @@ class Operation(Failing):
                     return
         self._complete(value)
         self._leave()
+
+    def _gathers(self, step: DenseAllgather) -> bool:
+        """Whether the blocks are gathered as they are, by MPI or straight from and to their places; between hosts they travel in pieces."""
+        return self.work.encoding.is_exact and len(self.channel.near) == self.channel.ranks and is_native(step)
 
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""

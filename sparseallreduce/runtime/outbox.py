@@ -18,20 +18,10 @@ from sparseallreduce.streams.wire import Bytes, Encoding
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["PIECES_IN_FLIGHT", "PIECES_OF_A_RANK", "Outbox", "piece_bytes"]
+__all__ = ["PIECES_IN_FLIGHT", "PIECES_OF_A_RANK", "Outbox"]
 
 PIECES_IN_FLIGHT = 4  # of one message
 PIECES_OF_A_RANK = 16  # of all messages of an operation
-_SHORTEST, _LONGEST = 1 << 14, 1 << 17  # bytes of a piece; in between a message has four, so that writing, sending and reading overlap
-
-
-def piece_bytes(nbytes: int) -> int:
-    """Bytes of a piece of a message of so many.
-
-    >>> piece_bytes(1000), piece_bytes(1 << 18), piece_bytes(1 << 30)
-    (16384, 65536, 131072)
-    """
-    return min(max(nbytes // PIECES_IN_FLIGHT, _SHORTEST), _LONGEST)
 
 
 class _Message:
@@ -71,7 +61,7 @@ class Outbox:
         byte_seconds = self._channel.byte_seconds
         codecs = [self._encoding.index_codec_for(stream, byte_seconds) for stream in streams]
         nbytes = sum(wire.estimated_bytes(stream, codec) for stream, codec in zip(streams, codecs, strict=True))
-        self._messages.append(_Message(dest, wire.packets(streams, codecs, piece_bytes(nbytes))))
+        self._messages.append(_Message(dest, wire.packets(streams, codecs, wire.piece_bytes(nbytes))))
         self.pump()
 
     def post(self, dest: int, message: Bytes) -> None:

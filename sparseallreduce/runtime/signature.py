@@ -49,6 +49,7 @@ class Signature(Work):
         self._terms = intent.terms
         self.digest = digest_of(intent.terms)
         self.itemsize = call.stream.dtype.itemsize
+        self.encoding = call.encoding
         self._reduction = Reduction(call.op, call.switch_density)
         self._layout = packed.Layout.of(call.stream, self._reduction)
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.steps import Clock, Exchange, Payload, Send, Shift, Step
+from sparseallreduce.algorithms.steps import Clock, Exchange, Payload, Quantise, Send, Shift, Step
 from sparseallreduce.errors import DeadlockError
 from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
 from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
@@ -19,8 +19,11 @@ from sparseallreduce.runtime.simulator.sharing import Outputs
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import Encoding
 
 __all__ = ["run"]
+
+_AS_IT_IS = Encoding(index_codec="plain")
 
 
 def run(
@@ -30,6 +33,7 @@ def run(
     delivery: int | Chooser | None = None,
     through_wire: bool = False,
     reductions: Sequence[Reduction] = (),
+    encoding: Encoding = _AS_IT_IS,
 ) -> Simulation:
     """Drive one schedule a rank to its end; ``reductions`` are those whose work the network's gamma turns into time.
 
@@ -39,7 +43,7 @@ def run(
         If every unfinished rank waits for a message which nobody has sent, or if messages are left over at the end.
     """
     network = network or Network()
-    engine = _Engine(schedules, delivery_of(delivery, network, len(schedules)), network.gamma, through_wire, reductions)
+    engine = _Engine(schedules, network, delivery_of(delivery, network, len(schedules)), through_wire, reductions, encoding)
     return engine.run()
 
 
@@ -49,16 +53,18 @@ class _Engine:
     def __init__(
         self,
         schedules: Sequence[Generator[Step, Any, Any]],
+        network: Network,
         delivery: Delivery,
-        gamma: float,
         through_wire: bool,
         reductions: Sequence[Reduction],
+        encoding: Encoding,
     ) -> None:
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
             rank.work = reduction.work
         self._delivery = delivery
-        self._gamma = gamma
+        self._gamma, self._byte_seconds = network.gamma, 1 / network.bandwidth
+        self._encoding = encoding
         self._through_wire = through_wire
         self._reductions = reductions
         self._outputs = Outputs()
@@ -95,6 +101,8 @@ class _Engine:
             value = None
             if isinstance(step, Send):
                 self._send(number, step.dest, step.stream)
+            elif isinstance(step, Quantise):
+                value = self._encoding.quantised(step.stream, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = rank.clock
             elif isinstance(step, COLLECTIVES):
@@ -122,23 +130,29 @@ class _Engine:
             content, nbytes, frames = payload, len(payload), 0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
-            nbytes, frames = wire.message_bytes(streams), len(streams)
-            content = self._carried(streams, nbytes)
+            nbytes, frames, content = self._carried(streams)
         self._bytes_sent[source] += nbytes
         self._bytes_received[dest] += nbytes
         self._messages[source] += 1
         self._header_bytes[source] += frames * wire.HEADER_BYTES
         self._delivery.send(Message(source, dest, content, nbytes), self._ranks[source].clock)
 
-    def _carried(self, streams: tuple[SparseStream, ...], nbytes: int) -> tuple[SparseStream, ...]:
-        """The streams of a message as they arrive."""
+    def _carried(self, streams: tuple[SparseStream, ...]) -> tuple[int, int, tuple[SparseStream, ...]]:
+        """Bytes and frames of a message, and its streams as they arrive."""
         for stream in streams:
             Reduction.freeze(stream)
-        if not self._through_wire:
-            return streams
-        message = wire.encode(streams)
-        assert len(message) == nbytes
-        return tuple(wire.decode(message))
+        codecs = [self._encoding.index_codec_for(stream, self._byte_seconds) for stream in streams]
+        plain = all(codec is wire.PLAIN and not isinstance(stream, wire.CodedStream) for codec, stream in zip(codecs, streams, strict=True))
+        if plain and not self._through_wire:
+            return wire.message_bytes(streams), len(streams), streams
+        assembly, nbytes, frames = wire.Assembly(), 0, 0
+        size = wire.piece_bytes(sum(wire.estimated_bytes(stream, codec) for stream, codec in zip(streams, codecs, strict=True)))
+        for packet in wire.packets(streams, codecs, size):
+            nbytes += len(packet)
+            frames += len(wire.read_headers(packet))
+            if self._through_wire:
+                assembly.take(packet)
+        return nbytes, frames, tuple(assembly.streams) if self._through_wire else streams
 
     def _deliver(self, message: Message) -> bool:
         """Hand a message to its receiver; whether that lets it go on."""

@@ -14,6 +14,7 @@ from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.network import Network
 from sparseallreduce.runtime.simulator.result import Simulation
 from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.wire import Encoding
 
 __all__ = ["SimulatedOperation", "SimulatedReducer", "simulate_reducers"]
 
@@ -54,7 +55,7 @@ def simulate_reducers(
         expect_agreement([operation.intent for operation in operations])
         schedules = [operation.run(rank, len(operations)) for rank, operation in enumerate(operations)]
         reductions = [reducer.reduction for reducer in reducers]
-        return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions)
+        return run(schedules, network, delivery=delivery, through_wire=through_wire, reductions=reductions, encoding=Encoding())
     finally:
         for operation in operations:
             operation.abandon()

@@ -5,6 +5,7 @@ A codec of positions loses nothing, and is chosen for every part of every messag
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
@@ -14,8 +15,9 @@ from sparseallreduce.streams.wire.bitmap import Bitmap, nonzero_share
 from sparseallreduce.streams.wire.gaps import Gaps
 from sparseallreduce.streams.wire.header import HEADER_BYTES, Bytes
 from sparseallreduce.streams.wire.plain import Plain
+from sparseallreduce.streams.wire.values import VALUE_CODECS, CodedStream, quantised
 
-__all__ = ["BITMAP", "GAPS", "INDEX_CODECS", "PLAIN", "Encoding", "IndexCodec", "estimated_bytes"]
+__all__ = ["BITMAP", "GAPS", "INDEX_CODECS", "INDEX_NAMES", "PLAIN", "VALUE_NAMES", "Encoding", "IndexCodec", "estimated_bytes"]
 
 
 class IndexCodec(Protocol):
@@ -41,6 +43,8 @@ class IndexCodec(Protocol):
 PLAIN, BITMAP, GAPS = Plain(), Bitmap(), Gaps()
 INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN, BITMAP, GAPS)}
 _LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take
+INDEX_NAMES = (*(codec.name for codec in INDEX_CODECS.values()), "auto")
+VALUE_NAMES = ("exact", *(codec.name for codec in VALUE_CODECS.values()))
 _BY_NAME = {codec.name: codec for codec in INDEX_CODECS.values()}
 
 
@@ -51,15 +55,34 @@ class Encoding(NamedTuple):
     value_codec: str = "exact"
     seed: int = 0  # of what a value codec draws
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is lost."""
+        return self.value_codec == "exact"
+
+    def quantised(self, stream: SparseStream, *drawn_by: int) -> SparseStream:
+        """``stream`` as its receivers will know it; what is drawn is that of the seed and these numbers.
+
+        Raises
+        ------
+        StreamError
+            If a value is beyond what the value codec can hold.
+        """
+        if self.value_codec == "exact":
+            return stream
+        digest = hashlib.blake2b(repr((self.seed, *drawn_by)).encode(), digest_size=8).digest()
+        return quantised(stream, self.value_codec, int.from_bytes(digest, "little"))
+
     def index_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
         """The codec for a stream on a link on which a byte takes so long."""
-        if not stream.stored or stream._present is not None:
+        if not stream.stored or stream._present is not None or (stream.is_dense and isinstance(stream, CodedStream)):
             return PLAIN
         if stream.is_dense:
             return self._dense_codec_for(stream, byte_seconds)
-        if self.index_codec != "auto":
-            return _BY_NAME[self.index_codec]
         density, index_bytes = stream.stored / stream.extent, index_bytes_of(stream)
+        if self.index_codec != "auto":
+            codec = _BY_NAME[self.index_codec]
+            return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
         return min(
             INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds
         )
@@ -80,7 +103,9 @@ def index_bytes_of(stream: SparseStream) -> int:
 
 def estimated_bytes(stream: SparseStream, codec: IndexCodec) -> float:
     """Of the message that carries a stream."""
-    nbytes = HEADER_BYTES + stream._stored.nbytes
+    nbytes: float = HEADER_BYTES + stream._stored.nbytes
+    if isinstance(stream, CodedStream):
+        nbytes = HEADER_BYTES + sum(map(len, stream.coded))
     if stream.is_dense:
         return nbytes if codec is PLAIN else HEADER_BYTES + nonzero_share(stream._stored) * stream._stored.nbytes + stream.stored / 8
     return nbytes + stream.stored * codec.bytes_each(stream.stored / max(stream.extent, 1), index_bytes_of(stream))

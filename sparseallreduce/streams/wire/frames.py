@@ -15,14 +15,26 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import WireError
 from sparseallreduce.streams import memory
+from sparseallreduce.streams.kernels.contract import LONG_FLOATS, QSGD_BLOCK
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.bitmap import read_nonzero, write_nonzero
 from sparseallreduce.streams.wire.codecs import BITMAP, INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
 from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header, read_header
+from sparseallreduce.streams.wire.values import EXACT, VALUE_CODECS, CodedStream
 
-__all__ = ["Assembly", "Growing", "packets", "read_headers"]
+__all__ = ["Assembly", "Growing", "packets", "piece_bytes", "read_headers"]
 
+_SHORTEST, _LONGEST, _PIECES = 1 << 14, 1 << 17, 4  # bytes of a piece, and how many a message has in between
 _GRAIN = 512  # entries of which a piece has a multiple, but for the last: blocks of the value codecs are whole
+
+
+def piece_bytes(nbytes: float) -> int:
+    """Bytes of a piece of a message of so many, such that writing, sending and reading overlap.
+
+    >>> piece_bytes(1000), piece_bytes(1 << 18), piece_bytes(1 << 30)
+    (16384, 65536, 131072)
+    """
+    return min(max(int(nbytes) // _PIECES, _SHORTEST), _LONGEST)
 
 
 def packets(
@@ -60,10 +72,15 @@ def _packet(frames: list[Bytes]) -> Bytes:
 
 def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last: bool) -> Bytes:
     stored = stream._stored[first : first + count]
-    if stream.is_dense and codec is BITMAP:
+    if isinstance(stream, CodedStream):
+        width = stream.width or 1
+        coded = stream.codec.cut(stream.coded, first * width, count * width)
+        values = np.concatenate(coded) if len(coded) > 1 else coded[0]
+    elif stream.is_dense and codec is BITMAP:
         frame = memory.empty(HEADER_BYTES + stored.nbytes + (count + 7) // 8, np.uint8)
         return _sealed(stream, first, count, write_nonzero(stored, frame[HEADER_BYTES:]), codec, last, frame)
-    values = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+    else:
+        values = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
     if stream.is_dense:
         mask = np.empty(0, np.uint8) if stream._present is None else np.packbits(stream._present[first : first + count])
         frame = memory.empty(HEADER_BYTES + len(values) + len(mask), np.uint8)
@@ -73,6 +90,8 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
         indices = stream._entries()[0]
         lo = int(indices[first - 1]) + 1 if first else stream.lo
         piece = indices[first : first + count]
+        if codec is BITMAP and BITMAP.bound(piece, lo) > piece.nbytes:
+            codec = PLAIN
         frame = memory.empty(HEADER_BYTES + len(values) + codec.bound(piece, lo), np.uint8)
         length = codec.write(piece, lo, frame[HEADER_BYTES + len(values) :])
     frame[HEADER_BYTES : HEADER_BYTES + len(values)] = values
@@ -81,7 +100,8 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
 
 def _sealed(stream: SparseStream, first: int, count: int, payload: int, codec: IndexCodec, last: bool, frame: Bytes) -> Bytes:
     """The frame, with the header that its payload calls for."""
-    header = header_of(stream, first, count, payload, (codec.number, 0), last, more=False)
+    value_codec = stream.codec.number if isinstance(stream, CodedStream) else EXACT
+    header = header_of(stream, first, count, payload, (codec.number, value_codec), last, more=False)
     frame[:HEADER_BYTES] = np.frombuffer(pack_header(header), np.uint8)
     return frame[: HEADER_BYTES + payload]
 
@@ -167,30 +187,51 @@ class Growing:
         self._values = memory.empty((header.stored, *header.shape), header.dtype)
         self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
         self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
+        self._codec = VALUE_CODECS.get(header.value_codec)
+        if self._codec is None and header.value_codec != EXACT:
+            raise WireError(f"a message has values in form {header.value_codec}, which is unknown: install the same release on all ranks")
+        if self._codec is not None:
+            if header.dtype not in LONG_FLOATS:
+                raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which is none of theirs: it was altered")
+            self._coded = self._codec.empty(self._values.size)
 
     def add(self, header: Header, payload: Bytes) -> None:
         """Take the next piece."""
         ours = self._header
-        if header.first != self.arrived or header[4:8] != ours[4:8] or (header.dtype, header.form, header.width) != (
-            ours.dtype,
-            ours.form,
-            ours.width,
-        ):
+        if header.first != self.arrived or _kind(header) != _kind(ours):
             raise WireError(f"a piece of a message with entries from {header.first} on does not follow {self.arrived} entries: it was altered")
         if header.count == 0 and header.stored:
             raise WireError("a piece of a message is empty: it was altered")
         first, end = header.first, header.first + header.count
         values = self._values[first:end]
-        if ours.form == DENSE and header.index_codec == BITMAP.number:
+        if ours.form == DENSE and header.index_codec == BITMAP.number and self._codec is None:
             if not read_nonzero(payload, values):
                 raise WireError(f"{len(payload)} bytes are no {header.count} dense values with a bitmap: the message was altered")
             self.arrived = end
             return
-        if len(payload) < values.nbytes:
-            raise WireError(f"{header.count} values take {values.nbytes} bytes, and {len(payload)} came: the message was altered")
-        values.reshape(-1).view(np.uint8)[:] = payload[: values.nbytes]
-        self._place(header, payload[values.nbytes :], first, end)
+        self._place(header, self._take_values(payload, values, first), first, end)
         self.arrived = end
+
+    def _take_values(self, payload: Bytes, values: NDArray[Any], first: int) -> Bytes:
+        """Read the values of a piece; what follows them."""
+        if self._codec is None:
+            nbytes = values.nbytes
+        else:
+            place = first * (self._header.width or 1)
+            coded = self._codec.cut(self._coded, place, values.size)
+            nbytes = sum(map(len, coded))
+        if len(payload) < nbytes:
+            raise WireError(f"{len(values)} values take {nbytes} bytes, and {len(payload)} came: the message was altered")
+        if self._codec is None:
+            values.reshape(-1).view(np.uint8)[:] = payload[:nbytes]
+            return payload[nbytes:]
+        at = 0
+        for part in coded:
+            part[:] = payload[at : at + len(part)]
+            at += len(part)
+        if place % QSGD_BLOCK or not self._codec.decode(coded, values.reshape(-1)):
+            raise WireError(f"{len(values)} values make no sense in form {self._header.value_codec}: the message was altered")
+        return payload[nbytes:]
 
     def _place(self, header: Header, payload: Bytes, first: int, end: int) -> None:
         """Read where the entries of a piece are."""
@@ -217,5 +258,12 @@ class Growing:
         """The stream, once all of it is here."""
         header = self._header
         if self._indices is not None:
-            return SparseStream._sparse_form(self._indices, self._values, header.size, header.lo, header.hi)
-        return SparseStream._dense_form(self._values, header.size, header.lo, header.hi, self._present)
+            stream = SparseStream._sparse_form(self._indices, self._values, header.size, header.lo, header.hi)
+        else:
+            stream = SparseStream._dense_form(self._values, header.size, header.lo, header.hi, self._present)
+        return stream if self._codec is None else CodedStream.of(stream, self._values, self._codec, self._coded)
+
+
+def _kind(header: Header) -> tuple[object, ...]:
+    """What the pieces of a stream have in common."""
+    return header.dtype, header.form, header.value_codec, header.size, header.lo, header.hi, header.stored, header.width, header.last

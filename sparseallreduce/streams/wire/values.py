@@ -33,7 +33,8 @@ class CodedStream(SparseStream):
 
     @classmethod
     def of(cls, stream: SparseStream, values: NDArray[Any], codec: ValueCodec, coded: tuple[NDArray[Any], ...]) -> CodedStream:
-        """A stream like another, with these values."""
+        """A stream like another, with these values, which nobody may write to: the coded form would be that of others."""
+        values.flags.writeable = False
         form: Any
         if stream.is_dense:
             form = cls._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
