@@ -8,6 +8,9 @@ way has a sample, in a new order. A time is that of the slowest rank, and the me
 
 The COO limit is the time for which (P - 1) k index-value pairs of 8 bytes occupy the link into a rank at the configured rate. The entropy
 limit is that of 4 bytes a value and H(d) / d bits an index, where H is the binary entropy of the density d.
+
+What "auto" has measured of a network is kept in the cache folder, and a link of a tenth of the rate is taken for the same. For another rate
+on as many hosts give SPARSEALLREDUCE_CACHE another folder, as `make bench-hosts` does.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ AIMS = {
 @click.option("--sums", type=click.IntRange(min=1), default=20, show_default=True, help="Back to back in a sample.")
 @click.option("--streams", type=click.IntRange(min=1), default=5, show_default=True, help="That these take in turn.")
 @click.option("--longest", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="Seconds of a sample.")
-@click.option("--seconds", type=click.FloatRange(0), default=180.0, show_default=True, help="Of a density, about; at least three rounds.")
+@click.option("--seconds", type=click.FloatRange(0), default=300.0, show_default=True, help="Of a density, about; at least three rounds.")
 @click.option("--torch/--no-torch", default=True, show_default=True, help="Whether to time PyTorch's gloo, if it is installed.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
 def hosts(

@@ -44,10 +44,12 @@ mkdir -p "$results"
 
 child=
 made=
+cache=$(mktemp -d)
 clean_up() {
     trap '' INT TERM HUP
     [ -z "$child" ] || kill "$child" 2>/dev/null || true
     [ -z "$made" ] || "$hosts" down
+    rm -rf "$cache"
 }
 trap clean_up EXIT
 trap 'exit 130' INT
@@ -64,6 +66,7 @@ measure() {
 reports=
 for configuration; do
     count=${configuration%%x*} rate=${configuration#*x} report=$results/$what-$configuration.json
+    export SPARSEALLREDUCE_CACHE="$cache/$configuration" # else a link is taken for one of up to ten times its rate
     echo "== $configuration =="
     set -- "$venv/bin/python" "$root/bench/$program.py" --json "$report"
     [ "$what" = tables ] || set -- "$@" --plot "${report%.json}.png"
