@@ -327,11 +327,12 @@ def in_turn(
     seconds : float
         Of all rounds, about; there are fewer then, though not below ``least``.
     hopeless : float
-        Ways that took more than so many times as long as the fastest at first are not timed again.
+        Ways that took more than so many times as long as the fastest fixed algorithm at first are not timed again; "auto" always is.
     """
     first = found.first_seconds
-    fastest = min(first.values())
-    timed = [way for way in found.ways if first[way.name] <= hopeless * fastest or way.algorithm in (None, AUTO)]
+    fixed = [first[way.name] for way in found.ways if way.algorithm not in (None, AUTO)]
+    fastest = min(fixed or first.values())
+    timed = [way for way in found.ways if first[way.name] <= hopeless * fastest or way.algorithm == AUTO]
     counts = {name: int(np.clip(longest / max(time, 1e-9), 1, sums)) for name, time in first.items()}
     round_seconds = sum(counts[way.name] * first[way.name] for way in timed)
     rounds = int(np.clip(seconds / round_seconds, min(least, samples), samples))

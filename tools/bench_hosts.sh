@@ -49,7 +49,18 @@ clean_up() {
     trap '' INT TERM HUP
     [ -z "$child" ] || kill "$child" 2>/dev/null || true
     [ -z "$made" ] || "$hosts" down
+    [ -z "$child" ] || end "$child"
     rm -rf "$cache"
+}
+
+# End a program that has been asked to: mpiexec may be stopped, or wait for ranks that are gone.
+end() {
+    tries=0
+    while kill -0 "$1" 2>/dev/null && [ $tries -lt 20 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    kill -KILL "$1" 2>/dev/null || true
 }
 trap clean_up EXIT
 trap 'exit 130' INT
@@ -63,7 +74,7 @@ measure() {
     child=
 }
 
-reports=
+number=$# reports=
 for configuration; do
     count=${configuration%%x*} rate=${configuration#*x} report=$results/$what-$configuration.json
     export SPARSEALLREDUCE_CACHE="$cache/$configuration" # else a link is taken for one of up to ten times its rate
@@ -83,7 +94,7 @@ for configuration; do
     fi
     reports="$reports $report"
 done
-if [ "$what" = auto ]; then
+if [ "$what" = auto ] && [ "$number" -gt 1 ]; then
     # shellcheck disable=SC2086
     "$venv/bin/python" "$root/bench/auto_choice.py" --plot "$results/auto.png" --join $reports
 fi
