@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-oldest lint bench clean
+.PHONY: help setup demo test test-oldest lint bench bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -30,6 +30,8 @@ help:
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make lint          run ruff and mypy"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
+	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
+	@echo "                   \"auto\" takes) or simulated (beside the simulator's times), ON=\"2x1gbit 4x200mbit\" for hosts and rates"
 	@echo "make clean         remove the environments and everything generated, bench/results too"
 
 # The file `installed` stands for a finished installation, which is repeated when pyproject.toml becomes newer than it.
@@ -87,6 +89,11 @@ else
 bench: $(VENV)/installed
 	@tools/bench.sh $(VENV) bench/results/mpich
 endif
+
+# ARGUMENTS="--density 0.01 --samples 3" goes to the program, PyTorch's gloo is timed too where it is installed.
+WHAT ?= tables
+bench-hosts: $(VENV)/installed
+	@ARGUMENTS="$(ARGUMENTS)" tools/bench_hosts.sh $(VENV) bench/results/hosts $(WHAT) $(ON)
 
 clean:
 	rm -rf .venv .venv-openmpi .venv-oldest build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
