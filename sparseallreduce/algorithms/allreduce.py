@@ -19,7 +19,7 @@ from sparseallreduce.streams.kernels.contract import LONG_FLOATS
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
-from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding
+from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
 __all__ = ["Call", "allreduce", "make_call"]
 
@@ -59,6 +59,7 @@ def allreduce(call: Call, entries: Sequence[int], rank: int, ranks: int, machine
     """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``."""
     name = _chosen(call, entries, reduction, machine)
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
+    result = decoded(result)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 
