@@ -83,10 +83,7 @@ class Encoding(NamedTuple):
         if self.index_codec != "auto":
             codec = _BY_NAME[self.index_codec]
             return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
-        return min(
-            INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds
-        )
-
+        return min(INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds)
 
     def _dense_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
         """A bitmap where enough values are zero."""

@@ -19,7 +19,18 @@ from sparseallreduce.streams.kernels.contract import LONG_FLOATS, QSGD_BLOCK
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.bitmap import read_nonzero, write_nonzero
 from sparseallreduce.streams.wire.codecs import BITMAP, INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
-from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header, read_header
+from sparseallreduce.streams.wire.header import (
+    DENSE,
+    DENSE_MASKED,
+    HEADER_BYTES,
+    SPARSE,
+    Bytes,
+    Header,
+    check_room,
+    header_of,
+    pack_header,
+    read_header,
+)
 from sparseallreduce.streams.wire.values import EXACT, VALUE_CODECS, CodedStream
 
 __all__ = ["Assembly", "Growing", "packets", "piece_bytes", "read_headers"]
@@ -37,9 +48,7 @@ def piece_bytes(nbytes: float) -> int:
     return min(max(int(nbytes) // _PIECES, _SHORTEST), _LONGEST)
 
 
-def packets(
-    streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int
-) -> Iterator[Bytes]:
+def packets(streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int) -> Iterator[Bytes]:
     """The packets of the message that carries ``streams``, each of about ``nbytes`` bytes at most, with their positions by these codecs."""
     batch: list[Bytes] = []
     size = 0
@@ -76,7 +85,7 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
         width = stream.width or 1
         coded = stream.codec.cut(stream.coded, first * width, count * width)
         values = np.concatenate(coded) if len(coded) > 1 else coded[0]
-    elif stream.is_dense and codec is BITMAP:
+    elif stream.is_dense and stream._present is None and codec is BITMAP:
         frame = memory.empty(HEADER_BYTES + stored.nbytes + (count + 7) // 8, np.uint8)
         return _sealed(stream, first, count, write_nonzero(stored, frame[HEADER_BYTES:]), codec, last, frame)
     else:
@@ -150,7 +159,9 @@ class Assembly:
         at = HEADER_BYTES * len(headers)
         announced = sum(header.payload for header in headers)
         if at + announced != len(packet):
-            raise WireError(f"a message announces a payload of {announced} bytes, but {len(packet) - at} follow: it was truncated or altered")
+            raise WireError(
+                f"a message announces a payload of {announced} bytes, but {len(packet) - at} follow: it was truncated or altered"
+            )
         for header in headers:
             self.add(header, packet[at : at + header.payload])
             at += header.payload
@@ -184,22 +195,26 @@ class Growing:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.arrived, self.stored = 0, header.stored
-        self._values = memory.empty((header.stored, *header.shape), header.dtype)
-        self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
-        self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
         self._codec = VALUE_CODECS.get(header.value_codec)
         if self._codec is None and header.value_codec != EXACT:
             raise WireError(f"a message has values in form {header.value_codec}, which is unknown: install the same release on all ranks")
-        if self._codec is not None:
-            if header.dtype not in LONG_FLOATS:
-                raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which is none of theirs: it was altered")
-            self._coded = self._codec.empty(self._values.size)
+        if self._codec is not None and header.dtype not in LONG_FLOATS:
+            raise WireError(
+                f"a message has values of {header.dtype} in form {header.value_codec}, which is none of theirs: it was altered"
+            )
+        check_room(header)
+        self._values = memory.empty((header.stored, *header.shape), header.dtype)
+        self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
+        self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
+        self._coded = () if self._codec is None else self._codec.empty(self._values.size)
 
     def add(self, header: Header, payload: Bytes) -> None:
         """Take the next piece."""
         ours = self._header
         if header.first != self.arrived or _kind(header) != _kind(ours):
-            raise WireError(f"a piece of a message with entries from {header.first} on does not follow {self.arrived} entries: it was altered")
+            raise WireError(
+                f"a piece of a message with entries from {header.first} on does not follow {self.arrived} entries: it was altered"
+            )
         if header.count == 0 and header.stored:
             raise WireError("a piece of a message is empty: it was altered")
         first, end = header.first, header.first + header.count
@@ -239,7 +254,9 @@ class Growing:
             lo = int(self._indices[first - 1]) + 1 if first else header.lo
             codec = INDEX_CODECS.get(header.index_codec)
             if codec is None:
-                raise WireError(f"a message has positions in form {header.index_codec}, which is unknown: install the same release on all ranks")
+                raise WireError(
+                    f"a message has positions in form {header.index_codec}, which is unknown: install the same release on all ranks"
+                )
             if not codec.read(payload, lo, header.hi, self._indices[first:end]):
                 raise WireError(f"the positions of {header.count} entries from {lo} on make no sense: the message was altered")
             return

@@ -10,7 +10,7 @@ from sparseallreduce.errors import WireError
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.codecs import PLAIN
 from sparseallreduce.streams.wire.frames import read_headers
-from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header
+from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, check_room, header_of, pack_header
 from sparseallreduce.streams.wire.plain import is_increasing
 
 __all__ = ["decode", "enclose", "encode", "join", "message_bytes", "part_lengths"]
@@ -43,7 +43,9 @@ def decode(message: Bytes) -> list[SparseStream]:
     headers = read_headers(message)
     at, lengths = len(headers) * HEADER_BYTES, part_lengths(headers)
     if at + sum(lengths) != len(message):
-        raise WireError(f"a message announces a payload of {sum(lengths)} bytes, but {len(message) - at} follow: it was truncated or altered")
+        raise WireError(
+            f"a message announces a payload of {sum(lengths)} bytes, but {len(message) - at} follow: it was truncated or altered"
+        )
     parts = []
     for length in lengths:
         parts.append(message[at : at + length])
@@ -78,8 +80,10 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
             raise WireError("a message in whole has entries that are not as they lie in memory: it was altered")
         if header.payload != sum(of_this):
             raise WireError(
-                f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, which take {sum(of_this)}"
+                f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, "
+                f"which take {sum(of_this)}"
             )
+        check_room(header)
         lengths += of_this
     return lengths
 
