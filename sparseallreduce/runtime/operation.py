@@ -295,7 +295,7 @@ class Operation(Failing):
             else:
                 value = tuple(streams) if isinstance(step, Exchange | Shift) and isinstance(step.stream, tuple) else streams[0]
                 if isinstance(step, Exchange | Shift) and step.merging is not None:
-                    value = step.merging.finish(value)
+                    value = step.merging.finish(streams[0])
         self.step = None
         return True, value
 

@@ -42,8 +42,8 @@ class Bitmap:
 def nonzero_share(values: NDArray[Any]) -> float:
     """Of the elements or rows of a dense array about that share of which some bit is set."""
     sample = values[:: max(len(values) // _SAMPLE, 1)].view(f"u{values.itemsize}")
-    present = sample if sample.ndim == 1 else sample.any(axis=1)
-    return np.count_nonzero(present) / max(len(present), 1)
+    present = np.count_nonzero(sample if sample.ndim == 1 else np.any(sample, axis=1))
+    return float(present) / max(len(sample), 1)
 
 
 def write_nonzero(values: NDArray[Any], out: Bytes) -> int:
