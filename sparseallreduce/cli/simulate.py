@@ -121,7 +121,7 @@ def _row(name: str, streams: Sequence[sar.SparseStream], network: sar.Network, e
     alike = all(same_bits(first, other) for other in out.outputs[1:])
     ranks, size, entries = len(streams), first.size, streams[0].nnz
     beta = 1 / network.bandwidth
-    machine = Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
+    machine = machine_of(network)
     chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name).algorithm if name == AUTO else None
     problem = Problem(entries, size, ranks, first.dtype.itemsize, index_dtype(size).itemsize)
     return {

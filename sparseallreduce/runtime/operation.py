@@ -98,6 +98,8 @@ class Operation(Failing):
         else:
             self.shortcut = None
         self.flags = flags
+        if handshake.carries_notes:
+            handshake.note = work.note(stream) if flags != PACKED else b""
         packed, entries = stream if flags == PACKED else None, work.entries(stream)
         length = handshake.publish(sequence, channel.collectives.usable, flags, work.digest, entries, packed, work.error is None)
         if self.traces:
@@ -122,7 +124,7 @@ class Operation(Failing):
             if common == DISAGREED:
                 self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
-                self.stack = [work.schedule(self.stream, handshake.entries())]
+                self.stack = [work.schedule(self.stream, handshake.entries(), handshake.notes())]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
                     self.stack.append(recovery(self.channel, sequence))

@@ -13,6 +13,7 @@ from sparseallreduce.runtime.handshake.base import payload_capacity
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import Encoding
 
 __all__ = ["dense_share", "expected_beginning"]
 
@@ -37,6 +38,8 @@ def expected_beginning(
     shares_memory: bool = False,
     capacity: int = 0,
     share: float = 1.0,
+    encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+    local: int = 1,
 ) -> str:
     """"packed", "sparse_shared" or "dense" for a shortcut, or the name of an algorithm; "" where a stream that is dense is no sum.
 
@@ -53,6 +56,10 @@ def expected_beginning(
         Bytes of a stream that the ranks can add up there, 0 for none.
     share : float
         Of the time for a byte of MPI's own dense sum, that of the dense sum which ranks would wait for; of :func:`dense_share`.
+    encoding : Encoding
+        How messages are written.
+    local : int
+        Ranks next to each other that are on one host.
     """
     summed, nbytes, room = reduction.op.is_sum, packed.packed_bytes(stream), payload_capacity(ranks)
     if stream.is_dense and not summed:
@@ -60,7 +67,7 @@ def expected_beginning(
     if nbytes <= min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room):
         return "packed"
     fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
-    return _fastest(problem_of(stream, stream.stored, ranks, reduction), machine, fits, writes, share)
+    return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, local=local), machine, fits, writes, share)
 
 
 def dense_share(nbytes: int, oversubscribed: bool) -> float:

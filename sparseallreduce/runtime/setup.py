@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.measuring import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.handshake import shared
@@ -44,12 +44,19 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
     faster_blocking = not library.startswith("MPICH")
-    measured = yield from measure(rank, ranks, sharing, faster_blocking)
+    near = sorted(channel.near)
+    place, pieces = near.index(rank), len(near) < ranks
+    neighbours = (near[(place + 1) % len(near)], near[place - 1]) if pieces and len(near) > 1 else None
+
+    def attempt() -> Generator[Step, Any, Machine]:
+        return measure(rank, ranks, sharing, faster_blocking, pieces=pieces, neighbours=neighbours)
+
+    measured = yield from attempt()
     calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
     machine = yield from _of_rank_0(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
-            again = yield from measure(rank, ranks, sharing, faster_blocking)
+            again = yield from attempt()
             constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
             measured = Machine(*map(min, constants))
         machine = measured
