@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fuzz_codecs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -312,9 +313,10 @@ def test_the_first_finite_value_that_would_become_infinite_is_found(dtype, form,
         values[position:] = -np.nextafter(dtype(limit), dtype(0))
         for module in (kernels, reference):
             assert module.narrow(values, form, np.empty(count, np.uint16)) == -1
-        values[position:] = -limit
-        for module in (kernels, reference):
-            assert module.narrow(values, form, np.empty(count, np.uint16)) == position
+        for too_large in (-limit, dtype(1.001 * limit), np.finfo(dtype).max):
+            values[position:] = too_large
+            for module in (kernels, reference):
+                assert module.narrow(values, form, np.empty(count, np.uint16)) == position
 
 
 def quantised(values, bits, key=7, start=0, module=kernels):
@@ -440,3 +442,16 @@ def test_arrays_that_do_not_fit_together_are_refused():
         kernels.restore(scales, codes, 3, values)
     with pytest.raises(StreamError, match="fit together"):
         kernels.restore(scales[:1], codes, 8, values)
+
+
+def test_altered_messages_next_to_protected_pages_are_read_in_bounds():
+    counts, failures = fuzz_codecs.run(1, range(400))
+    assert not failures
+    assert {kind for kind, _ in counts} == set(fuzz_codecs.KINDS)
+
+
+@pytest.mark.parametrize("name", ["decode_gaps", "decode_bitmap", "decode_nonzero", "restore"])
+def test_the_fuzz_tool_notices_a_decoder_that_accepts_all(name, monkeypatch):
+    decode = getattr(kernels, name)
+    monkeypatch.setattr(kernels, name, lambda *arguments: decode(*arguments) or True)
+    assert fuzz_codecs.run(1, range(100))[1]
