@@ -133,6 +133,19 @@ def test_gaps_of_uniform_sets_take_little_more_than_their_entropy(density, count
     assert 8 * len(encoded_gaps(indices, 0)) / count < 1.05 * entropy
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 100, 1000, 3000])
+def test_gaps_of_more_than_56_bits_come_back(count):
+    rng = np.random.default_rng(count)
+    far = np.unique(rng.integers(0, 2**63, count, dtype=np.uint64))
+    near = np.unique(np.concatenate([np.arange(count, dtype=np.uint64), np.array([2**62, 2**63 - 1, 2**64 - 2], np.uint64)]))
+    for indices in (far, near):
+        octets, out = encoded_gaps(indices, 0), np.empty_like(indices)
+        assert octets.tobytes() == encoded_gaps(indices, 0, reference).tobytes()
+        for module in (kernels, reference):
+            assert module.decode_gaps(octets, 0, 2**64 - 1, out)
+            np.testing.assert_array_equal(out, indices)
+
+
 def test_gaps_of_runs_take_less_than_a_bit_an_index():
     assert len(encoded_gaps(np.arange(100_000, dtype=np.uint32), 0)) < 1000
     runs = np.flatnonzero(np.arange(200_000) // 50 % 40 == 0).astype(np.uint32)
