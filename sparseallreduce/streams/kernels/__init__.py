@@ -1,4 +1,4 @@
-"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered and checked.
+"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered, checked and coded for messages.
 
 Compiled code takes its arguments for what it was compiled for, so that dtypes, dimensions and whether an output may be written are
 checked here; what the arrays hold is checked there (see :mod:`~sparseallreduce.streams.kernels.compiled`).
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.streams.kernels.bitmap import decode_bitmap, decode_nonzero, encode_bitmap, encode_nonzero
-from sparseallreduce.streams.kernels.contract import PIECE
+from sparseallreduce.streams.kernels.contract import PIECE, QSGD_BLOCK
 from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatter_set
 from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
 from sparseallreduce.streams.kernels.merging import merge, shared
@@ -27,6 +27,7 @@ from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
     "PIECE",
+    "QSGD_BLOCK",
     "cut_rows",
     "decode_bitmap",
     "decode_gaps",
