@@ -16,13 +16,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.dtypes import DTYPES, NAMES
 from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM
 
 __all__ = ["DTYPES", "SparseStream", "index_dtype", "refuse_masked", "switch_point"]
 
-DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64"))
-_NAMES = ", ".join(dtype.name for dtype in DTYPES)
 _UINT32, _UINT64 = np.dtype(np.uint32), np.dtype(np.uint64)
 
 Array = NDArray[Any]
@@ -78,8 +77,8 @@ class SparseStream:
     indices : array_like of int, shape (nnz,)
         Positions of the entries: strictly increasing, from 0 to ``size`` - 1.
     values : array_like, shape (nnz,) or (nnz, width)
-        Entries of dtype float32, float64, float16, int32 or int64; with a second axis the stream is row-sparse, as the gradient of
-        an embedding table is. Zeros, infinities and NaN are entries like any other.
+        Entries of dtype float32, float64, float16, int32, int64, complex64 or complex128, or bfloat16 as ml_dtypes has it; with a second
+        axis the stream is row-sparse, as the gradient of an embedding table is. Zeros, infinities and NaN are entries like any other.
     size : int
         Dimension N of the vector (number of rows, if row-sparse).
     switch_density : float, optional
@@ -484,7 +483,7 @@ def _checked_values(values: ArrayLike) -> Array:
     refuse_masked(values)
     array = np.asarray(values)
     if array.dtype.newbyteorder("=") not in DTYPES:
-        raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {_NAMES}")
+        raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {NAMES}")
     if array.ndim not in (1, 2):
         raise StreamError(f"values must have shape (nnz,) or (nnz, width), not {array.shape}")
     if array.ndim == 2 and array.shape[1] == 0:
