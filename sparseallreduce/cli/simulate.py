@@ -23,8 +23,9 @@ from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.runtime.simulator import same_bits
+from sparseallreduce.streams.dtypes import DTYPES, is_float
 from sparseallreduce.streams.operator import SUM
-from sparseallreduce.streams.stream import DTYPES, index_dtype
+from sparseallreduce.streams.stream import index_dtype
 
 Array = NDArray[Any]
 
@@ -104,7 +105,7 @@ def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, se
 def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
     """The sum of the streams in their dtype, rounded once if they are floats, and that of their absolute values."""
     dtype = streams[0].dtype
-    wide = np.dtype(np.float64) if dtype.kind == "f" else dtype
+    wide = np.dtype(np.float64) if is_float(dtype) else np.dtype(np.complex128) if dtype.kind == "c" else dtype
     total, magnitude = np.zeros((2, streams[0].size), wide)
     for stream in streams:
         indices, values = stream.indices, stream.values.astype(wide)

@@ -35,7 +35,7 @@ __all__ = [
 DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 ALL = 1 << 62  # more than there are operations
 _COUNT_LIMIT = 2**31 - 1
-_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
+_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 
 class Collectives:

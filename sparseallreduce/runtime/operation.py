@@ -391,11 +391,11 @@ class Operation(Failing):
         return requests
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        """Our block, and the places of all blocks in the array to be filled, as unsigned integers that any MPI knows."""
+        """Our block, and the places of all blocks in the array to be filled, as numbers that any MPI knows."""
         array, width = step.stream._stored, step.stream.width or 1
         self.received = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
         self._count_collective(self.received.nbytes - array.nbytes, 1)
-        unsigned = np.dtype(f"u{array.itemsize}")
+        unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # there are none of 16 bytes
         places = self.received.reshape(-1).view(unsigned)
         return array.reshape(-1).view(unsigned), [places[lo * width : hi * width] for lo, hi in step.ranges]
 

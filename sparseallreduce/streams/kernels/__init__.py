@@ -5,9 +5,10 @@ checked here; what the arrays hold is checked there (see :mod:`~sparseallreduce.
 
 Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte
 order and of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not
-overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64 is compiled by numba on first use and
-cached on disk; for other operators and dtypes the same functions run on :mod:`~sparseallreduce.streams.kernels.reference`, in
-plain NumPy, and give the bits that NumPy gives. Every compiled kernel releases the GIL.
+overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64, and additions of complex
+numbers, are compiled by numba on first use and cached on disk; for other operators and dtypes the same functions run on
+:mod:`~sparseallreduce.streams.kernels.reference`, in plain NumPy, and give the bits that NumPy gives. Every compiled kernel
+releases the GIL.
 """
 
 from __future__ import annotations
