@@ -86,15 +86,19 @@ class Transfer(NamedTuple):
         return alpha + wire + busy - machine.overlap * (1.0 - 1.0 / pieces) * min(wire, busy)
 
 
-def transfer(problem: Problem, machine: Machine, entries: float, extent: float, local: bool = False) -> Transfer:
-    """A stream with ``entries`` on ``extent`` positions as a message, by the codec that the runtime would choose."""
+def transfer(problem: Problem, machine: Machine, entries: float, extent: float, local: bool = False, dense: bool = False) -> Transfer:
+    """A stream with ``entries`` on ``extent`` positions as a message, by the codec that the runtime would choose.
+
+    ``local`` is one inside a host, and ``dense`` one that is dense however few its entries are.
+    """
+    dense = dense or entries > problem.limit(extent)
     if local or not machine.codec or problem.index_codec == "plain":
         sent = problem.value_bytes if problem.sent_bytes is None or local else problem.sent_bytes
-        if entries > problem.limit(extent):
+        if dense:
             return Transfer(extent * sent, 0.0)
         return Transfer(entries * (sent + problem.index_bytes), 0.0)
     sent = problem.value_bytes if problem.sent_bytes is None else problem.sent_bytes
-    if entries > problem.limit(extent):
+    if dense:
         nbytes = entries * sent + extent / 8
         if nbytes < _LEAST_GAIN * extent * sent and problem.sent_bytes is None and BITMAP.seconds < problem.value_bytes * machine.beta:
             return Transfer(nbytes, machine.codec * BITMAP.seconds / GAPS.seconds * extent)
@@ -167,10 +171,19 @@ def _rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
-def _step(problem: Problem, machine: Machine, distance: int, entries: float, extent: float, work: float = 0.0, streams: float = 1) -> float:
+def _step(
+    problem: Problem,
+    machine: Machine,
+    distance: int,
+    entries: float,
+    extent: float,
+    work: float = 0.0,
+    streams: float = 1,
+    dense: bool = False,
+) -> float:
     """Of a message to the rank at a distance, of so many streams with ``entries`` on ``extent`` positions each, and of work on it."""
     local = distance < problem.local
-    each = transfer(problem, machine, entries, extent, local)
+    each = transfer(problem, machine, entries, extent, local, dense)
     whole = Transfer(streams * each.nbytes, streams * each.coding)
     if not local:
         return whole.time(machine.alpha, machine.beta, machine, work)
@@ -204,11 +217,11 @@ def _concatenation_time(problem: Problem, machine: Machine, entries: float, exte
     return machine.gamma / 2 * entries * problem.ranks
 
 
-def _gather_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
+def _gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
     """Of the allgather by recursive doubling, or by dissemination, of a stream of each rank."""
     time, held = 0.0, 1
     while held < problem.ranks:
-        time += _step(problem, machine, held, entries, extent, streams=min(held, problem.ranks - held))
+        time += _step(problem, machine, held, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
         held *= 2
     return time
 
@@ -283,7 +296,7 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
 def _dense_gather(problem: Problem, machine: Machine) -> float:
     """The allgather of dense blocks, and the vector that they make up."""
     extent = problem.size / problem.ranks
-    time = _gather_time(problem, machine, max(problem.held(problem.ranks) / problem.ranks, problem.limit(extent) + 1), extent)
+    time = _gather_time(problem, machine, problem.held(problem.ranks) / problem.ranks, extent, dense=True)
     return time + machine.gamma_dense * problem.size
 
 

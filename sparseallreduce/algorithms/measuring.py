@@ -64,11 +64,12 @@ def measure(
             if ranks > 1:
                 yield Shift(ahead, message, behind)
             timed(name, start, (yield Clock()))
-    for name, message in (("near_small", small), ("near_large", large)) if neighbours is not None else ():
-        for _ in range(6):
-            start = yield Clock()
-            yield Shift(neighbours[0], message, neighbours[1])
-            timed(name, start, (yield Clock()))
+    if neighbours is not None:
+        for name, message in (("near_small", small), ("near_large", large)):
+            for _ in range(6):
+                start = yield Clock()
+                yield Shift(neighbours[0], message, neighbours[1])
+                timed(name, start, (yield Clock()))
     # At random, as the model has it: with both evenly spread, a merge takes more than twice as long.
     one, other = (_randomly(1 << 17, 1 << 20, seed) for seed in (0, 1))
     reduction.pair(one, other)  # compiles

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Overlap", "estimated", "sample_of"]
+__all__ = ["SAMPLE_BYTES", "Overlap", "estimated", "sample_of"]
 
 _SAMPLE = 128  # indices
 _MOST = 256  # that are sent: more come together by chance once in 10**20 times
+SAMPLE_BYTES = 8 + 8 * _MOST  # at most
 _HASH = 1 << 32
 _FACTOR, _FACTOR_64 = np.uint32(2654435761), np.uint64(11400714819323198485)  # of Fibonacci hashing
 _THRESHOLD = struct.Struct("<Q")

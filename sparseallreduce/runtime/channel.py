@@ -27,7 +27,7 @@ from sparseallreduce.runtime.hosts import count_cores, ranks_in_a_row, same_host
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.sparse import SparseMemory
-from sparseallreduce.runtime.operation import Operation, own_operation
+from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.processes import is_alive
 from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
@@ -182,7 +182,7 @@ class Channel:
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
-        operation = own_operation(self, Preparing(schedule))
+        operation = setup.own_operation(self, Preparing(schedule))
         while not operation.done and self.state == PREPARING:
             yield False
         if operation.error is not None:

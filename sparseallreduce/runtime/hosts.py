@@ -24,7 +24,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = ["Limit", "Place", "count_cores", "cpu_limits", "label_hosts", "ranks_in_a_row", "same_host", "same_memory", "this_place", "usable_cores"]
+__all__ = [
+    "Limit",
+    "Place",
+    "count_cores",
+    "cpu_limits",
+    "label_hosts",
+    "ranks_in_a_row",
+    "same_host",
+    "same_memory",
+    "this_place",
+    "usable_cores",
+]
 
 _ROOT = Path("/")  # of the file system in which /proc and /sys are looked for
 _ID = 8  # bytes

@@ -126,7 +126,7 @@ def _launched(
         over.progress.give_up(operation, error)
         if not isinstance(error, Exception):
             raise
-    return Request(None, over.operation.outcome(operation)) if blocking else Request(operation)
+    return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
 
 
 def _serial(call: Call | None, intent: Intent) -> Schedule:

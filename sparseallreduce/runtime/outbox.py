@@ -1,7 +1,8 @@
 """What an operation sends: inside a host the arrays as they lie in memory, between hosts in pieces.
 
-Pieces go out a few at a time, each written when there is room for it, so that a message is never there in whole. A message of many megabytes that is handed to MPI in one piece wastes the wire between hosts: an exchange of 8 and then 16 MB each way at
-200 Mbit/s, 960 ms on the wire, took 1,180 to 2,090 ms, and in pieces of 64 to 256 KiB with two to four in flight 1,025 to 1,040.
+Pieces go out a few at a time, each written when there is room for it, so that a message is never there in whole. One of many megabytes
+that is handed to MPI in one piece wastes the wire between hosts: an exchange of 8 and then 16 MB each way at 200 Mbit/s, 960 ms on the
+wire, took 1,180 to 2,090 ms, and in pieces of 64 to 256 KiB with two to four in flight 1,025 to 1,040.
 """
 
 from __future__ import annotations

@@ -21,14 +21,18 @@ from sparseallreduce.runtime.memory import dense
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.mapping import SharedFile, page_multiple, shared_file
 from sparseallreduce.runtime.memory.sparse import SparseMemory
+from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.processes import started_at
+from sparseallreduce.runtime.trace import Trace
+from sparseallreduce.runtime.work import Preparing
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "places_of_ranks"]
+__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "own_operation", "places_of_ranks"]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _LAST = struct.Struct("<qqq")  # a rank's process, when that started, and the last operation that failed with an earlier preparation
 
@@ -102,6 +106,15 @@ def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]
     process = os.getpid()
     records: list[bytes] = yield Share(_LAST.pack(process, started_at(process), failed_through))
     return [_LAST.unpack(record) for record in records]
+
+
+def own_operation(channel: Channel, work: Preparing) -> Operation:
+    """An operation of the preparation of a channel, begun; no trace counts it."""
+    operation = Operation(channel, work, None, channel.next_own())
+    operation.own, operation.traces = True, _NO_TRACES
+    operation.enlist()
+    operation.advance()
+    return operation
 
 
 def _of_rank_0(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

@@ -9,8 +9,8 @@ from oracle import bits
 import sparseallreduce as sar
 from sparseallreduce import Machine, Network, SparseStream
 from sparseallreduce.algorithms.choose import choose, problem_of
-from sparseallreduce.algorithms.measuring import measure
 from sparseallreduce.algorithms.cost import Problem, predicted_time
+from sparseallreduce.algorithms.measuring import measure
 from sparseallreduce.runtime.predictions import dense_share, expected_beginning
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import as_operator

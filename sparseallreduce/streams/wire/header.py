@@ -61,7 +61,7 @@ class Header(NamedTuple):
     hi: int
     stored: int  # entries of the stream
     first: int  # of which this one is the first in the frame
-    count: int  # and so many are in it
+    count: int  # type: ignore[assignment]  # and so many are in it
     payload: int  # bytes
     width: int | None
     last: bool  # the last stream of its message

@@ -43,7 +43,7 @@ def decode(message: Bytes) -> list[SparseStream]:
     headers = read_headers(message)
     at, lengths = len(headers) * HEADER_BYTES, part_lengths(headers)
     if at + sum(lengths) != len(message):
-        raise WireError(f"a message announces a payload of {sum(lengths)} bytes, but {len(message) - at} follow: it was truncated or altered")
+        raise WireError(f"a message announces {sum(lengths)} bytes of payload, but {len(message) - at} follow: it was truncated or altered")
     parts = []
     for length in lengths:
         parts.append(message[at : at + length])
@@ -78,7 +78,8 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
             raise WireError("a message in whole has entries that are not as they lie in memory: it was altered")
         if header.payload != sum(of_this):
             raise WireError(
-                f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, which take {sum(of_this)}"
+                f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, "
+                f"which take {sum(of_this)}"
             )
         lengths += of_this
     return lengths
