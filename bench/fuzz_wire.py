@@ -31,7 +31,8 @@ from tqdm import tqdm
 
 from sparseallreduce import SparseStream, WireError
 from sparseallreduce.streams import memory
-from sparseallreduce.streams.operator import MAX, SUM
+from sparseallreduce.streams.dtypes import DTYPES, is_float
+from sparseallreduce.streams.operator import PROD, SUM
 from sparseallreduce.streams.partition import slice_range
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.wire import HEADER_BYTES, INDEX_CODECS, VALUE_NAMES, Assembly, CodedStream, decode, encode, packets
@@ -39,8 +40,8 @@ from sparseallreduce.streams.wire.values import quantised
 
 SECONDS = 20.0  # for one message
 ROOM = 1 << 16  # bytes of an arena; longer arrays lie elsewhere
-DTYPES = ("float32", "float64", "float16", "int32", "int64")
 LAYOUT = struct.Struct("<4sBBBBBBB5xQQQQQQQI")
+DAMAGES = ("nothing", "field", "fields", "header byte", "payload", "cut", "longer", "lost", "repeated", "exchanged", "mixed")
 MOST = (2**32 - 1, 2**64 - 1)
 NUMBERS = (0, 1, 2, 3, 255, 256, 511, 512, 513, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
 
@@ -168,17 +169,17 @@ def assembled(guarded: Guarded, arriving: list[np.ndarray]) -> list[SparseStream
 
 def stream(rng: np.random.Generator) -> SparseStream:
     """A stream of any form."""
-    dtype, width = str(rng.choice(DTYPES)), rng.choice([None, None, None, 1, 3])
+    dtype, width = DTYPES[rng.integers(len(DTYPES))], rng.choice([None, None, None, 1, 3])
     size, density = int(rng.choice([0, 1, 7, 300, 3000])), rng.choice([0.0, 0.01, 0.2, 0.9, 1.0])
     present = np.flatnonzero(rng.random(size) < density)
     shape = (len(present),) if width is None else (len(present), width)
     values = (rng.standard_normal(shape) * 5).astype(dtype)
-    values[rng.random(shape) < 0.2] = -0.0 if values.dtype.kind == "f" else 0
+    values[rng.random(shape) < 0.2] = -0.0 if is_float(dtype) else 0
     form = str(rng.choice(["sparse", "dense", "masked", "part", "64 bits"]))
     shift = 2**33 if form == "64 bits" else 0
     whole = SparseStream(present + shift, values, size + shift, switch_density=1.0)
     if form in ("dense", "masked"):
-        reduction = Reduction(SUM if form == "dense" else MAX, 1.0)
+        reduction = Reduction(SUM if form == "dense" else PROD, 1.0)
         whole = Reduction.freeze(reduction.densify(reduction.enter(whole)))
     elif form == "part":
         whole = slice_range(whole, size // 5, size - size // 7)
@@ -196,7 +197,7 @@ def damaged(rng: np.random.Generator, sent: list[np.ndarray]) -> tuple[str, list
     """A message with a damage, which is named, or with none."""
     arriving, number = [packet.copy() for packet in sent], int(rng.integers(len(sent)))
     packet = arriving[number]
-    damage = str(rng.choice(["nothing", "field", "fields", "header byte", "payload", "cut", "longer", "lost", "repeated", "exchanged", "mixed"]))
+    damage = str(rng.choice(DAMAGES))
     if damage in ("field", "fields"):
         headers = headers_of(packet)
         for _ in range(1 if damage == "field" else int(rng.integers(2, 5))):

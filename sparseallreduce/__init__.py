@@ -1,8 +1,8 @@
 """Sparse allreduce over MPI: the sum of vectors with few non-zeros, at a fraction of the cost of a dense ``MPI_Allreduce``.
 
 Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
-:class:`Request`. :func:`simulate` runs any number of ranks in one process. The lossy sums are :class:`OkTopk`, :class:`GTopk`,
-:class:`TopkA`, :class:`TopkDSA` and :class:`GaussianK`.
+:class:`Request`. :func:`explain` says which way they take, and :func:`simulate` runs any number of ranks in one process. The lossy
+sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA` and :class:`GaussianK`.
 
 >>> import sparseallreduce as sar
 >>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)
@@ -24,6 +24,7 @@ from sparseallreduce.errors import (
 )
 from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
+from sparseallreduce.runtime.explaining import Explanation, explain
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 from sparseallreduce.runtime.trace import Trace, trace
@@ -36,6 +37,7 @@ __all__ = [
     "AlgorithmError",
     "DeadlockError",
     "ErrorFeedback",
+    "Explanation",
     "GTopk",
     "GaussianK",
     "MPIUnavailableError",
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "allreduce",
+    "explain",
     "iallreduce",
     "simulate",
     "trace",

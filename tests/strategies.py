@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from oracle import Entries
 
 from sparseallreduce import Operator, SparseStream
+from sparseallreduce.streams import dtypes
 from sparseallreduce.streams.operator import OPERATORS
 
-DTYPES = ("float32", "float64", "float16", "int32", "int64")
+DTYPES = tuple(dtype.name for dtype in dtypes.DTYPES)
 SMALL, REAL, SPECIAL = "small integers", "real numbers", "NaN, infinities and zeros"
 
 
@@ -26,7 +27,7 @@ def _greater(a: Any, b: Any, out: Any = None) -> Any:
 
 
 def _beaten_by_all(dtype: Any) -> Any:
-    return np.nan if dtype.kind == "f" else np.iinfo(dtype).min
+    return np.iinfo(dtype).min if dtype.kind == "i" else np.nan
 
 
 CUSTOM = Operator("greater", _greater, _beaten_by_all)
@@ -89,6 +90,14 @@ class Case:
         return Entries(indices, values)
 
     def _values(self, rng: np.random.Generator, nnz: int) -> Any:
+        if np.dtype(self.dtype).kind == "c":
+            real, imag = (self._reals(rng, nnz, "float64") for _ in range(2))
+            values = np.empty(real.shape, self.dtype)
+            values.real, values.imag = real, imag  # not by a product, which makes NaN of an infinity
+            return values
+        return self._reals(rng, nnz, self.dtype)
+
+    def _reals(self, rng: np.random.Generator, nnz: int, dtype: str) -> Any:
         shape = (nnz,) if self.width is None else (nnz, self.width)
         if self.contents == REAL:
             values = rng.uniform(0.9, 1.1, shape) * rng.choice([-1, 1], shape) if self.op == "prod" else rng.normal(0, 10, shape)
@@ -96,12 +105,13 @@ class Case:
             largest = 2 if self.ranks <= 8 else 1  # a product of 64 would overflow a float16
             values = rng.integers(-largest, largest + 1, shape)
         else:
-            values = rng.integers(-9, 10, shape)
-        values = values.astype(self.dtype)
+            largest = min(9, 256 // self.ranks) if self.dtype == "bfloat16" else 9  # above 256 it has not all integers
+            values = rng.integers(-largest, largest + 1, shape)
+        values = values.astype(dtype)
         if self.contents == SPECIAL:
-            special = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0] if values.dtype.kind == "f" else [0, np.iinfo(self.dtype).min]
+            special = [0, np.iinfo(dtype).min] if values.dtype.kind == "i" else [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0]
             chosen = rng.random(shape) < 0.4
-            values[chosen] = np.array(special, self.dtype)[rng.integers(0, len(special), np.count_nonzero(chosen))]
+            values[chosen] = np.array(special, dtype)[rng.integers(0, len(special), np.count_nonzero(chosen))]
         return values
 
     def _stream(self, entries: Entries, rng: np.random.Generator) -> SparseStream:
@@ -133,12 +143,18 @@ def cases(draw: st.DrawFn, ranks: st.SearchStrategy[int] = RANKS, contents: tupl
     """Operations: any number of ranks, dimension, fill, overlap, dtype, width, operator, contents and form."""
     number = draw(ranks)
     dtype = draw(st.sampled_from(DTYPES))
+    operators = ["sum", *ALL_OPERATORS]
+    if np.dtype(dtype).kind == "c":
+        operators = ["sum", "sum", "prod", CUSTOM.name]
+    op = draw(st.sampled_from(operators))
+    if np.dtype(dtype).kind == "c" and op != "sum":  # of infinite factors, which parts are NaN depends on their order
+        contents = tuple(kind for kind in contents if kind != SPECIAL) or (SMALL,)
     return Case(
         ranks=number,
         size=draw(sizes(number)),
         dtype=dtype,
         width=draw(st.sampled_from([None, None, None, 1, 3])),
-        op=draw(st.sampled_from(["sum", *ALL_OPERATORS])),
+        op=op,
         fill=draw(st.sampled_from(["mixed", "none", "one", "few", "half", "all"])),
         overlap=draw(st.sampled_from(["uniform", "same", "disjoint", "clustered"])),
         contents=draw(st.sampled_from(contents)),

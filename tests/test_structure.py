@@ -15,10 +15,10 @@ NAME = PACKAGE.name
 # Each layer may use those before it and itself. Neither of two on one line may use the other.
 LAYERS = (("kernels",), ("streams",), ("algorithms",), ("runtime",), ("reducers",), ("optim",), ("linear", "torch"), ("cli",))
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-# What kernels take beside their own folder: operators, and how arrays are allocated.
-KERNELS = ("streams.kernels", "streams.operator", "streams.memory")
+# What kernels take beside their own folder: operators, dtypes, and how arrays are allocated.
+KERNELS = ("streams.kernels", "streams.operator", "streams.memory", "streams.dtypes")
 # Packages that are not there for everyone, or take long to load: an import of what needs them may wait until it is called for.
-LATE = {"mpi4py", "numba", "llvmlite", "sklearn", "torch", "cupy", "matplotlib", "pyarrow"}
+LATE = {"mpi4py", "numba", "llvmlite", "scipy", "sklearn", "torch", "cupy", "matplotlib", "pyarrow"}
 # Other imports inside functions, and why there is no other way.
 DEFERRED = {
     ("streams.stream", "streams.reduction"): "+ of two streams is a reduction, which is made of streams",

@@ -11,8 +11,9 @@ import numpy as np
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.algorithms.choose import choose
+from sparseallreduce.algorithms.choose import choose, problem_of
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.overlap import Overlap
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import AlgorithmError, StreamTypeError
 from sparseallreduce.streams.kernels.contract import LONG_FLOATS
@@ -55,18 +56,27 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
         return None, Intent((), 0, error)
 
 
-def allreduce(call: Call, entries: Sequence[int], rank: int, ranks: int, machine: Machine | None, reduction: Reduction) -> Schedule:
-    """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``."""
-    name = _chosen(call, entries, reduction, machine)
+def allreduce(
+    call: Call,
+    entries: Sequence[int],
+    rank: int,
+    ranks: int,
+    machine: Machine | None,
+    reduction: Reduction,
+    overlap: Overlap | None = None,
+    local: int = 1,
+) -> Schedule:
+    """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``.
+
+    ``overlap`` is what is known of that of the ranks' sets, and ``local`` how many ranks next to each other are on one host.
+    """
+    name = call.algorithm
+    if name == AUTO:
+        problem = problem_of(call.stream, sum(entries) / len(entries), len(entries), reduction, call.encoding, overlap, local)
+        name = choose(problem, call.machine or machine or Machine())
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
     result = decoded(result)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
-
-
-def _chosen(call: Call, entries: Sequence[int], reduction: Reduction, machine: Machine | None) -> str:
-    if call.algorithm != AUTO:
-        return call.algorithm
-    return choose(call.stream, entries, reduction, call.machine or machine or Machine())
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sparseallreduce.algorithms.exchange import lower_power_of_two
+from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
-__all__ = ["Machine", "Problem", "expected_size", "predicted_time", "shared_split_time"]
+__all__ = ["Machine", "Problem", "Transfer", "expected_size", "predicted_time", "sent_bytes", "shared_split_time", "transfer"]
+
+_LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take, as where messages are written
 
 
 class Machine(NamedTuple):
@@ -25,6 +28,10 @@ class Machine(NamedTuple):
     alpha_dense: float | None = None  # seconds of the dense allreduce of a few bytes; by default 2 log2(P) alpha
     beta_blocking: float | None = None  # as beta_dense, of one that ranks wait for inside MPI; by default the same
     trust: float = 1.0  # share of the dense allreduce's time that another algorithm must be expected to stay below
+    codec: float = 0.0  # seconds to write an index as a gap and read it again; 0 where messages go as they lie in memory
+    overlap: float = 0.0  # share of the work on a message of many pieces that is done while it travels
+    alpha_local: float | None = None  # as alpha and beta, between ranks of one host; by default the same
+    beta_local: float | None = None
 
 
 class Problem(NamedTuple):
@@ -36,9 +43,14 @@ class Problem(NamedTuple):
     value_bytes: int = 4  # of a value, or of a row: isize
     index_bytes: int = 4  # c
     switch_density: float | None = None  # as in SparseStream
+    sent_bytes: float | None = None  # of a value on its way, where a value codec makes it another
+    index_codec: str = "auto"  # as in allreduce
+    union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams for each that they put in); else uniform
+    imbalance: float = 1.0  # entries in the fullest of P parts of the index space for each in a part of mean size
+    local: int = 1  # ranks next to each other that are on one host
 
     def bytes(self, entries: float, extent: float) -> float:
-        """Of a stream with ``entries`` on ``extent`` positions, in the form that is smaller."""
+        """Of a stream with ``entries`` on ``extent`` positions as it lies in memory, in the form that is smaller."""
         if entries > self.limit(extent):
             return extent * self.value_bytes
         return entries * (self.value_bytes + self.index_bytes)
@@ -47,6 +59,56 @@ class Problem(NamedTuple):
         """phi: entries above which a stream on ``extent`` positions is dense (thesis section 4.1.2)."""
         limit = extent * self.value_bytes / (self.value_bytes + self.index_bytes)
         return limit if self.switch_density is None else min(limit, extent * self.switch_density)
+
+    def held(self, ranks: int) -> float:
+        """Expected entries of the sum of the streams of so many ranks."""
+        if not self.union:
+            return expected_size(self.entries, self.size, ranks)
+        before, low = self.union[0]
+        for number, share in self.union:
+            if number >= ranks:
+                share = share if number == ranks else low + (share - low) * (ranks - before) / (number - before)
+                return min(share * ranks * self.entries, float(self.size))
+            before, low = number, share
+        return min(low * ranks * self.entries, float(self.size))
+
+
+class Transfer(NamedTuple):
+    """A message, or what all ranks send in one step."""
+
+    nbytes: float
+    coding: float  # seconds to write and to read it
+
+    def time(self, alpha: float, beta: float, machine: Machine, work: float = 0.0) -> float:
+        """Seconds until it has arrived and ``work`` of so many seconds is done on it."""
+        wire, busy = self.nbytes * beta, self.coding + work
+        pieces = max(self.nbytes / piece_bytes(self.nbytes), 1.0)
+        return alpha + wire + busy - machine.overlap * (1.0 - 1.0 / pieces) * min(wire, busy)
+
+
+def transfer(problem: Problem, machine: Machine, entries: float, extent: float, local: bool = False, dense: bool = False) -> Transfer:
+    """A stream with ``entries`` on ``extent`` positions as a message, by the codec that the runtime would choose.
+
+    ``local`` is one inside a host, and ``dense`` one that is dense however few its entries are.
+    """
+    dense = dense or entries > problem.limit(extent)
+    if local or not machine.codec or problem.index_codec == "plain":
+        sent = problem.value_bytes if problem.sent_bytes is None or local else problem.sent_bytes
+        if dense:
+            return Transfer(extent * sent, 0.0)
+        return Transfer(entries * (sent + problem.index_bytes), 0.0)
+    sent = problem.value_bytes if problem.sent_bytes is None else problem.sent_bytes
+    if dense:
+        nbytes = entries * sent + extent / 8
+        if nbytes < _LEAST_GAIN * extent * sent and problem.sent_bytes is None and BITMAP.seconds < problem.value_bytes * machine.beta:
+            return Transfer(nbytes, machine.codec * BITMAP.seconds / GAPS.seconds * extent)
+        return Transfer(extent * sent, 0.0)
+    if entries <= 0 or extent <= 0:
+        return Transfer(0.0, 0.0)
+    density = min(entries / extent, 1.0)
+    codec = Encoding(problem.index_codec).index_codec_at(density, problem.index_bytes, machine.beta)
+    seconds = machine.codec * codec.seconds / GAPS.seconds
+    return Transfer(entries * (sent + codec.bytes_each(density, problem.index_bytes)), entries * seconds)
 
 
 def expected_size(entries: float, size: float, ranks: int) -> float:
@@ -93,15 +155,41 @@ def shared_split_time(problem: Problem, machine: Machine) -> float:
     nothing. With 30 microseconds besides, that fits what short streams took with 2, 4 and 8 ranks on 2 cores when parts were copied; two
     parts no longer are.
     """
-    ranks = problem.ranks
-    entries, extent = problem.entries / ranks, problem.size / ranks
-    copied = problem.entries + expected_size(entries, extent, ranks)
+    copied = problem.entries + problem.held(problem.ranks) / problem.ranks
     wait = machine.alpha if machine.alpha_dense is None else machine.alpha_dense
-    return 3e-5 + 2 * wait + machine.gamma / 2 * copied + _tree_time(problem, machine, entries, extent)
+    return 3e-5 + 2 * wait + machine.gamma / 2 * copied + _tree_time(problem, machine, problem.ranks)
+
+
+def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
+    """Bytes that arrive at the busiest rank: the time on a network where nothing else takes any."""
+    bytes_alone = Machine(0.0, machine.beta, 0.0, 0.0, machine.beta, 0.0, 0.0, codec=machine.codec, overlap=0.0)
+    free = _MODELS[name](problem._replace(local=1), bytes_alone)
+    return free / machine.beta if machine.beta else 0.0
 
 
 def _rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
+
+
+def _step(
+    problem: Problem,
+    machine: Machine,
+    distance: int,
+    entries: float,
+    extent: float,
+    work: float = 0.0,
+    streams: float = 1,
+    dense: bool = False,
+) -> float:
+    """Of a message to the rank at a distance, of so many streams with ``entries`` on ``extent`` positions each, and of work on it."""
+    local = distance < problem.local
+    each = transfer(problem, machine, entries, extent, local, dense)
+    whole = Transfer(streams * each.nbytes, streams * each.coding)
+    if not local:
+        return whole.time(machine.alpha, machine.beta, machine, work)
+    alpha = machine.alpha if machine.alpha_local is None else machine.alpha_local
+    beta = machine.beta if machine.beta_local is None else machine.beta_local
+    return whole.time(alpha, beta, machine._replace(overlap=0.0), work)
 
 
 def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
@@ -113,11 +201,11 @@ def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float
     return machine.gamma * 2 * entries
 
 
-def _tree_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
-    """Of reducing a stream of ``entries`` on ``extent`` positions from each rank, as a balanced tree."""
+def _tree_time(problem: Problem, machine: Machine, parts: int) -> float:
+    """Of reducing the streams of all ranks on one of so many parts of the index space, as a balanced tree."""
     time, nodes, size = 0.0, problem.ranks, 1
     while nodes > 1:
-        time += nodes // 2 * _pair_time(problem, machine, expected_size(entries, extent, size), extent)
+        time += nodes // 2 * _pair_time(problem, machine, problem.held(size) / parts, problem.size / parts)
         nodes, size = (nodes + 1) // 2, 2 * size
     return time
 
@@ -129,6 +217,15 @@ def _concatenation_time(problem: Problem, machine: Machine, entries: float, exte
     return machine.gamma / 2 * entries * problem.ranks
 
 
+def _gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
+    """Of the allgather by recursive doubling, or by dissemination, of a stream of each rank."""
+    time, held = 0.0, 1
+    while held < problem.ranks:
+        time += _step(problem, machine, held, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
+        held *= 2
+    return time
+
+
 def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
     already = problem.entries > problem.limit(problem.size)
@@ -138,39 +235,49 @@ def _dense(problem: Problem, machine: Machine) -> float:
 
 
 def _allgather(problem: Problem, machine: Machine) -> float:
-    k, ranks = problem.entries, problem.ranks
-    time = _rounds(ranks) * machine.alpha + (ranks - 1) * problem.bytes(k, problem.size) * machine.beta
-    return time + _tree_time(problem, machine, k, problem.size)
+    return _gather_time(problem, machine, problem.entries, problem.size) + _tree_time(problem, machine, 1)
 
 
 def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
     k, size = problem.entries, problem.size
     core = lower_power_of_two(problem.ranks)
-    time, held = 0.0, k
+    time = 0.0
     if core < problem.ranks:
-        result = problem.bytes(expected_size(k, size, problem.ranks), size)
-        time += 2 * machine.alpha + (problem.bytes(k, size) + result) * machine.beta + _pair_time(problem, machine, k, size)
+        time += _step(problem, machine, core, k, size, _pair_time(problem, machine, k, size))
+        time += _step(problem, machine, core, problem.held(problem.ranks), size)
     distance = 1
     while distance < core:
-        held = expected_size(k, size, distance)
-        time += machine.alpha + problem.bytes(held, size) * machine.beta + _pair_time(problem, machine, held, size)
+        held = problem.held(distance)
+        time += _step(problem, machine, distance, held, size, _pair_time(problem, machine, held, size))
         distance *= 2
     return time
 
 
-def _split(problem: Problem, machine: Machine) -> float:
-    """The split phase without the additions."""
+def _split(problem: Problem, machine: Machine, work: float) -> float:
+    """The split phase, and the work on what arrives."""
     ranks = problem.ranks
-    part = problem.bytes(problem.entries, problem.size) / ranks
-    return (ranks - 1) * (machine.alpha + part * machine.beta)
+    if ranks == 1:
+        return work
+    entries, extent = problem.imbalance * problem.entries / ranks, problem.size / ranks
+    if problem.entries > problem.limit(problem.size):
+        entries = extent
+    near = problem.local - 1
+    time = near * _step(problem, machine, 1, entries, extent) if near else 0.0
+    far = ranks - 1 - near
+    if far:
+        each = transfer(problem, machine, entries, extent)
+        all_of_them = Transfer(far * each.nbytes, far * each.coding)
+        time += all_of_them.time(far * machine.alpha, machine.beta, machine, work)
+    else:
+        time += work
+    return time
 
 
 def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
-    ranks = problem.ranks
-    entries, extent = problem.entries / ranks, problem.size / ranks
-    time = _split(problem, machine) + _tree_time(problem, machine, entries, extent)
-    total = expected_size(entries, extent, ranks)
-    time += _rounds(ranks) * machine.alpha + (ranks - 1) * problem.bytes(total, extent) * machine.beta
+    extent = problem.size / problem.ranks
+    time = _split(problem, machine, problem.imbalance * _tree_time(problem, machine, problem.ranks))
+    total = problem.held(problem.ranks) / problem.ranks
+    time += problem.imbalance * _gather_time(problem, machine, total, extent)
     return time + _concatenation_time(problem, machine, total, extent)
 
 
@@ -179,19 +286,23 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
     entries, extent = problem.entries / ranks, problem.size / ranks
     time = 0.0
     for hop in range(1, ranks):
-        partial = expected_size(entries, extent, hop)
-        time += machine.alpha + problem.bytes(partial, extent) * machine.beta
-        time += _pair_time(problem, machine, (partial + entries) / 2, extent)
-    total = expected_size(entries, extent, ranks)
-    time += (ranks - 1) * (machine.alpha + problem.bytes(total, extent) * machine.beta)
+        partial = problem.imbalance * problem.held(hop) / ranks
+        time += _step(problem, machine, ranks, partial, extent, _pair_time(problem, machine, (partial + entries) / 2, extent))
+    total = problem.held(ranks) / ranks
+    time += (ranks - 1) * _step(problem, machine, ranks, problem.imbalance * total, extent)
     return time + _concatenation_time(problem, machine, total, extent)
 
 
+def _dense_gather(problem: Problem, machine: Machine) -> float:
+    """The allgather of dense blocks, and the vector that they make up."""
+    extent = problem.size / problem.ranks
+    time = _gather_time(problem, machine, problem.held(problem.ranks) / problem.ranks, extent, dense=True)
+    return time + machine.gamma_dense * problem.size
+
+
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
-    ranks = problem.ranks
-    time = _split(problem, machine) + machine.gamma * problem.entries + machine.gamma_dense * problem.size / ranks
-    time += _rounds(ranks) * machine.alpha
-    return time + (ranks - 1) / ranks * problem.size * problem.value_bytes * machine.beta + machine.gamma_dense * problem.size
+    work = machine.gamma * problem.entries + machine.gamma_dense * problem.size / problem.ranks
+    return _split(problem, machine, work) + _dense_gather(problem, machine)
 
 
 def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) -> float:
@@ -200,16 +311,15 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     k, size = problem.entries, problem.size
     time = 0.0
     if group * groups < problem.ranks:
-        time += machine.alpha + problem.bytes(k, size) * machine.beta + _pair_time(problem, machine, k, size)
-    time += _split(problem._replace(ranks=group), machine) + machine.gamma * k + machine.gamma_dense * size / group
+        time += _step(problem, machine, problem.ranks, k, size, _pair_time(problem, machine, k, size))
+    work = machine.gamma * k + machine.gamma_dense * size / group
+    time += _split(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
     halved = size / group
     while groups > 1:
         halved /= 2
         time += machine.alpha + halved * (problem.value_bytes * machine.beta + machine.gamma_dense)
         groups //= 2
-    ranks = problem.ranks
-    time += _rounds(ranks) * machine.alpha + (ranks - 1) / ranks * size * problem.value_bytes * machine.beta
-    return time + machine.gamma_dense * size
+    return time + _dense_gather(problem, machine)
 
 
 _MODELS: dict[str, Callable[[Problem, Machine], float]] = {

@@ -43,6 +43,9 @@ class Setting(NamedTuple):
     cold_caches: bool
 
 
+DTYPES_OF_MPI = ["float32", "float64", "int32", "int64", "complex64", "complex128"]  # without those that its own sum does not know
+
+
 @dataclass
 class Measured:
     """What an algorithm came to; the same on all ranks."""
@@ -60,7 +63,7 @@ class Measured:
 @click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
-@click.option("--dtype", type=click.Choice(["float32", "float64", "int32", "int64"]), default="float32", show_default=True)
+@click.option("--dtype", type=click.Choice(DTYPES_OF_MPI), default="float32", show_default=True)
 @click.option("--op", type=click.Choice(list(OPERATORS)), default="sum", show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timings of each algorithm in an experiment.")
 @click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Number of experiments, each with new data.")
@@ -92,6 +95,8 @@ def bench(
     if chosen["density"] is None:
         raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
     setting = Setting(**chosen)
+    if setting.dtype.startswith("complex") and setting.op in ("min", "max"):
+        raise click.UsageError(f"{setting.dtype} values have no order, and so no {setting.op}: give --op sum or prod")
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
     steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
@@ -178,7 +183,7 @@ class _Dense:
         self.reduce()
         self.expected = self.total.copy()
         self.magnitude = None
-        if self.op.is_sum and self.ours.dtype.kind == "f":
+        if self.op.is_sum and self.ours.dtype.kind in "fc":
             self.magnitude = self._reduced(np.abs(self.ours), self.op)
         if not self.op.is_sum:
             held = np.zeros(len(self.ours), np.int8)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms.choose import choose
+from sparseallreduce.algorithms.choose import choose, problem_of
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.runtime.communicators import measured, shared_capacity
 from sparseallreduce.runtime.predictions import expected_beginning
@@ -62,4 +62,4 @@ def taken_by_auto(
             return Taken("ssar_split_allgather", shared=True)
         if beginning in ("packed", "dense"):
             return Taken("allgather" if beginning == "packed" else "dense")
-    return Taken(choose(stream, [entries] * ranks, reduction, machine))
+    return Taken(choose(problem_of(stream, entries, ranks, reduction), machine))

@@ -15,16 +15,17 @@ from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
-from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.algorithms.cost import Problem, predicted_time
 from sparseallreduce.cli import simulate_lossy
 from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
-from sparseallreduce.runtime.simulator import same_bits
+from sparseallreduce.runtime.simulator import machine_of, same_bits
+from sparseallreduce.streams.dtypes import DTYPES, is_float
 from sparseallreduce.streams.operator import SUM
-from sparseallreduce.streams.stream import DTYPES, index_dtype
+from sparseallreduce.streams.stream import index_dtype
 
 Array = NDArray[Any]
 
@@ -104,7 +105,7 @@ def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, se
 def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
     """The sum of the streams in their dtype, rounded once if they are floats, and that of their absolute values."""
     dtype = streams[0].dtype
-    wide = np.dtype(np.float64) if dtype.kind == "f" else dtype
+    wide = np.dtype(np.float64) if is_float(dtype) else np.dtype(np.complex128) if dtype.kind == "c" else dtype
     total, magnitude = np.zeros((2, streams[0].size), wide)
     for stream in streams:
         indices, values = stream.indices, stream.values.astype(wide)
@@ -120,8 +121,7 @@ def _row(name: str, streams: Sequence[sar.SparseStream], network: sar.Network, e
     first = out.outputs[0]
     alike = all(same_bits(first, other) for other in out.outputs[1:])
     ranks, size, entries = len(streams), first.size, streams[0].nnz
-    beta = 1 / network.bandwidth
-    machine = Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
+    machine = machine_of(network)
     chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name).algorithm if name == AUTO else None
     problem = Problem(entries, size, ranks, first.dtype.itemsize, index_dtype(size).itemsize)
     return {

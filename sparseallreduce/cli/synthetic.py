@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.algorithms import algorithms
+from sparseallreduce.streams.dtypes import epsilon, smallest_normal
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -72,10 +73,12 @@ def _union(found: Array, drawn: Array, size: int) -> Array:
 
 
 def draw_values(rng: np.random.Generator, count: int, dtype: DTypeLike) -> Array:
-    """Standard normal floats, or integers from -100 to 100."""
+    """Standard normal floats, complex numbers of two of them, or integers from -100 to 100."""
     dtype = np.dtype(dtype)
     if dtype.kind == "i":
         return rng.integers(-100, 101, size=count, dtype=dtype.type)
+    if dtype.kind == "c":
+        return rng.standard_normal((count, 2)).view(np.complex128)[:, 0].astype(dtype, copy=False)
     drawn = rng.standard_normal(count, dtype=np.float64 if dtype == np.float64 else np.float32)
     return drawn.astype(dtype, copy=False)
 
@@ -102,13 +105,14 @@ def largest_deviation(result: SparseStream, expected: Array, magnitude: Array | 
     dense = result.to_dense()
     if dense.shape != expected.shape or dense.dtype != expected.dtype:
         return math.inf
-    if dense.dtype.kind != "f" or op.name in ("min", "max"):
+    if dense.dtype.kind in "iu" or op.name in ("min", "max"):
         return 0.0 if np.array_equal(dense, expected) else math.inf
     # Either order of P - 1 roundings is off by at most (P - 1) eps times the reduction of absolute values.
     wrong = np.flatnonzero(dense != expected)
     if len(wrong) == 0:
         return 0.0
     allowed = np.abs(expected[wrong]) if magnitude is None else magnitude[wrong]
-    tolerance = 2 * ranks * float(np.finfo(dense.dtype).eps) * allowed.astype(np.float64) + float(np.finfo(dense.dtype).tiny)
-    deviation = np.abs(dense[wrong].astype(np.float64) - expected[wrong].astype(np.float64)) / tolerance
+    wide = np.complex128 if dense.dtype.kind == "c" else np.float64
+    tolerance = 2 * ranks * epsilon(dense.dtype) * np.abs(allowed.astype(wide)) + smallest_normal(dense.dtype)
+    deviation = np.abs(dense[wrong].astype(wide) - expected[wrong].astype(wide)) / tolerance
     return math.inf if np.isnan(deviation).any() else float(deviation.max())

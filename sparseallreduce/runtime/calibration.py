@@ -25,9 +25,12 @@ from sparseallreduce.version import __version__
 
 __all__ = ["Calibration"]
 
-_SLOWER, _FASTER = 10.0, 3.0  # times: how far constants may lie from kept ones that they are taken for
+# Times: how far constants may lie from kept ones that they are taken for. What disturbs a measurement inside a host may be much else that
+# it has to do; between hosts one that takes several times as long is of another network.
+_SLOWER, _SLOWER_BETWEEN_HOSTS, _FASTER = 10.0, 2.0, 3.0
 _KEPT = 16  # measurements of one layout
-_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0)  # of each constant: what is less takes no time that matters
+# Of each constant: what is less takes no time that matters.
+_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12)
 
 
 class Calibration:
@@ -46,6 +49,7 @@ class Calibration:
     """
 
     def __init__(self, library: str, hosts: Sequence[bytes], cores: int, folder: Path | None = None) -> None:
+        self._slower = _SLOWER if len(set(hosts)) == 1 else _SLOWER_BETWEEN_HOSTS
         try:
             self._path = (folder or default_cache() / "calibration") / f"{_digest(library, hosts, cores)}.json"
         except RuntimeError:  # there is no home directory
@@ -53,7 +57,7 @@ class Calibration:
 
     def like(self, measured: Machine) -> Machine | None:
         """The kept measurement that ``measured`` may be one more of: the fastest of them, None if there is none."""
-        alike = [machine for machine in _read(self._path) if _alike(machine, measured)]
+        alike = [machine for machine in _read(self._path) if _alike(machine, measured, self._slower)]
         return min(alike, key=lambda machine: math.prod(_noticed(machine)), default=None)
 
     def keep(self, measured: Machine) -> None:
@@ -79,9 +83,12 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
-def _alike(kept: Machine, measured: Machine) -> bool:
-    pairs = zip(_noticed(kept), _noticed(measured), strict=True)
-    return all(before / _FASTER <= now <= before * _SLOWER for before, now in pairs)
+def _alike(kept: Machine, measured: Machine, slower: float) -> bool:
+    """``slower`` is for the bytes: latencies are multiplied by the slightest disturbance, and additions by one on this host alone."""
+    times = zip(Machine._fields, _noticed(kept), _noticed(measured), strict=True)
+    return all(
+        before / _FASTER <= now <= before * (slower if name.startswith("beta") else _SLOWER) for name, before, now in times
+    )
 
 
 def _noticed(machine: Machine) -> list[float]:

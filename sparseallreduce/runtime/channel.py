@@ -23,11 +23,12 @@ from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, Al
 from sparseallreduce.runtime.handshake.base import Handshake
 from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS, MessageHandshake
 from sparseallreduce.runtime.handshake.shared import SLOTS, SharedHandshake
-from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
+from sparseallreduce.runtime.hosts import count_cores, ranks_in_a_row, same_host, same_memory
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.sparse import SparseMemory
-from sparseallreduce.runtime.operation import Operation, own_operation
+from sparseallreduce.runtime.operation import Operation
+from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.processes import is_alive
 from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
 from sparseallreduce.runtime.work import Preparing
@@ -68,6 +69,8 @@ class Channel:
         self.cores = 1  # that ranks of this host may run on
         self.oversubscribed = False  # whether ranks outnumber them
         self.near = frozenset(range(self.ranks))  # ranks to which messages go as they lie in memory; others may be on other hosts
+        self.local = 1  # ranks next to each other that are on one host
+        self.overlaps = Overlaps()
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
         self.sequence = 0  # number of the last operation that has been called
         self.begun = 0  # of the last that has begun
@@ -154,6 +157,7 @@ class Channel:
         places = yield from self._outcome(setup.places_of_ranks())
         here = same_host(places, self.rank)
         self.near = frozenset(same_memory(places, self.rank))
+        self.local = ranks_in_a_row(places)
         self.cores = count_cores(places[rank] for rank in here)
         self.oversubscribed = len(here) > self.cores
         self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
@@ -178,7 +182,7 @@ class Channel:
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
-        operation = own_operation(self, Preparing(schedule))
+        operation = setup.own_operation(self, Preparing(schedule))
         while not operation.done and self.state == PREPARING:
             yield False
         if operation.error is not None:

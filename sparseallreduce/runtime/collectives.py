@@ -27,6 +27,7 @@ __all__ = [
     "has_entered",
     "has_native_sum",
     "is_native",
+    "is_near_and_native",
     "recovery",
     "takes_collective",
     "typed",
@@ -35,7 +36,7 @@ __all__ = [
 DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 ALL = 1 << 62  # more than there are operations
 _COUNT_LIMIT = 2**31 - 1
-_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64")}
+_MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 
 class Collectives:
@@ -130,6 +131,11 @@ def is_native(step: DenseAllreduce | DenseAllgather) -> bool:
     if isinstance(step, DenseAllgather):
         return len(step.ranges) <= DIRECT_RANKS or all(low < high for low, high in step.ranges)
     return has_native_sum(step.op, stream.dtype, stream._stored.size)
+
+
+def is_near_and_native(step: DenseAllgather, channel: Channel) -> bool:
+    """Whether blocks are gathered as they are, by MPI or straight from and to their places; between hosts they travel in pieces."""
+    return len(channel.near) == channel.ranks and is_native(step)
 
 
 def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share, Step
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Quantise, Schedule, Share, Step
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
 from sparseallreduce.runtime.request import Request, pending
@@ -126,7 +126,7 @@ def _launched(
         over.progress.give_up(operation, error)
         if not isinstance(error, Exception):
             raise
-    return Request(None, over.operation.outcome(operation)) if blocking else Request(operation)
+    return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
 
 
 def _serial(call: Call | None, intent: Intent) -> Schedule:
@@ -160,7 +160,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             return stop.value
         if isinstance(step, Share):
             value = [step.record]
-        elif isinstance(step, DenseAllreduce | DenseAllgather):
+        elif isinstance(step, DenseAllreduce | DenseAllgather | Quantise):
             value = step.stream
         else:
             assert isinstance(step, Clock), f"a rank alone has nobody for {step}"

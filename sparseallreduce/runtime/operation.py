@@ -30,17 +30,28 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Quantise, Recv, RecvAny, Send, Share, Shift, Step
+from sparseallreduce.algorithms.steps import (
+    Clock,
+    DenseAllgather,
+    DenseAllreduce,
+    Exchange,
+    Quantise,
+    Recv,
+    RecvAny,
+    Send,
+    Share,
+    Shift,
+    Step,
+)
 from sparseallreduce.runtime import progress
-from sparseallreduce.runtime.collectives import Until, exchange, is_native, recovery, typed
+from sparseallreduce.runtime.collectives import Until, exchange, is_native, is_near_and_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
 from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
-from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Preparing, Work
+from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Work
 from sparseallreduce.streams import memory
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -48,9 +59,8 @@ from sparseallreduce.streams.stream import SparseStream
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["Operation", "outcome", "own_operation"]
+__all__ = ["Operation"]
 
-_NO_TRACES: list[Trace] = []
 _BEHIND = "an operation that was in flight before this one failed inside a collective: start it again"
 _PREPARATION = {"error": "SparseAllreduceError", "text": "another rank gave up while the ranks prepared the communicator"}
 
@@ -97,6 +107,8 @@ class Operation(Failing):
         else:
             self.shortcut = None
         self.flags = flags
+        if handshake.carries_notes:
+            handshake.note = work.note(stream) if flags != PACKED else b""
         packed, entries = stream if flags == PACKED else None, work.entries(stream)
         length = handshake.publish(sequence, channel.collectives.usable, flags, work.digest, entries, packed, work.error is None)
         if self.traces:
@@ -121,7 +133,7 @@ class Operation(Failing):
             if common == DISAGREED:
                 self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
-                self.stack = [work.schedule(self.stream, handshake.entries())]
+                self.stack = [work.schedule(self.stream, handshake.entries(), handshake.notes())]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
                     self.stack.append(recovery(self.channel, sequence))
@@ -232,7 +244,7 @@ class Operation(Failing):
 
     def _resume(self, value: Any) -> None:
         """Resume the schedule until it waits for something."""
-        stack = self.stack
+        stack, native = self.stack, self.uses_collectives and self.work.encoding.is_exact
         while stack:
             try:
                 step = stack[-1].send(value)
@@ -247,9 +259,9 @@ class Operation(Failing):
                 value = self.work.encoding.quantised(step.stream, self.sequence, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = perf_counter()
-            elif isinstance(step, DenseAllreduce) and not (self.uses_collectives and self.work.encoding.is_exact and is_native(step)):
+            elif isinstance(step, DenseAllreduce) and not (native and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
-            elif isinstance(step, DenseAllgather) and not (self.uses_collectives and self._gathers(step)):
+            elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):
                 stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             else:
                 if isinstance(step, Exchange):
@@ -264,10 +276,6 @@ class Operation(Failing):
                     return
         self._complete(value)
         self._leave()
-
-    def _gathers(self, step: DenseAllgather) -> bool:
-        """Whether the blocks are gathered as they are, by MPI or straight from and to their places; between hosts they travel in pieces."""
-        return self.work.encoding.is_exact and len(self.channel.near) == self.channel.ranks and is_native(step)
 
     def _ready(self) -> tuple[bool, Any]:
         """Whether the step that the schedule waits for is complete, and its result."""
@@ -388,11 +396,11 @@ class Operation(Failing):
         return requests
 
     def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        """Our block, and the places of all blocks in the array to be filled, as unsigned integers that any MPI knows."""
+        """Our block, and the places of all blocks in the array to be filled, as numbers that any MPI knows."""
         array, width = step.stream._stored, step.stream.width or 1
         self.received = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
         self._count_collective(self.received.nbytes - array.nbytes, 1)
-        unsigned = np.dtype(f"u{array.itemsize}")
+        unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # there are none of 16 bytes
         places = self.received.reshape(-1).view(unsigned)
         return array.reshape(-1).view(unsigned), [places[lo * width : hi * width] for lo, hi in step.ranges]
 
@@ -425,26 +433,3 @@ class Operation(Failing):
             if self.listed and self in progress.operations:
                 progress.operations.remove(self)
             self.done = True
-
-
-def own_operation(channel: Channel, work: Preparing) -> Operation:
-    """An operation of the preparation of a channel, begun; no trace counts it."""
-    operation = Operation(channel, work, None, channel.next_own())
-    operation.own, operation.traces = True, _NO_TRACES
-    operation.enlist()
-    operation.advance()
-    return operation
-
-
-def outcome(operation: Operation) -> Any:
-    """The result of an operation, when it is done.
-
-    Raises
-    ------
-    SparseAllreduceError
-        If the operation failed, on all ranks the same.
-    """
-    progress.finish(operation)
-    if operation.error is not None:
-        raise operation.error
-    return operation.result

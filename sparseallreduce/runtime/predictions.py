@@ -13,8 +13,9 @@ from sparseallreduce.runtime.handshake.base import payload_capacity
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["dense_share", "expected_beginning"]
+__all__ = ["beginning_times", "dense_share", "expected_beginning"]
 
 # Bytes of a rank's stream up to which it always travels with the record, by messages and in shared memory. The MPI libraries send messages
 # of 4 KiB at once, longer ones in part only when the receiver has answered.
@@ -37,6 +38,8 @@ def expected_beginning(
     shares_memory: bool = False,
     capacity: int = 0,
     share: float = 1.0,
+    encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+    local: int = 1,
 ) -> str:
     """"packed", "sparse_shared" or "dense" for a shortcut, or the name of an algorithm; "" where a stream that is dense is no sum.
 
@@ -53,6 +56,10 @@ def expected_beginning(
         Bytes of a stream that the ranks can add up there, 0 for none.
     share : float
         Of the time for a byte of MPI's own dense sum, that of the dense sum which ranks would wait for; of :func:`dense_share`.
+    encoding : Encoding
+        How messages are written.
+    local : int
+        Ranks next to each other that are on one host.
     """
     summed, nbytes, room = reduction.op.is_sum, packed.packed_bytes(stream), payload_capacity(ranks)
     if stream.is_dense and not summed:
@@ -60,7 +67,7 @@ def expected_beginning(
     if nbytes <= min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room):
         return "packed"
     fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
-    return _fastest(problem_of(stream, stream.stored, ranks, reduction), machine, fits, writes, share)
+    return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, local=local), machine, fits, writes, share)
 
 
 def dense_share(nbytes: int, oversubscribed: bool) -> float:
@@ -68,8 +75,31 @@ def dense_share(nbytes: int, oversubscribed: bool) -> float:
     return _SHARES[nbytes > _SHORT] if oversubscribed else 1.0
 
 
+def beginning_times(
+    stream: SparseStream,
+    entries: float,
+    ranks: int,
+    reduction: Reduction,
+    machine: Machine,
+    *,
+    shares_memory: bool = False,
+    capacity: int = 0,
+    encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+    local: int = 1,
+) -> dict[str, float]:
+    """Seconds that each shortcut takes for streams like this one with so many entries; parameters as for :func:`expected_beginning`."""
+    nbytes, room = packed.packed_bytes(stream), payload_capacity(ranks)
+    fits = nbytes <= room and not stream.is_dense
+    writes = reduction.op.is_sum and nbytes <= capacity
+    return _times(problem_of(stream, entries, ranks, reduction, encoding, local=local), machine, fits, writes, 1.0)
+
+
 @lru_cache(maxsize=4096)
 def _fastest(problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> str:
+    return choose_shortcut(problem, machine, _times(problem, machine, fits, writes, share))
+
+
+def _times(problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> dict[str, float]:
     """Of what can be packed, or written to shared memory."""
     beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
     dense = predicted_time("dense", problem, machine._replace(beta_dense=share * beta))
@@ -78,7 +108,8 @@ def _fastest(problem: Problem, machine: Machine, fits: bool, writes: bool, share
     predicted = {"dense": dense}
     if fits:
         latency = (problem.ranks - 1).bit_length() * machine.alpha  # which is that of the handshake
-        predicted["packed"] = predicted_time("allgather", problem, machine) - latency
+        plain = problem._replace(index_codec="plain", sent_bytes=None)
+        predicted["packed"] = predicted_time("allgather", plain, machine._replace(overlap=0.0)) - latency
     if writes:
         predicted["sparse_shared"] = shared_split_time(problem, machine)
-    return choose_shortcut(problem, machine, predicted)
+    return predicted

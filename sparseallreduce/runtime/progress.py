@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -31,6 +31,7 @@ __all__ = [
     "finish",
     "give_up",
     "operations",
+    "outcome",
     "preparing",
     "progress_thread",
     "wait_until",
@@ -70,6 +71,20 @@ def finish(operation: Operation) -> None:
     except BaseException as error:
         give_up(operation, error)
         raise
+
+
+def outcome(operation: Operation) -> Any:
+    """The result of an operation, when it is done.
+
+    Raises
+    ------
+    SparseAllreduceError
+        If the operation failed, on all ranks the same.
+    """
+    finish(operation)
+    if operation.error is not None:
+        raise operation.error
+    return operation.result
 
 
 def give_up(operation: Operation, error: BaseException) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from sparseallreduce.algorithms.choose import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.measuring import measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.handshake import shared
@@ -21,14 +21,18 @@ from sparseallreduce.runtime.memory import dense
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.mapping import SharedFile, page_multiple, shared_file
 from sparseallreduce.runtime.memory.sparse import SparseMemory
+from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.processes import started_at
+from sparseallreduce.runtime.trace import Trace
+from sparseallreduce.runtime.work import Preparing
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "places_of_ranks"]
+__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "own_operation", "places_of_ranks"]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _LAST = struct.Struct("<qqq")  # a rank's process, when that started, and the last operation that failed with an earlier preparation
 
@@ -44,12 +48,19 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
     faster_blocking = not library.startswith("MPICH")
-    measured = yield from measure(rank, ranks, sharing, faster_blocking)
+    near = sorted(channel.near)
+    place, pieces = near.index(rank), len(near) < ranks
+    neighbours = (near[(place + 1) % len(near)], near[place - 1]) if pieces and len(near) > 1 else None
+
+    def attempt() -> Generator[Step, Any, Machine]:
+        return measure(rank, ranks, sharing, faster_blocking, pieces=pieces, neighbours=neighbours)
+
+    measured = yield from attempt()
     calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
     machine = yield from _of_rank_0(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
-            again = yield from measure(rank, ranks, sharing, faster_blocking)
+            again = yield from attempt()
             constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
             measured = Machine(*map(min, constants))
         machine = measured
@@ -95,6 +106,15 @@ def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]
     process = os.getpid()
     records: list[bytes] = yield Share(_LAST.pack(process, started_at(process), failed_through))
     return [_LAST.unpack(record) for record in records]
+
+
+def own_operation(channel: Channel, work: Preparing) -> Operation:
+    """An operation of the preparation of a channel, begun; no trace counts it."""
+    operation = Operation(channel, work, None, channel.next_own())
+    operation.own, operation.traces = True, _NO_TRACES
+    operation.enlist()
+    operation.advance()
+    return operation
 
 
 def _of_rank_0(machine: Machine | None) -> Generator[Step, Any, Machine | None]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Signature"]
 
 _REMEMBERED = 256  # sizes of streams
+_LONG = 1e-3  # seconds that messages take, from which on it pays to find out how the ranks' sets overlap
 
 Choice = tuple[int, tuple[Shortcut, ...]]  # the least level that may take these shortcuts
 
@@ -81,9 +82,20 @@ class Signature(Work):
         algorithm = self._call.algorithm
         return algorithm == AUTO or takes_collective(self._channel, ALGORITHMS[algorithm].dense_steps)
 
-    def schedule(self, stream: SparseStream | None, entries: Sequence[int]) -> Schedule:
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         channel, call = self._channel, self._call._replace(stream=stream)
-        return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, Reduction(call.op, call.switch_density))
+        overlap = channel.overlaps.learn(self.digest, notes, call.stream.size) if any(notes) else None
+        reduction = Reduction(call.op, call.switch_density)
+        return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.local)
+
+    def note(self, stream: SparseStream | None) -> bytes:
+        """How the sets of the ranks overlap, or a sample of ours, where the messages are expected to take long."""
+        channel, machine = self._channel, self._channel.machine
+        if stream is None or machine is None or stream.is_dense or self._call.algorithm != AUTO or len(channel.near) == channel.ranks:
+            return b""
+        if self._channel.ranks * stream.stored * (self.itemsize + 1) * machine.beta < _LONG:
+            return b""
+        return channel.overlaps.note(self.digest, stream)
 
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
         """Taking all ranks to have as many entries.
@@ -115,6 +127,8 @@ class Signature(Work):
             shares_memory=channel.shares_memory,
             capacity=0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
             share=dense_share(self._nbytes, channel.oversubscribed) if shared else 1.0,
+            encoding=self.encoding,
+            local=channel.local,
         )
         if name == "packed":
             return OTHER, (self._packed,)

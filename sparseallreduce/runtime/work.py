@@ -37,13 +37,17 @@ class Work(ABC):
         """Of our stream."""
         return 0
 
+    def note(self, stream: SparseStream | None) -> bytes:
+        """What else to tell the other ranks, by which they choose an algorithm; where it can travel with the record."""
+        return b""
+
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
         """The shortcuts to be armed, as far as the first that can be; ``level`` is one of those above."""
         return ()
 
     @abstractmethod
-    def schedule(self, stream: SparseStream | None, entries: Sequence[int]) -> Generator[Step, Any, Any]:
-        """What the ranks do if they take no shortcut; ``entries`` are those of all ranks."""
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Generator[Step, Any, Any]:
+        """What the ranks do if they take no shortcut; ``entries`` and ``notes`` are those of all ranks."""
 
     def takes_collectives(self) -> bool:
         """Whether other ranks may be inside a collective of MPI when an operation fails."""
@@ -77,7 +81,7 @@ class Launched(Work):
     def entries(self, stream: SparseStream | None) -> int:
         return self._intent.entries
 
-    def schedule(self, stream: SparseStream | None, entries: Sequence[int]) -> Generator[Step, Any, Any]:
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Generator[Step, Any, Any]:
         assert self._schedule is not None, "all ranks have been told of an error"
         return self._schedule()
 
@@ -98,5 +102,5 @@ class Preparing(Work):
     def intent(self, stream: SparseStream | None) -> Intent:
         return Intent((), 0)
 
-    def schedule(self, stream: SparseStream | None, entries: Sequence[int]) -> Generator[Step, Any, Any]:
+    def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Generator[Step, Any, Any]:
         return self._schedule

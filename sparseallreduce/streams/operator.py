@@ -15,19 +15,21 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import AlgorithmError, StreamTypeError
+from sparseallreduce.streams.dtypes import is_float
 
 __all__ = ["MAX", "MEAN", "MIN", "OPERATORS", "PROD", "SUM", "Operator", "as_operator"]
 
 
 def _highest(dtype: np.dtype[Any]) -> Any:
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+    return np.inf if is_float(dtype) else np.iinfo(dtype).max
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+    return -np.inf if is_float(dtype) else np.iinfo(dtype).min
 
 
 _MEAN = "mean"
+_ORDERED = ("min", "max")  # which complex numbers do not have
 _KNOWN: dict[str, tuple[np.ufunc, Any]] = {  # what the names stand for that are ours
     "sum": (np.add, 0),
     "prod": (np.multiply, 1),
@@ -104,11 +106,13 @@ class Operator:
         Raises
         ------
         StreamTypeError
-            For the mean of integers.
+            For the mean of integers, and the minimum and maximum of complex numbers.
         AlgorithmError
             If there is no neutral element of this dtype.
         """
-        if self.is_mean and dtype.kind != "f":
+        if dtype.kind == "c" and self.name in _ORDERED:
+            raise StreamTypeError(f"{dtype} values have no order, and so no {self.name}: reduce their magnitudes")
+        if self.is_mean and dtype.kind in "iu":
             raise StreamTypeError(f"the mean of {dtype} values is no {dtype}: convert them to floats, or divide the result of op='sum'")
         if self.name in _KNOWN:
             return self.name
@@ -121,7 +125,7 @@ class Operator:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number)
+    return isinstance(value, int | float | complex | np.number)
 
 
 SUM, PROD, MIN, MAX, MEAN = (Operator(name, *known) for name, known in _KNOWN.items())

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams.dtypes import BFLOAT16
 from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
@@ -192,7 +193,10 @@ def divided(stream: SparseStream, ranks: int) -> SparseStream:
     stored = stream._stored
     values = memory.empty(stored.shape, stored.dtype)
     with np.errstate(all="ignore"):
-        np.divide(stored, stored.dtype.type(ranks), out=values)
+        if stored.dtype == BFLOAT16:  # which has not every number of ranks above 256, so that they divide floats, rounded once
+            values[...] = np.divide(stored.astype(np.float32), np.float32(ranks))
+        else:
+            np.divide(stored, stored.dtype.type(ranks), out=values)
     if stream._indices is None:
         mean = SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
         return Reduction.freeze(mean)

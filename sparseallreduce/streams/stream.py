@@ -8,24 +8,25 @@ streams moves no index.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.dtypes import BFLOAT16, DTYPES, HALVES, NAMES, as_dtype, is_float
 from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM
 
 __all__ = ["DTYPES", "SparseStream", "index_dtype", "refuse_masked", "switch_point"]
 
-DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64"))
-_NAMES = ", ".join(dtype.name for dtype in DTYPES)
 _UINT32, _UINT64 = np.dtype(np.uint32), np.dtype(np.uint64)
 
 Array = NDArray[Any]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
 
 def index_dtype(size: int) -> np.dtype[Any]:
@@ -78,8 +79,8 @@ class SparseStream:
     indices : array_like of int, shape (nnz,)
         Positions of the entries: strictly increasing, from 0 to ``size`` - 1.
     values : array_like, shape (nnz,) or (nnz, width)
-        Entries of dtype float32, float64, float16, int32 or int64; with a second axis the stream is row-sparse, as the gradient of
-        an embedding table is. Zeros, infinities and NaN are entries like any other.
+        Entries of dtype float32, float64, float16, int32, int64, complex64 or complex128, or bfloat16 as ml_dtypes has it; with a second
+        axis the stream is row-sparse, as the gradient of an embedding table is. Zeros, infinities and NaN are entries like any other.
     size : int
         Dimension N of the vector (number of rows, if row-sparse).
     switch_density : float, optional
@@ -106,7 +107,14 @@ class SparseStream:
     SparseStream(size=8, nnz=2, dtype=float64, sparse)
     >>> (s + SparseStream([4, 7], [0.5, 0.7], 8)).to_dense()
     array([ 0. , 10. ,  0. ,  0. , 40.5,  0. ,  0. ,  0.7])
+
+    A number times a stream has the same entries, and their dtype:
+
+    >>> (-s / 4).values, (0 * s).nnz
+    (array([ -2.5, -10. ]), 2)
     """
+
+    __array_ufunc__ = None  # an array on the left of an operator leaves it to the stream, and is not multiplied by it element by element
 
     __slots__ = ("_array", "_indices", "_own", "_present", "_values", "hi", "lo", "size", "switch_density")
 
@@ -371,6 +379,96 @@ class SparseStream:
             kernels.scatter_set(self._indices, stored, 0, array)
         return array
 
+    def to_scipy(self) -> Any:
+        """The stream as a ``scipy.sparse.csr_array``, on memory of its own; all entries are stored, those that are zero too.
+
+        Returns
+        -------
+        csr_array, shape (1, size) or (size, width)
+            One row, of which :meth:`from_scipy` makes the stream again; of a row-sparse stream its rows, of which those that are entries
+            have all their values stored. The latter takes 4 or 8 bytes for each of the ``size`` rows besides.
+
+        Raises
+        ------
+        StreamTypeError
+            If scipy has no sparse arrays of the dtype: float16 and bfloat16.
+
+        Examples
+        --------
+        >>> SparseStream([2], [7], 4).to_scipy().toarray()
+        array([[0, 0, 7, 0]])
+        """
+        if self.dtype in HALVES:
+            raise StreamTypeError(f"scipy has no sparse arrays of {self.dtype}: take those of astype('float32')")
+        from scipy.sparse import csr_array  # only here: to import it takes as long as everything else
+
+        indices, values = self._entries()
+        width = self.width or 1
+        largest = max(self.size, values.size)
+        numbers = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
+        if self.width is None:
+            bounds, columns, shape = np.array([0, len(indices)], numbers), indices.astype(numbers), (1, self.size)
+        else:
+            bounds, shape = np.zeros(self.size + 1, numbers), (self.size, width)
+            bounds[indices.astype(np.intp) + 1] = width
+            np.cumsum(bounds, out=bounds)
+            columns = np.tile(np.arange(width, dtype=numbers), len(indices))
+        return csr_array((np.array(values).reshape(-1), columns, bounds), shape=shape)
+
+    def astype(self, dtype: DTypeLike, *, casting: Casting = "unsafe", copy: bool = True) -> SparseStream:
+        """The same entries as values of another dtype; those that become zero stay entries.
+
+        Values are cast as by ``ndarray.astype``, with its warnings: for NaN and what is too large for an integer, and for imaginary parts
+        that a real number drops. The form is that which the new dtype's :attr:`switch_point` asks for.
+
+        Parameters
+        ----------
+        dtype : dtype
+            One of those of a stream.
+        casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
+            What may be cast, as NumPy has it.
+        copy : bool
+            Whether a stream that has the dtype already is to be copied; if not, it is returned itself.
+
+        Raises
+        ------
+        StreamTypeError
+            If streams do not carry the dtype, or ``casting`` does not allow it.
+
+        Examples
+        --------
+        >>> SparseStream([1, 4], [0.5, 2.5], 8).astype("int32")
+        SparseStream(size=8, nnz=2, dtype=int32, sparse)
+        """
+        wanted = as_dtype(dtype)
+        if not copy and wanted == self.dtype:
+            return self
+        try:
+            cast = self._converted(lambda values: values.astype(wanted, casting=casting))
+        except TypeError as error:
+            raise StreamTypeError(f"{error}: casting={casting!r} does not allow it") from None
+        cast._switch()
+        if cast.is_dense and cast.nnz <= cast.switch_point:
+            cast._fill_sparse(*cast._entries(), cast.size, cast.lo, cast.hi, cast.switch_density)
+        return cast
+
+    def _converted(self, convert: Callable[[Array], Array]) -> SparseStream:
+        """The same entries in the same form, on arrays of their own, with the values that ``convert`` makes of theirs."""
+        stored = self._stored
+        if self._indices is not None:
+            values = convert(stored)
+            return self._sparse_form(self._indices.copy(), values, self.size, self.lo, self.hi, self.switch_density)
+        # What is absent is left out: of a zero there it might make NaN, or warn of it.
+        present = self._mask()
+        everything = bool(present.all())
+        values = convert(stored if everything else stored[present])
+        array = values
+        if not everything:
+            array = np.zeros(stored.shape, values.dtype)
+            array[present] = values
+        kept = np.count_nonzero(values if values.ndim == 1 else values.any(axis=1)) == len(values)
+        return self._dense_form(array, self.size, self.lo, self.hi, None if kept else present.copy(), self.switch_density)
+
     def copy(self) -> SparseStream:
         """The same stream on arrays of its own, whose :attr:`values` can be written to; its indices stay as they are.
 
@@ -445,6 +543,43 @@ class SparseStream:
 
         return Reduction(switch_density=self.switch_density).whole(self, other)
 
+    def __mul__(self, number: object) -> SparseStream:
+        """The same entries, each times a number, in their dtype.
+
+        It counts as a number without a dtype, whether it is one of Python's or of NumPy's, as Python's do in NumPy 2. Products of
+        integers that are out of range wrap around.
+
+        Raises
+        ------
+        StreamTypeError
+            For a stream of integers and a float, or of real numbers and a complex one: the products would have another dtype.
+        StreamError
+            If the dtype has no such number.
+        """
+        factor = _as_factor(number, self.dtype)
+        return NotImplemented if factor is None else self._scaled(np.multiply, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: object) -> SparseStream:
+        """The same entries, each divided by a number, in their dtype: as by ``*``, and for integers not at all."""
+        divisor = _as_factor(number, self.dtype)
+        if divisor is None:
+            return NotImplemented
+        if self.dtype.kind == "i":
+            raise StreamTypeError(f"quotients of {self.dtype} values are no {self.dtype}: convert them first, as with astype('float64')")
+        return self._scaled(np.divide, divisor)
+
+    def __neg__(self) -> SparseStream:
+        """The same entries, each with its sign changed."""
+        return self._converted(np.negative)
+
+    def _scaled(self, ufunc: np.ufunc, number: Any) -> SparseStream:
+        if self.dtype != BFLOAT16:
+            return self._converted(lambda values: ufunc(values, number))
+        # In floats, since of a number such as 0.1 bfloat16 keeps three digits.
+        return self._converted(lambda values: ufunc(values.astype(np.float32), number).astype(BFLOAT16))
+
     def __repr__(self) -> str:
         part = "" if self.extent == self.size else f", range=[{self.lo}, {self.hi})"
         rows = "" if self.width is None else f", width={self.width}"
@@ -474,6 +609,28 @@ def _checked_density(density: float | None) -> float | None:
     return None if density is None else float(density)
 
 
+def _as_factor(number: Any, dtype: np.dtype[Any]) -> Any:
+    """A number as values of a dtype are multiplied by it, a NumPy scalar; None if it is no number."""
+    if isinstance(number, np.ndarray) and number.ndim == 0:
+        number = number[()]
+    if isinstance(number, np.generic):
+        kind = "f" if is_float(number.dtype) else number.dtype.kind.replace("u", "i").replace("b", "i")
+    else:
+        kind = next((kind for kind, known in (("i", int), ("f", float), ("c", complex)) if isinstance(number, known)), "")
+    if kind not in tuple("ifc"):
+        return None
+    ours = "f" if is_float(dtype) else dtype.kind
+    if "ifc".index(kind) > "ifc".index(ours):
+        wider = "complex128" if kind == "c" else "float64"
+        raise StreamTypeError(f"values of {dtype} times or by {number!r} are no {dtype}: convert them first, as with astype({wider!r})")
+    if ours == "i" and not np.iinfo(dtype).min <= int(number) <= np.iinfo(dtype).max:
+        raise StreamError(f"{number} is out of range for values of {dtype}: convert them first, as with astype('float64')")
+    try:
+        return np.float32(number) if dtype == BFLOAT16 else dtype.type(number)
+    except OverflowError:
+        raise StreamError(f"an integer of {int(number).bit_length()} bits is out of range for values of {dtype}") from None
+
+
 def refuse_masked(array: Any) -> None:
     """Raise an error for a masked array, whose masked values would be taken for values."""
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray and hasattr(array, "mask"):
@@ -484,7 +641,7 @@ def _checked_values(values: ArrayLike) -> Array:
     refuse_masked(values)
     array = np.asarray(values)
     if array.dtype.newbyteorder("=") not in DTYPES:
-        raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {_NAMES}")
+        raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {NAMES}")
     if array.ndim not in (1, 2):
         raise StreamError(f"values must have shape (nnz,) or (nnz, width), not {array.shape}")
     if array.ndim == 2 and array.shape[1] == 0:

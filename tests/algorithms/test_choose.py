@@ -8,8 +8,9 @@ from oracle import bits
 
 import sparseallreduce as sar
 from sparseallreduce import Machine, Network, SparseStream
-from sparseallreduce.algorithms.choose import choose, measure
+from sparseallreduce.algorithms.choose import choose, problem_of
 from sparseallreduce.algorithms.cost import Problem, predicted_time
+from sparseallreduce.algorithms.measuring import measure
 from sparseallreduce.runtime.predictions import dense_share, expected_beginning
 from sparseallreduce.runtime.simulator import run
 from sparseallreduce.streams.operator import as_operator
@@ -20,7 +21,8 @@ from sparseallreduce.streams.wire import HEADER_BYTES
 def chosen(entries, size, ranks, machine=None, dtype="float32", density=None):
     stream = SparseStream([], np.empty(0, dtype), size)
     each = list(entries) if np.iterable(entries) else [entries] * ranks
-    return choose(stream, each, Reduction(switch_density=density), machine or Machine())
+    problem = problem_of(stream, sum(each) / len(each), len(each), Reduction(switch_density=density))
+    return choose(problem, machine or Machine())
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64, 1000])
@@ -124,12 +126,12 @@ def test_the_choice_is_nearly_the_fastest_in_the_simulator(entries, ranks, laten
 def test_auto_runs_what_it_chooses_and_takes_a_machine_for_an_argument():
     streams = random_streams(500, 2**16, 8)
     for machine in (Machine(alpha=1.0), Machine(alpha=0.0), Machine(beta_dense=0.0, gamma_dense=0.0)):
-        name = choose(streams[0], [500] * 8, Reduction(), machine)
+        name = choose(problem_of(streams[0], 500, 8, Reduction()), machine)
         auto, named = sar.simulate(streams, "auto", machine=machine), sar.simulate(streams, name)
         assert auto.messages.tolist() == named.messages.tolist()
         assert auto.bytes_sent.tolist() == named.bytes_sent.tolist()
         assert bits(auto.outputs[0]) == bits(named.outputs[0])
-    assert choose(streams[0], [500] * 8, Reduction(), Machine(beta_dense=0.0, gamma_dense=0.0, gamma=1.0)) == "dense"
+    assert choose(problem_of(streams[0], 500, 8, Reduction()), Machine(beta_dense=0.0, gamma_dense=0.0, gamma=1.0)) == "dense"
 
 
 @pytest.mark.parametrize("network", [Network(1e-6, 1e9), Network(5e-5, 1.25e8)])

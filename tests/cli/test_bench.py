@@ -48,8 +48,11 @@ def test_all_algorithms_are_measured_by_default(tmp_path):
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "complex64", "complex128"])
 def test_every_operator_and_dtype_is_right(op, dtype):
+    if dtype.startswith("complex") and op in ("min", "max"):
+        assert "have no order" in bench("--op", op, "--dtype", dtype, status=2)
+        return
     bench("--op", op, "--dtype", dtype, "--algorithms", "ssar_split_allgather", "--non-blocking")
 
 

@@ -57,7 +57,10 @@ class Inputs:
         shape = (nnz,) if self.width is None else (nnz, self.width)
         signs = rng.choice([-1, 1], shape)
         # Of a magnitude that eight of them, multiplied, fit every dtype. None is zero.
-        values = rng.uniform(0.5, 1.5, shape) * signs if self.dtype in FLOATS else rng.integers(1, 4, shape) * signs
+        if self.dtype.startswith("complex"):
+            values = rng.uniform(0.5, 1.5, shape) * np.exp(1j * rng.uniform(0, 2 * np.pi, shape))
+        else:
+            values = rng.integers(1, 4, shape) * signs if self.dtype.startswith("int") else rng.uniform(0.5, 1.5, shape) * signs
         return Entries(np.sort(rng.choice(size, nnz, replace=False)).astype(np.uint64), values.astype(self.dtype))
 
 

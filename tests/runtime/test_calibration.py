@@ -8,7 +8,7 @@ import pytest
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.runtime.calibration import Calibration
 
-FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7)
+FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7, 4e-9, 0.9, 1e-6, 1e-10)
 HOSTS = [b"one", b"one", b"other"]
 
 
@@ -33,6 +33,15 @@ def test_another_network_is_another(tmp_path):
     assert settle(tmp_path, slow) == slow
     assert settle(tmp_path, slow._replace(alpha=3e-6)) == slow
     assert settle(tmp_path, FIRST._replace(alpha=3e-6)) == FIRST
+
+
+def test_a_wire_of_another_speed_is_another_network(tmp_path):
+    gigabit = FIRST._replace(beta=8e-9, beta_dense=1e-8)
+    slower = gigabit._replace(beta=4e-8, beta_dense=5e-8)
+    assert settle(tmp_path, gigabit) == gigabit
+    assert settle(tmp_path, slower) == slower
+    inside = [b"one"] * 3
+    assert settle(tmp_path, gigabit, inside) == settle(tmp_path, slower, inside) == gigabit
 
 
 def test_what_was_disturbed_gives_way_to_what_was_not(tmp_path):
@@ -98,7 +107,7 @@ def print_machine(noise):
     from sparseallreduce.runtime import setup
     from sparseallreduce.runtime.communicators import measured
 
-    def measure(rank, ranks, sharing, faster_blocking):
+    def measure(rank, ranks, sharing, faster_blocking, **where):
         return Machine(*(constant * float(noise) for constant in FIRST))
         yield
 

@@ -36,13 +36,13 @@ def summed(each, sequence, spins=1):
 
 @st.composite
 def dense_streams(draw):
-    dtype = np.dtype(draw(st.sampled_from(["float32", "float64", "int32", "int64"])))
+    dtype = np.dtype(draw(st.sampled_from(["float32", "float64", "int32", "int64", "complex64", "complex128"])))
     ranks, size, width = draw(st.integers(2, 9)), draw(st.integers(1, 400)), draw(st.sampled_from([None, 3]))
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (size,) if width is None else (size, width)
     share = draw(st.sampled_from([0.1, 0.7, 1.0]))
     draws = [(100 * generator.standard_normal(shape)).astype(dtype) for _ in range(ranks)]
-    if dtype.kind == "f":
+    if dtype.kind != "i":
         for array in draws:
             array[generator.random(shape) < 0.1] = generator.choice([np.nan, np.inf])
     arrays = [np.where(generator.random(shape) < share, array, dtype.type(0)) for array in draws]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fuzz_codecs
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -130,6 +131,19 @@ def test_gaps_of_uniform_sets_take_little_more_than_their_entropy(density, count
     indices = (np.cumsum(gaps) - 1).astype(np.uint32)
     entropy = -np.log2(density) - (1 - density) / density * np.log2(1 - density)
     assert 8 * len(encoded_gaps(indices, 0)) / count < 1.05 * entropy
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100, 1000, 3000])
+def test_gaps_of_more_than_56_bits_come_back(count):
+    rng = np.random.default_rng(count)
+    far = np.unique(rng.integers(0, 2**63, count, dtype=np.uint64))
+    near = np.unique(np.concatenate([np.arange(count, dtype=np.uint64), np.array([2**62, 2**63 - 1, 2**64 - 2], np.uint64)]))
+    for indices in (far, near):
+        octets, out = encoded_gaps(indices, 0), np.empty_like(indices)
+        assert octets.tobytes() == encoded_gaps(indices, 0, reference).tobytes()
+        for module in (kernels, reference):
+            assert module.decode_gaps(octets, 0, 2**64 - 1, out)
+            np.testing.assert_array_equal(out, indices)
 
 
 def test_gaps_of_runs_take_less_than_a_bit_an_index():
@@ -312,9 +326,10 @@ def test_the_first_finite_value_that_would_become_infinite_is_found(dtype, form,
         values[position:] = -np.nextafter(dtype(limit), dtype(0))
         for module in (kernels, reference):
             assert module.narrow(values, form, np.empty(count, np.uint16)) == -1
-        values[position:] = -limit
-        for module in (kernels, reference):
-            assert module.narrow(values, form, np.empty(count, np.uint16)) == position
+        for too_large in (-limit, dtype(1.001 * limit), np.finfo(dtype).max):
+            values[position:] = too_large
+            for module in (kernels, reference):
+                assert module.narrow(values, form, np.empty(count, np.uint16)) == position
 
 
 def quantised(values, bits, key=7, start=0, module=kernels):
@@ -440,3 +455,16 @@ def test_arrays_that_do_not_fit_together_are_refused():
         kernels.restore(scales, codes, 3, values)
     with pytest.raises(StreamError, match="fit together"):
         kernels.restore(scales[:1], codes, 8, values)
+
+
+def test_altered_messages_next_to_protected_pages_are_read_in_bounds():
+    counts, failures = fuzz_codecs.run(1, range(400))
+    assert not failures
+    assert {kind for kind, _ in counts} == set(fuzz_codecs.KINDS)
+
+
+@pytest.mark.parametrize("name", ["decode_gaps", "decode_bitmap", "decode_nonzero", "restore"])
+def test_the_fuzz_tool_notices_a_decoder_that_accepts_all(name, monkeypatch):
+    decode = getattr(kernels, name)
+    monkeypatch.setattr(kernels, name, lambda *arguments: decode(*arguments) or True)
+    assert fuzz_codecs.run(1, range(100))[1]

@@ -19,19 +19,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams import kernels
+from sparseallreduce.streams import dtypes, kernels
 from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.operator import MAX, MIN, PROD, SUM, Operator
 
 INDEX_DTYPES = (np.uint32, np.uint64)
-VALUE_DTYPES = (np.float32, np.float64, np.float16, np.int32, np.int64)
+COMPLEX = (np.complex64, np.complex128)
+HALVES = tuple(dtype.type for dtype in dtypes.HALVES)
+VALUE_DTYPES = (np.float32, np.float64, np.int32, np.int64, *HALVES, *COMPLEX)
 OPERATORS = (SUM, PROD, MIN, MAX, Operator("left", lambda a, b, out: np.copyto(out, a), 0), Operator("hypot", np.fmax, 0))
 # Each is compiled apart, so not all combinations: all values and operators with usual indices, and some of each with the others.
 KINDS = (
-    *((np.uint32, value_dtype, 1, op) for value_dtype in VALUE_DTYPES for op in OPERATORS),
+    *((np.uint32, value_dtype, 1, op) for value_dtype in VALUE_DTYPES[:-2] for op in OPERATORS),
+    *((np.uint32, value_dtype, 1, op) for value_dtype in COMPLEX for op in (SUM, PROD, OPERATORS[-2])),
     *((np.uint64, value_dtype, 1, SUM) for value_dtype in VALUE_DTYPES),
-    *((np.uint32, value_dtype, 2, op) for value_dtype in (np.float32, np.float16, np.int32) for op in (SUM, MIN, OPERATORS[-1])),
+    *((np.uint32, value_dtype, 2, op) for value_dtype in (np.float32, *HALVES, np.int32) for op in (SUM, MIN, OPERATORS[-1])),
     (np.uint64, np.float64, 2, SUM),
+    (np.uint32, np.complex64, 2, SUM),
 )
 SPECIAL = (0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 5e-324, 1e38, 6e-8, 65504.0, 1.0, -1.0)
 
@@ -40,14 +44,23 @@ fast = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 
 def bits(values):
     """The values as integers, every NaN that arithmetic made as one and the same."""
+    if values.dtype.kind == "c":
+        values = parts_of(values)
     integers = values.view(f"u{values.itemsize}")
-    return np.where(np.isnan(values), integers.dtype.type(7), integers) if values.dtype.kind == "f" else integers
+    return integers if values.dtype.kind in "iu" else np.where(np.isnan(values), integers.dtype.type(7), integers)
+
+
+def parts_of(values):
+    """Of complex numbers, real and imaginary parts as rows."""
+    return np.ascontiguousarray(values).view(values.real.dtype).reshape(*values.shape, 2)
 
 
 def random_values(rng, shape, dtype):
     dtype = np.dtype(dtype)
     if dtype.kind == "i":
         return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    if dtype.kind == "c":
+        return random_values(rng, (*np.atleast_1d(shape), 2), f"f{dtype.itemsize // 2}").view(dtype)[..., 0]
     values = rng.standard_normal(shape)
     with np.errstate(all="ignore"):
         special = rng.choice(SPECIAL, shape).astype(dtype)
@@ -113,9 +126,7 @@ def test_merge_gives_what_the_dense_operator_gives(given_streams):
     np.testing.assert_array_equal(indices, expected_indices)
     for i, v, other in ((ia, va, ib), (ib, vb, ia)):
         alone = ~np.isin(i, other)
-        np.testing.assert_array_equal(
-            values[np.searchsorted(indices, i[alone])].view(f"u{v.itemsize}"), v[alone].view(f"u{v.itemsize}")
-        )  # copies keep the payload of a NaN
+        assert values[np.searchsorted(indices, i[alone])].tobytes() == v[alone].tobytes()  # copies keep the payload of a NaN
     shared, in_a, in_b = np.intersect1d(ia, ib, assume_unique=True, return_indices=True)
     with np.errstate(all="ignore"):
         combined = np.empty_like(va[in_a])
@@ -147,7 +158,7 @@ def test_merge_of_many_blocks_gives_the_bits_of_its_twin(index_dtype, value_dtyp
     assert_same(merged(kernels, a, b, SUM), merged(reference, a, b, SUM))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, *HALVES])
 @pytest.mark.parametrize("width", [(), (4,)])
 def test_merge_copies_signalling_nans_and_negative_zeros_untouched(dtype, width):
     unsigned = np.dtype(f"u{np.dtype(dtype).itemsize}")
@@ -180,7 +191,7 @@ def test_merge_combines_in_the_order_of_its_arguments():
 def test_minimum_and_maximum_hand_on_nan_and_choose_between_zeros_as_numpy_does(op):
     values = np.array(np.meshgrid(SPECIAL, SPECIAL)).reshape(2, -1)
     indices = np.arange(values.shape[1], dtype=np.uint32)
-    for dtype in (np.float32, np.float64, np.float16):
+    for dtype in (np.float32, np.float64, *HALVES):
         with np.errstate(all="ignore"):
             a, b = np.ascontiguousarray(values[0].astype(dtype)), np.ascontiguousarray(values[1].astype(dtype))
         assert_same(merged(kernels, (indices, a), (indices, b), op), merged(reference, (indices, a), (indices, b), op))
@@ -223,7 +234,7 @@ def test_gather_present_gives_the_bits_of_its_twin(dtype, width, size, density, 
 
 
 def test_gather_present_takes_nan_for_present_and_negative_zero_for_absent():
-    for dtype in (np.float16, np.float32, np.float64):
+    for dtype in (*HALVES, np.float32, np.float64, *COMPLEX):
         indices, values = kernels.gather_present(np.array([0.0, np.nan, -0.0, 2.0], dtype), 7, np.uint64)
         assert indices.tolist() == [8, 10] and np.isnan(values[0]) and values[1] == 2
         indices, values = kernels.gather_present(np.array([[0.0, -0.0], [-0.0, np.nan], [3.0, 0.0]], dtype), 0, np.uint32)
@@ -321,7 +332,7 @@ def packed_rows(draw):
     span = max(1, size // draw(st.sampled_from([1, 1, 10])))  # they may all lie in one corner
     streams = [random_indices(rng, count, 0, span - 1, index_dtype)[:size] for count in counts]
     start = draw(st.sampled_from([0, 48]))
-    held = np.zeros((ranks, start + 16 * max(map(len, streams)) + 16), np.uint8)
+    held = np.zeros((ranks, start + 32 * max(map(len, streams)) + 16), np.uint8)
     for row, indices in zip(held, streams):
         values = random_values(rng, len(indices), value_dtype)
         behind = -(-(start + values.nbytes) // indices.itemsize) * indices.itemsize
@@ -618,7 +629,7 @@ def misfits(array, output=False):
 
 
 @pytest.mark.parametrize("op", [SUM, Operator("minus", np.subtract, 0)], ids=lambda op: op.name)
-@pytest.mark.parametrize("value_dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("value_dtype", [np.float32, *HALVES, np.complex64])
 def test_no_kernel_takes_an_array_of_another_dtype_or_dimension_or_writes_to_a_read_only_one(op, value_dtype):
     i, v = np.arange(4, dtype=np.uint32), np.ones(4, value_dtype)
     wide, out, places = np.zeros(8, value_dtype), np.zeros(8, value_dtype), np.zeros(8, np.uint32)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import assert_reduction, bits
-from strategies import cases
+from strategies import DTYPES, cases
 
 from sparseallreduce import SparseStream
 from sparseallreduce.streams.operator import SUM
@@ -43,7 +43,7 @@ def test_a_sum_stays_sparse_while_its_entries_allow():
 
 
 @pytest.mark.parametrize("size", [10, 2**33])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_indices_lie_where_they_can_be_read(size, dtype, count):
     stream = SparseStream(np.arange(count), np.ones(count, dtype), size)

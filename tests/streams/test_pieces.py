@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import ALL_OPERATORS, cases
+from strategies import ALL_OPERATORS, DTYPES, cases
 
 from sparseallreduce import SparseStream, StreamError, WireError
+from sparseallreduce.streams.dtypes import is_float
 from sparseallreduce.streams.partition import boundaries, slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.wire import HEADER_BYTES, INDEX_CODECS, Assembly, CodedStream, Encoding, packets, piece_bytes, read_headers
@@ -65,7 +66,7 @@ def long(seed, dtype="float32", form="sparse", width=None, size=30_000, density=
     present = np.flatnonzero(rng.random(size) < density)
     shape = (len(present),) if width is None else (len(present), width)
     values = rng.integers(-9, 10, shape).astype(dtype)
-    if values.dtype.kind == "f":
+    if is_float(values.dtype):
         bits = values.view(f"u{values.itemsize}")
         strange = rng.random(shape) < 0.2
         bits[strange] = rng.integers(0, 2 ** (8 * values.itemsize) - 1, np.count_nonzero(strange), bits.dtype, endpoint=True)
@@ -75,14 +76,14 @@ def long(seed, dtype="float32", form="sparse", width=None, size=30_000, density=
     if form == "dense":
         return Reduction().densify(Reduction(switch_density=1.0).enter(stream))
     if form == "masked":
-        return Reduction(ALL_OPERATORS["max"]).densify(Reduction(ALL_OPERATORS["max"], 1.0).enter(stream))
+        return Reduction(ALL_OPERATORS["prod"]).densify(Reduction(ALL_OPERATORS["prod"], 1.0).enter(stream))
     return slice_range(stream, dimension - size + size // 7, dimension - size // 9) if form == "part" else stream
 
 
 longs = st.builds(
     long,
     st.integers(0, 2**32 - 1),
-    st.sampled_from(["float32", "float64", "float16", "int32", "int64"]),
+    st.sampled_from(DTYPES),
     st.sampled_from(["sparse", "64 bits", "part", "dense", "masked"]),
     st.sampled_from([None, None, 1, 3]),
     st.sampled_from([1, 600, 6_000]),
@@ -156,7 +157,7 @@ def test_coded_and_plain_streams_travel_in_one_message(stream, other, name, nbyt
         same(sent, back)
 
 
-@pytest.mark.parametrize("name, largest", [("qsgd8", 3.4e38), ("qsgd4", 3.4e38)])
+@pytest.mark.parametrize("name, largest", [("float16", 65504.0), ("bfloat16", 2.0**128 - 2.0**120), ("qsgd8", 3.4e38), ("qsgd4", 3.4e38)])
 def test_a_value_beyond_a_codec_is_named_with_its_index(name, largest):
     assert quantised(SparseStream([3, 9], [1.0, largest], 20), name, 0).values[1] == pytest.approx(largest)
     with pytest.raises(StreamError, match=rf"^the value 1e\+300 at index 9 is beyond what value_codec='{name}' can hold"):
@@ -267,9 +268,9 @@ def test_sizes_for_which_there_is_no_room_are_an_error_of_the_message(stored, wi
 def test_a_codec_that_is_unknown_or_not_for_such_values_is_named():
     (packet,) = packets([SparseStream([1, 4, 9], np.int32([1, 2, 3]), 20)], [INDEX_CODECS[0]], 1000)
     for changes, text in (
-        ({"index_codec": 9}, "positions in form 9, which is unknown"),
+        ({"index_codec": 9}, "positions in unknown form 9"),
         ({"value_codec": 9}, "values in form 9, which is unknown"),
-        ({"value_codec": 1}, "values of int32 in form 1, which is none of theirs"),
+        ({"value_codec": 1}, "values of int32 in form 1, which they have not"),
         ({"count": 0, "payload": 0}, "a piece of a message is empty"),
         ({"first": 1, "count": 2}, "does not follow 0 entries"),
     ):

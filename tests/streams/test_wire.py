@@ -181,7 +181,7 @@ def test_a_header_that_lies_gives_a_wire_error_or_a_stream_of_what_is_there(stre
 @pytest.mark.parametrize(
     "changes",
     [
-        {"dtype": 5},
+        {"dtype": len(DTYPES)},
         {"form": 3},
         {"first": 1},
         {"count": 4},

@@ -36,7 +36,7 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     RUNTIME + "memory.sparse": {"_BYTES": 1 << 20},
     RUNTIME + "shortcuts.sparse_shared": {"_LITTLE": 0},
 }
-MACHINE = Machine(alpha_dense=4e-6, beta_blocking=2e-10)
+MACHINE = Machine(alpha_dense=4e-6, beta_blocking=2e-10, alpha_local=2e-6, beta_local=1e-10)
 SPINS = 2  # looks at a word before a wait is a long one
 
 
@@ -53,7 +53,7 @@ class _Calibration:
         pass
 
 
-def _measured(*_: Any) -> Any:
+def _measured(*_: Any, **__: Any) -> Any:
     """In place of the measurement of the network."""
     return MACHINE
     yield
@@ -64,7 +64,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     RUNTIME + "memory.words": {"_spins": lambda: SPINS},
     RUNTIME + "calibration": {"Calibration": _Calibration},
     RUNTIME + "predictions": {"_fastest": hooks.begins},
-    "sparseallreduce.algorithms.choose": {"measure": _measured},
+    "sparseallreduce.algorithms.measuring": {"measure": _measured},
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
@@ -35,6 +36,8 @@ class Handshake(ABC):
     """What the ranks publish for one operation, or for one operation after the other."""
 
     spins: int  # how often to look before a wait is a long one
+    carries_notes = False  # whether what an algorithm is to be chosen by may travel behind the record, too
+    note = b""  # our next
 
     @abstractmethod
     def is_free(self, sequence: int) -> bool:
@@ -64,6 +67,10 @@ class Handshake(ABC):
     @abstractmethod
     def entries(self) -> list[int]:
         """Of each rank, once they agree."""
+
+    def notes(self) -> Sequence[bytes]:
+        """Of all ranks, once they agree; none where none travel."""
+        return ()
 
     @abstractmethod
     def lengths(self) -> list[int]:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from sparseallreduce.runtime import collectives
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake, payload_capacity
 from sparseallreduce.runtime.progress import HANDSHAKE_SPINS, done_within
+from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -35,6 +36,8 @@ class MessageHandshake(Handshake):
 
     def __init__(self, channel: Channel) -> None:
         self._lengths: list[int] = []
+        self._flags: list[int] = []
+        self.carries_notes = payload_capacity(channel.ranks) > 0
         self._channel = channel
         self._rows = packed.Rows(channel.ranks, RECORD.size, payload_capacity(channel.ranks))
         self._places = [memoryview(row) for row in self._rows.bytes]
@@ -51,7 +54,7 @@ class MessageHandshake(Handshake):
     def publish(
         self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
     ) -> int:
-        payload = b"" if stream is None else packed.pack(stream)
+        payload = self.note if stream is None else packed.pack(stream)
         ours = RECORD.pack(usable, len(payload), valid, flags, digest, entries) + payload
         self._ours = ours if self._channel.ranks <= collectives.DIRECT_RANKS else ours.ljust(self._rows.bytes.shape[1], b"\0")
         self._requests = []
@@ -73,7 +76,7 @@ class MessageHandshake(Handshake):
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
         if not done_within(self._requests, self._channel.oversubscribed, spins):
             return PENDING
-        all_usable, self._entries, self._lengths = True, [], []
+        all_usable, self._entries, self._lengths, self._flags = True, [], [], []
         for place in self._places:
             usable, length, valid, theirs, of, count = RECORD.unpack_from(place)
             if not valid or of != digest:
@@ -82,6 +85,7 @@ class MessageHandshake(Handshake):
             flags &= theirs
             self._entries.append(count)
             self._lengths.append(length)
+            self._flags.append(theirs)
         return flags if all_usable else flags | UNUSABLE
 
     def entries(self) -> list[int]:
@@ -89,6 +93,10 @@ class MessageHandshake(Handshake):
 
     def lengths(self) -> list[int]:
         return self._lengths
+
+    def notes(self) -> list[bytes]:
+        each = zip(self._places, self._lengths, self._flags, strict=True)
+        return [b"" if flags & PACKED else bytes(place[RECORD.size : RECORD.size + length]) for place, length, flags in each]
 
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
         return self._rows.reduced(self._entries, self._lengths, layout, reduction)

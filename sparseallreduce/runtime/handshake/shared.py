@@ -31,9 +31,9 @@ __all__ = ["SLOTS", "SharedHandshake", "nbytes", "slots_in"]
 SLOTS = 4  # operations that may have published and not released; more may be in flight, which publish later
 # Words of a row: the last operation that was published, the last that was released, in the first row what was decided on MPI's sum, and
 # the record; the packed stream follows.
-_PUBLISHED, _RELEASED, _DECIDED, _RECORD = range(4)
+_PUBLISHED, _RELEASED, _DECIDED, _, _RECORD = range(5)
 _WITHDRAWN, _COMMITTED = 0, 1  # lowest bit of the decision, below the sequence number
-_PAYLOAD = 8 * _RECORD + RECORD.size  # bytes before it
+_PAYLOAD = 8 * _RECORD + RECORD.size  # bytes before it, of which a packed stream asks for a multiple of 16: hence the word of no use
 U: Any = np.uint64
 
 

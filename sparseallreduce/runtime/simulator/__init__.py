@@ -2,8 +2,8 @@
 
 from sparseallreduce.runtime.simulator.api import simulate
 from sparseallreduce.runtime.simulator.engine import run
-from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.network import Network, machine_of
 from sparseallreduce.runtime.simulator.result import Simulation
 from sparseallreduce.runtime.simulator.sharing import same_bits
 
-__all__ = ["Network", "Simulation", "run", "same_bits", "simulate"]
+__all__ = ["Network", "Simulation", "machine_of", "run", "same_bits", "simulate"]

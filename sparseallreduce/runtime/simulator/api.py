@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
-from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import StreamError
 from sparseallreduce.runtime.simulator.agreement import expect_agreement
 from sparseallreduce.runtime.simulator.delivery import Chooser
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
-from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.network import Network, machine_of
 from sparseallreduce.runtime.simulator.result import Simulation
 from sparseallreduce.runtime.simulator.sharing import shared_reductions
 from sparseallreduce.streams.operator import Operator
@@ -94,8 +93,7 @@ def _agreed_calls(
 
 def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, reductions: Sequence[Reduction]) -> list[Schedule]:
     """One for each rank; where the algorithm is "auto", it is chosen for this network."""
-    beta = 1 / network.bandwidth
-    machine = Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
+    machine = machine_of(network)
     return [allreduce(call, entries, rank, len(calls), machine, reductions[rank]) for rank, call in enumerate(calls)]
 
 

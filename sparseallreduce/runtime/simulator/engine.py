@@ -130,18 +130,20 @@ class _Engine:
             content, nbytes, frames = payload, len(payload), 0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
-            nbytes, frames, content = self._carried(streams)
+            # What MPI does itself, it does with arrays as they lie in memory.
+            own = len(self._ranks[source].stack) > 1 and self._encoding.is_exact
+            nbytes, frames, content = self._carried(streams, _AS_IT_IS if own else self._encoding)
         self._bytes_sent[source] += nbytes
         self._bytes_received[dest] += nbytes
         self._messages[source] += 1
         self._header_bytes[source] += frames * wire.HEADER_BYTES
         self._delivery.send(Message(source, dest, content, nbytes), self._ranks[source].clock)
 
-    def _carried(self, streams: tuple[SparseStream, ...]) -> tuple[int, int, tuple[SparseStream, ...]]:
+    def _carried(self, streams: tuple[SparseStream, ...], encoding: Encoding) -> tuple[int, int, tuple[SparseStream, ...]]:
         """Bytes and frames of a message, and its streams as they arrive."""
         for stream in streams:
             Reduction.freeze(stream)
-        codecs = [self._encoding.index_codec_for(stream, self._byte_seconds) for stream in streams]
+        codecs = [encoding.index_codec_for(stream, self._byte_seconds) for stream in streams]
         plain = all(codec is wire.PLAIN and not isinstance(stream, wire.CodedStream) for codec, stream in zip(codecs, streams, strict=True))
         if plain and not self._through_wire:
             return wire.message_bytes(streams), len(streams), streams

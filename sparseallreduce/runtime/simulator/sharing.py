@@ -89,4 +89,4 @@ def _arrays(stream: SparseStream) -> tuple[NDArray[Any] | None, ...]:
 
 
 def _equal_bytes(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.shape == b.shape and np.array_equal(a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}"))
+    return a.shape == b.shape and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))

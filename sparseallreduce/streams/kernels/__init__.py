@@ -1,13 +1,14 @@
-"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered and checked.
+"""The only code that loops over elements: sorted indices and their values, merged, scattered, gathered, checked and coded for messages.
 
 Compiled code takes its arguments for what it was compiled for, so that dtypes, dimensions and whether an output may be written are
 checked here; what the arrays hold is checked there (see :mod:`~sparseallreduce.streams.kernels.compiled`).
 
 Arrays are one-dimensional and C-contiguous, indices ``uint32`` or ``uint64`` and strictly increasing, values in the native byte
 order and of shape ``(n,)`` or, row-sparse, ``(n, width)``. Inputs may be read-only and may start at any byte; outputs must not
-overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64 is compiled by numba on first use and
-cached on disk; for other operators and dtypes the same functions run on :mod:`~sparseallreduce.streams.kernels.reference`, in
-plain NumPy, and give the bits that NumPy gives. Every compiled kernel releases the GIL.
+overlap inputs. What NumPy's four arithmetic operators do to float32, float64, int32 and int64, and additions of complex
+numbers, are compiled by numba on first use and cached on disk; for other operators and dtypes the same functions run on
+:mod:`~sparseallreduce.streams.kernels.reference`, in plain NumPy, and give the bits that NumPy gives. Every compiled kernel
+releases the GIL.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.streams.kernels.bitmap import decode_bitmap, decode_nonzero, encode_bitmap, encode_nonzero
-from sparseallreduce.streams.kernels.contract import PIECE
+from sparseallreduce.streams.kernels.contract import PIECE, QSGD_BLOCK
 from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatter_set
 from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
 from sparseallreduce.streams.kernels.merging import merge, shared
@@ -27,6 +28,7 @@ from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
     "PIECE",
+    "QSGD_BLOCK",
     "cut_rows",
     "decode_bitmap",
     "decode_gaps",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.dtypes import HALVES, is_float
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, UINT64, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import dense as reference
@@ -16,7 +18,7 @@ from sparseallreduce.streams.operator import Operator
 __all__ = ["gather_present", "scatter", "scatter_set"]
 
 _BITS: dict[np.dtype[Any], np.dtype[Any]] = {  # of which dtype the bits of values are
-    np.dtype(np.float16): np.dtype(np.uint16),
+    **dict.fromkeys(HALVES, np.dtype(np.uint16)),
     **{np.dtype(name): UINT32 for name in ("float32", "int32")},
     **{np.dtype(name): UINT64 for name in ("float64", "int64")},
 }
@@ -60,7 +62,7 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
     """
     if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
         raise unlike("scattered", indices=indices, values=values, dense=dense)
-    if values.dtype == np.float16:
+    if values.dtype in HALVES:
         values, dense = values.view(np.uint16), dense.view(np.uint16)
     entry = known(("dense.scatter", "replace", indices.dtype, values.dtype, values.ndim)) or find(
         "dense.scatter", "replace", indices.dtype, values.dtype, values.ndim
@@ -104,17 +106,19 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
         If ``dense`` is not C-contiguous.
     """
     index_dtype = np.dtype(index_dtype)
-    bits = _BITS.get(dense.dtype)
-    entry = None if bits is None else find("dense.gather_present", None, index_dtype, bits, dense.ndim)
+    complex_ = dense.dtype.kind == "c"  # which are rows of real and imaginary parts
+    dtype = dense.real.dtype if complex_ else dense.dtype
+    bits = _BITS.get(dtype)
+    entry = None if bits is None else find("dense.gather_present", None, index_dtype, bits, 2 if complex_ else dense.ndim)
     if entry is None or bits is None:
         return reference.gather_present(dense, lo, index_dtype)
     width = dense.shape[1:]
-    mask = 2 ** (8 * dense.dtype.itemsize - (dense.dtype.kind == "f")) - 1  # without the sign of a zero
-    present = dense.view(bits)
+    mask = 2 ** (8 * dtype.itemsize - is_float(dtype)) - 1  # without the sign of a zero
+    present = _as_bits(dense, bits, complex_)
     room = _expected_present(present, mask)
     while True:
         indices, values = np.empty(room, index_dtype), np.empty((room, *width), dense.dtype)
-        found = entry(present, mask, lo, indices, values.view(bits))
+        found = entry(present, mask, lo, indices, _as_bits(values, bits, complex_))
         if found == MALFORMED:
             raise StreamError(f"the dense array of shape {dense.shape} and strides {dense.strides} is not C-contiguous")
         if found <= room:
@@ -122,6 +126,15 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
             values.resize((found, *width), refcheck=False)
             return indices, values
         room = found
+
+
+def _as_bits(values: Values, bits: np.dtype[Any], complex_: bool) -> Values:
+    """The same memory as unsigned integers."""
+    if not complex_:
+        return values.view(bits)
+    if not values.flags.c_contiguous:
+        raise StreamError(f"the dense array of shape {values.shape} and strides {values.strides} is not C-contiguous")
+    return values.reshape(-1).view(bits).reshape(len(values), 2 * math.prod(values.shape[1:]))
 
 
 def _expected_present(bits: Values, mask: int) -> int:

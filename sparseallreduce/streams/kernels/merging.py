@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.dtypes import HALVES
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import merging as reference
@@ -67,7 +68,7 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
 def _merge_by_parts(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
     """Merge in compiled code, leave room where indices meet, and fill it with what the operator makes of whole arrays."""
     copied = (va, vb, vout)
-    if va.dtype == np.float16:  # which numba does not know on processors
+    if va.dtype in HALVES:  # with which numba does not compute on processors
         copied = (va.view(np.uint16), vb.view(np.uint16), vout.view(np.uint16))
     copy = find("merging.merge", "replace", ia.dtype, copied[0].dtype, va.ndim)
     if copy is None:

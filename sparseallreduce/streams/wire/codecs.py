@@ -60,6 +60,13 @@ class Encoding(NamedTuple):
         """Whether nothing is lost."""
         return self.value_codec == "exact"
 
+    def value_bytes(self, itemsize: int) -> float:
+        """What a value of so many bytes takes on its way."""
+        for codec in VALUE_CODECS.values():
+            if codec.name == self.value_codec:
+                return sum(codec.lengths(1 << 16)) / (1 << 16)
+        return itemsize
+
     def quantised(self, stream: SparseStream, *drawn_by: int) -> SparseStream:
         """``stream`` as its receivers will know it; what is drawn is that of the seed and these numbers.
 
@@ -79,11 +86,15 @@ class Encoding(NamedTuple):
             return PLAIN
         if stream.is_dense:
             return self._dense_codec_for(stream, byte_seconds)
-        density, index_bytes = stream.stored / stream.extent, index_bytes_of(stream)
-        if self.index_codec != "auto":
-            codec = _BY_NAME[self.index_codec]
-            return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
-        return min(INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds)
+        return self.index_codec_at(stream.stored / stream.extent, index_bytes_of(stream), byte_seconds)
+
+    def index_codec_at(self, density: float, index_bytes: int, byte_seconds: float) -> IndexCodec:
+        """The codec for many indices at a density; indices as they are where those of the codec that was asked for are longer."""
+        if self.index_codec == "auto":
+            return min(INDEX_CODECS.values(), key=lambda codec: codec.bytes_each(density, index_bytes) * byte_seconds + codec.seconds)
+        codec = _BY_NAME[self.index_codec]
+        return PLAIN if codec.bytes_each(density, index_bytes) > index_bytes else codec
+
 
     def _dense_codec_for(self, stream: SparseStream, byte_seconds: float) -> IndexCodec:
         """A bitmap where enough values are zero."""

@@ -159,9 +159,7 @@ class Assembly:
         at = HEADER_BYTES * len(headers)
         announced = sum(header.payload for header in headers)
         if at + announced != len(packet):
-            raise WireError(
-                f"a message announces a payload of {announced} bytes, but {len(packet) - at} follow: it was truncated or altered"
-            )
+            raise WireError(f"a message announces {announced} bytes of payload, but {len(packet) - at} follow: it was truncated or altered")
         for header in headers:
             self.add(header, packet[at : at + header.payload])
             at += header.payload
@@ -199,9 +197,7 @@ class Growing:
         if self._codec is None and header.value_codec != EXACT:
             raise WireError(f"a message has values in form {header.value_codec}, which is unknown: install the same release on all ranks")
         if self._codec is not None and header.dtype not in LONG_FLOATS:
-            raise WireError(
-                f"a message has values of {header.dtype} in form {header.value_codec}, which is none of theirs: it was altered"
-            )
+            raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which they have not: it was altered")
         check_room(header)
         self._values = memory.empty((header.stored, *header.shape), header.dtype)
         self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
@@ -212,9 +208,7 @@ class Growing:
         """Take the next piece."""
         ours = self._header
         if header.first != self.arrived or _kind(header) != _kind(ours):
-            raise WireError(
-                f"a piece of a message with entries from {header.first} on does not follow {self.arrived} entries: it was altered"
-            )
+            raise WireError(f"a piece with entries from {header.first} on does not follow {self.arrived} entries: the message was altered")
         if header.count == 0 and header.stored:
             raise WireError("a piece of a message is empty: it was altered")
         first, end = header.first, header.first + header.count
@@ -254,9 +248,7 @@ class Growing:
             lo = int(self._indices[first - 1]) + 1 if first else header.lo
             codec = INDEX_CODECS.get(header.index_codec)
             if codec is None:
-                raise WireError(
-                    f"a message has positions in form {header.index_codec}, which is unknown: install the same release on all ranks"
-                )
+                raise WireError(f"a message has positions in unknown form {header.index_codec}: install the same release on all ranks")
             if not codec.read(payload, lo, header.hi, self._indices[first:end]):
                 raise WireError(f"the positions of {header.count} entries from {lo} on make no sense: the message was altered")
             return

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.wire.header import Bytes
 
+_ROOT, _LOG2_E = 0.7071067811865476, 1.4426950408889634
+
 __all__ = ["Gaps", "entropy_bits"]
 
 
@@ -43,4 +45,12 @@ def entropy_bits(density: float) -> float:
     absent = 1.0 - density
     if density <= 0.0 or absent <= 0.0:
         return 0.0
-    return -math.log2(density) - absent / density * math.log2(absent)
+    return -_log2(density) - absent / density * _log2(absent)
+
+
+def _log2(number: float) -> float:
+    """To 1e-5, of sums, products and quotients alone: the same bits on every machine, where ranks choose by it."""
+    mantissa, exponent = math.frexp(number)
+    ratio = (mantissa - _ROOT) / (mantissa + _ROOT)
+    square = ratio * ratio
+    return exponent - 0.5 + 2 * _LOG2_E * ratio * (1.0 + square * (1 / 3 + square * (0.2 + square / 7)))

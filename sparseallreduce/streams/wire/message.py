@@ -43,9 +43,7 @@ def decode(message: Bytes) -> list[SparseStream]:
     headers = read_headers(message)
     at, lengths = len(headers) * HEADER_BYTES, part_lengths(headers)
     if at + sum(lengths) != len(message):
-        raise WireError(
-            f"a message announces a payload of {sum(lengths)} bytes, but {len(message) - at} follow: it was truncated or altered"
-        )
+        raise WireError(f"a message announces {sum(lengths)} bytes of payload, but {len(message) - at} follow: it was truncated or altered")
     parts = []
     for length in lengths:
         parts.append(message[at : at + length])

@@ -35,7 +35,10 @@ __all__ = ["ADD", "BLOCK", "MALFORMED", "array_type", "compile_kernel", "cut", "
 
 _OPERATORS = {np.add: ADD, np.multiply: MULTIPLY, np.minimum: MINIMUM, np.maximum: MAXIMUM, "replace": REPLACE}
 _VALUE_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
-_COPIED_DTYPES = (*_VALUE_DTYPES, np.dtype("uint16"))  # the last for the bits of float16, with which numba does not compute
+_COMPLEX_DTYPES = tuple(np.dtype(name) for name in ("complex64", "complex128"))
+_COPIED_DTYPES = (*_VALUE_DTYPES, *_COMPLEX_DTYPES, np.dtype("uint16"))  # the last for the bits of halves, with which numba cannot compute
+# What is compiled for each operator. Complex numbers are only added: NumPy may round their products once less than compiled code would.
+_DTYPES_OF: dict[Any, tuple[np.dtype[Any], ...]] = {np.add: (*_VALUE_DTYPES, *_COMPLEX_DTYPES), "replace": _COPIED_DTYPES}
 
 
 def kernel_named(name: str) -> Kernel:
@@ -67,7 +70,7 @@ def compile_kernel(
         None if the operator or the values are of a kind that is not compiled.
     """
     known = operator is None or operator in _OPERATORS
-    if not known or (operator is not None and value_dtype not in (_COPIED_DTYPES if operator == "replace" else _VALUE_DTYPES)):
+    if not known or (operator is not None and value_dtype not in _DTYPES_OF.get(operator, _VALUE_DTYPES)):
         return None
     kernel = kernel_named(name)
     dispatcher, signature = kernel.variants[ndim - 1], kernel.signature(Types(index_dtype, value_dtype, ndim))

@@ -32,15 +32,18 @@ U: Any = np.uint64
 
 @inlined
 def combine(op: int, a: Any, b: Any) -> Any:
-    """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy."""
+    """``op`` is a literal at compile time, so that one line of this remains; NaNs travel as in NumPy.
+
+    But all of them have to have a type, for complex numbers too, which have no order: hence the real parts, which a real number is itself.
+    """
     if op == ADD:
         return a + b
     if op == MULTIPLY:
         return a * b
     if op == MINIMUM:
-        return select((a < b) | (a != a), a, b)
+        return select((a.real < b.real) | (a != a), a, b)
     if op == MAXIMUM:
-        return select((a > b) | (a != a), a, b)
+        return select((a.real > b.real) | (a != a), a, b)
     return b
 
 

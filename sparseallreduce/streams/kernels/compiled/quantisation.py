@@ -42,7 +42,7 @@ def narrow(values: Values, wide_mantissa: Any, wide_bias: Any, mantissa: Any, bi
             small = np.float64(abs(values[i])) if size < normal else 0.0
             short = U(np.int64(((small + magic) - magic) * unit)) if size < normal else short
             wrong |= U(short >= infinity) & U(size < wide_infinity)
-            short = infinity if size >= wide_infinity else short
+            short = infinity if size >= wide_infinity else min(short, infinity)
             short |= (U(1) << (mantissa - U(1))) if size > wide_infinity else U(0)
             out[i] = short | ((bits & sign) >> to_sign)
         if wrong:

@@ -1,0 +1,164 @@
+"""The constants of the cost model, measured by the ranks together, once per communicator."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.operator import SUM
+from sparseallreduce.streams.partition import boundaries
+from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["measure", "pack_machine", "unpack_machine"]
+
+_LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
+_NAMES = ("header", "small", "large", "gathered", "gamma", "gamma_dense", "dense", "alpha_dense", "codec", "near_small", "near_large")
+# Of the work on messages in pieces, what is done while they travel; and the error of the model: at N = 2**24, P = 2 and 50 % density, the
+# split was expected to take 0.75 of the dense allreduce's time in shared memory, and took 1.4 times as long.
+_OVERLAP, _TRUST, _TRUST_BETWEEN_HOSTS = 0.9, 0.7, 0.95
+
+_PAIRS = (("large", "small"), ("near_large", "near_small"))
+
+_LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
+
+
+def measure(
+    rank: int,
+    ranks: int,
+    sharing: float = 1.0,
+    faster_blocking: bool = True,
+    *,
+    pieces: bool = False,
+    neighbours: tuple[int, int] | None = None,
+) -> Generator[Step, Any, Machine]:
+    """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
+
+    Each is the fastest of some repetitions: messages of a header alone, of 32 KiB and of 1 MiB to the rank half way round, additions
+    of streams, and dense allreduces of one value and of 4 MiB. The latency is that of 32 KiB, which go out in parts; where ranks
+    share cores, each part waits for its turn. ``sharing`` is the number of ranks to a core of this host: messages and additions that
+    were fast while the others waited take so much longer when all ranks have their own, and a byte takes as long as in a dense
+    allgather of 4 MiB, in which all take part at once. How long a dense sum takes that ranks wait for inside MPI is not measured, since
+    a rank that is measuring may not wait for others there: ``faster_blocking`` tells whether it may be the faster one.
+
+    With ``pieces``, messages go in pieces and encoded. ``neighbours`` are the ranks ahead and behind on this host, where there are others.
+    """
+    reduction = Reduction()
+    ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
+    none, small, large = (_evenly(entries, 1 << 20) for entries in (0, 1 << 12, 1 << 17))
+    times = dict.fromkeys(_NAMES, 0.0)
+
+    def timed(name: str, start: float, end: float) -> None:
+        times[name] = min(times[name] or end - start, end - start)
+
+    for name, message, repetitions in (("header", none, 6), ("small", small, 6), ("large", large, 4)):
+        for _ in range(repetitions):
+            start = yield Clock()
+            if ranks > 1:
+                yield Shift(ahead, message, behind)
+            timed(name, start, (yield Clock()))
+    if neighbours is not None:
+        for name, message in (("near_small", small), ("near_large", large)):
+            for _ in range(6):
+                start = yield Clock()
+                yield Shift(neighbours[0], message, neighbours[1])
+                timed(name, start, (yield Clock()))
+    # At random, as the model has it: with both evenly spread, a merge takes more than twice as long.
+    one, other = (_randomly(1 << 17, 1 << 20, seed) for seed in (0, 1))
+    reduction.pair(one, other)  # compiles
+    if pieces:
+        indices, back = one._entries()[0], np.empty(one.stored, np.uint32)
+        octets = np.empty(kernels.gaps_bound(one.stored, np.uint32), np.uint8)
+        for _ in range(4):  # the first compiles
+            start = yield Clock()
+            length = kernels.encode_gaps(indices, 0, octets)
+            kernels.decode_gaps(octets[:length], 0, one.size, back)
+            timed("codec", start, (yield Clock()))
+    for _ in range(3):
+        start = yield Clock()
+        reduction.pair(one, other)
+        middle = yield Clock()
+        timed("gamma", start, middle)
+        reduction.densify(none)
+        timed("gamma_dense", middle, (yield Clock()))
+    for _ in range(3):
+        array = _ones(1 << 20)  # a new one as in every operation: one that another core has just read takes twice as long
+        start = yield Clock()
+        if ranks > 1:
+            yield DenseAllreduce(array, SUM)
+        timed("dense", start, (yield Clock()))
+    blocks = tuple(pairwise(boundaries(1 << 20, ranks)))
+    low, high = blocks[rank]
+    for _ in range(3):
+        block = SparseStream._dense_form(np.ones(high - low, np.float32), 1 << 20, low, high)
+        start = yield Clock()
+        if ranks > 1:
+            yield DenseAllgather(block, blocks, SUM)
+        timed("gathered", start, (yield Clock()))
+    for _ in range(6):
+        array = _ones(1)
+        start = yield Clock()
+        if ranks > 1:
+            yield DenseAllreduce(array, SUM)
+        timed("alpha_dense", start, (yield Clock()))
+    volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
+    beta, near = (max(times[long] - times[short], 0.0) / (large.nbytes - small.nbytes) for long, short in _PAIRS)
+    if sharing > 1 or pieces:
+        # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with
+        # P = 8 up to twice as long as the bytes of an allgather. Between hosts a wire may forgive the first bytes after a pause.
+        beta = times["gathered"] / (volume / 2) if ranks > 1 else 0.0
+    beta_dense = times["dense"] / volume if ranks > 1 else 0.0
+    alpha = sharing * max(times["small"] - beta * small.nbytes, times["header"])
+    alpha_near = sharing * max(times["near_small"] - near * small.nbytes, 0.0)
+    ours = Machine(
+        alpha=alpha,
+        beta=beta,
+        gamma=sharing * times["gamma"] / (one.stored + other.stored),
+        gamma_dense=sharing * times["gamma_dense"] / none.size,
+        beta_dense=beta_dense,
+        alpha_dense=times["alpha_dense"],
+        # Of the polled sum's time at P = 2, Open MPI takes 0.2 to 0.4 from 1 MiB on, less for a byte than for one of a message, unless
+        # that was in the cache (0.03 ns, where a sum of 4 MiB takes 0.2 and of 64 MiB 0.7), and MPICH all. Where ranks share cores, no
+        # library is faster by much: 0.64 to 1.5 on 2 cores.
+        beta_blocking=max(min(beta_dense, beta), _LEAST_BLOCKING * beta_dense) if faster_blocking and sharing <= 1 else beta_dense,
+        trust=_TRUST_BETWEEN_HOSTS if pieces else _TRUST,
+        codec=sharing * times["codec"] / one.stored,
+        overlap=_OVERLAP if pieces else 0.0,
+        alpha_local=alpha if neighbours is None else alpha_near,
+        beta_local=beta if neighbours is None else near,
+    )
+    if ranks == 1:
+        return ours
+    records: list[bytes] = yield Share(pack_machine(ours))
+    return Machine(*(max(values) for values in zip(*map(_LAYOUT.unpack, records), strict=True)))
+
+
+def pack_machine(machine: Machine) -> bytes:
+    """The bytes of a machine all of whose constants were measured."""
+    return _LAYOUT.pack(*machine)
+
+
+def unpack_machine(packed: bytes) -> Machine:
+    """The machine of these bytes."""
+    return Machine(*_LAYOUT.unpack(packed))
+
+
+def _ones(size: int) -> SparseStream:
+    return SparseStream._dense_form(np.ones(size, np.float32), size)
+
+
+def _evenly(entries: int, size: int) -> SparseStream:
+    indices = np.arange(entries, dtype=np.uint32) * np.uint32(size // max(entries, 1))
+    return SparseStream._sparse_form(indices, np.ones(entries, np.float32), size)
+
+
+def _randomly(entries: int, size: int, seed: int) -> SparseStream:
+    gaps = np.random.default_rng(seed).integers(1, 2 * (size // entries) - 1, entries, dtype=np.uint32)
+    return SparseStream._sparse_form(np.cumsum(gaps, dtype=np.uint32), np.ones(entries, np.float32), size)

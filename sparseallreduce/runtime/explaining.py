@@ -1,0 +1,152 @@
+"""What "auto" takes for streams, and why: ``explain``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms.allreduce import Call, make_call
+from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
+from sparseallreduce.algorithms.cost import Machine, Problem, sent_bytes
+from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_of
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.runtime.communicators import channel_of, world
+from sparseallreduce.runtime.launching import launch
+from sparseallreduce.runtime.predictions import beginning_times, expected_beginning
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.packed import packed_bytes
+from sparseallreduce.streams.reduction import Reduction
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.serial import SerialCommunicator
+    from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Explanation", "explain"]
+
+_ALONE = "alone"
+_RECORD = struct.Struct("<q16sI")  # entries, what would begin on this rank, bytes of the sample
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What "auto" takes, and what it goes by.
+
+    Attributes
+    ----------
+    choice : str
+        An algorithm, or what needs none: "packed" (the streams travel with the agreement) or "sparse_shared" (they are added up in memory
+        that the ranks of one host share); "alone" on one rank.
+    predicted : dict of float
+        Seconds that each way is expected to take.
+    bytes : dict of float
+        Bytes that are expected to arrive in messages at a rank, by way.
+    union : float
+        Entries that the sum is expected to have.
+    entries : list of int
+        Of each rank's stream.
+    size : int
+        Dimension of the vector.
+    """
+
+    choice: str
+    predicted: dict[str, float]
+    bytes: dict[str, float]
+    union: float
+    entries: list[int]
+    size: int
+
+    def __str__(self) -> str:
+        share = self.union / self.size if self.size else 0.0
+        lines = [
+            f"auto takes {self.choice}: N = {self.size:,}, {sum(self.entries):,} entries on {len(self.entries)} ranks, "
+            f"about {self.union:,.0f} in their sum ({share:.3%})",
+            f"{'way':<26}{'expected':>12}{'bytes in':>16}",
+        ]
+        for name, seconds in sorted(self.predicted.items(), key=lambda item: item[1]):
+            mark = "*" if name == self.choice else " "
+            lines.append(f"{mark} {name:<24}{1e3 * seconds:>9.3f} ms{self.bytes[name]:>16,.0f}")
+        return "\n".join(lines)
+
+
+def explain(
+    stream: SparseStream,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    **options: Any,
+) -> Explanation:
+    """What a blocking ``allreduce(stream, comm, op)`` takes by "auto", and why. Collective: all ranks call it.
+
+    Parameters
+    ----------
+    stream, comm, op, **options
+        As for :func:`~sparseallreduce.allreduce`, which is not carried out.
+
+    Returns
+    -------
+    Explanation
+        The same on all ranks; ``print`` shows it as a table.
+
+    Raises
+    ------
+    SparseAllreduceError
+        As :func:`~sparseallreduce.allreduce`.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> sar.explain(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).choice
+    'alone'
+    """
+    comm = world() if comm is None else comm
+    call, intent = make_call(stream, op, "auto", options)
+    if intent.error is None:
+        intent = intent._replace(terms=(*intent.terms, ("call", "explain")))
+    return launch(comm, intent, lambda rank, ranks: _explained(call, comm, ranks), blocking=True).wait()  # type: ignore[no-any-return]
+
+
+def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:
+    assert call is not None, "all ranks have been told of the error"
+    stream, reduction = call.stream, Reduction(call.op, call.switch_density)
+    if ranks == 1:
+        return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
+    channel = channel_of(comm)
+    machine, near = call.machine or channel.machine or Machine(), len(channel.near) == channel.ranks
+    shared: dict[str, Any] = {
+        "shares_memory": channel.shares_memory,
+        "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
+        "encoding": call.encoding,
+        "local": channel.local,
+    }
+    ours = expected_beginning(stream, ranks, reduction, machine, **shared)
+    sample = b"" if stream.is_dense else sample_of(stream)
+    record = _RECORD.pack(stream.stored, ours.encode()[:16], len(sample)) + sample
+    records: list[bytes] = yield Share(record.ljust(_RECORD.size + SAMPLE_BYTES, b"\0"))
+    known = [_RECORD.unpack_from(record) for record in records]
+    entries = [count for count, _, _ in known]
+    samples = [record[_RECORD.size : _RECORD.size + length] for record, (_, _, length) in zip(records, known, strict=True)]
+    overlap = estimated(samples, stream.size) if all(samples) else None
+    problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.local)
+    # "auto" asks how the sets overlap between hosts alone: inside one, it takes them for random.
+    considered = problem._replace(union=(), imbalance=1.0) if near else problem
+    begins = {name.rstrip(b"\0").decode() for _, name, _ in known}
+    predicted = predicted_times(problem, machine) | beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
+    choice = begins.pop() if len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"} else choose(considered, machine)
+    predicted.setdefault(choice, min(predicted.values()))
+    return Explanation(
+        choice,
+        predicted,
+        {name: _bytes_in(name, problem, machine, packed_bytes(stream)) for name in predicted},
+        problem.held(ranks),
+        entries,
+        stream.size,
+    )
+
+
+def _bytes_in(name: str, problem: Problem, machine: Machine, packed: int) -> float:
+    if name == "packed":
+        return float((problem.ranks - 1) * packed)
+    return 0.0 if name == "sparse_shared" else sent_bytes(name, problem, machine)
