@@ -28,6 +28,7 @@ from sparseallreduce.streams.wire.header import (
     Header,
     check_room,
     header_of,
+    memory_bytes,
     pack_header,
     read_header,
 )
@@ -36,6 +37,7 @@ from sparseallreduce.streams.wire.values import EXACT, VALUE_CODECS, CodedStream
 __all__ = ["Assembly", "Growing", "packets", "piece_bytes", "read_headers"]
 
 _SHORTEST, _LONGEST, _PIECES = 1 << 14, 1 << 17, 4  # bytes of a piece, and how many a message has in between
+_MUCH = 1 << 30  # bytes of a stream, of which it is doubtful whether a header that announces them can be right
 _GRAIN = 512  # entries of which a piece has a multiple, but for the last: blocks of the value codecs are whole
 
 
@@ -199,6 +201,14 @@ class Growing:
         if self._codec is not None and header.dtype not in LONG_FLOATS:
             raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which they have not: it was altered")
         check_room(header)
+        try:
+            self._make_room(header)
+        except MemoryError as error:
+            if memory_bytes(header) < _MUCH:
+                raise
+            raise WireError(f"there is no room for {header.stored} entries that a message announces: it is too long or was altered") from error
+
+    def _make_room(self, header: Header) -> None:
         self._values = memory.empty((header.stored, *header.shape), header.dtype)
         self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
         self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None

@@ -48,6 +48,7 @@ __all__ = [
     "Header",
     "check_room",
     "header_of",
+    "memory_bytes",
     "pack_header",
     "read_header",
 ]
@@ -91,6 +92,12 @@ class Header(NamedTuple):
         return () if self.width is None else (self.width,)
 
 
+def memory_bytes(header: Header) -> int:
+    """Of the arrays of the stream that a header announces."""
+    place = header.index_bytes if header.form == SPARSE else header.form == DENSE_MASKED
+    return header.stored * (header.dtype.itemsize * (header.width or 1) + place)
+
+
 def check_room(header: Header) -> None:
     """See to it that nobody asks for more memory than the machine has because a header was altered.
 
@@ -99,9 +106,8 @@ def check_room(header: Header) -> None:
     WireError
         If it announces a stream that takes more.
     """
-    entry = header.dtype.itemsize * (header.width or 1) + (header.index_bytes if header.form == SPARSE else header.form == DENSE_MASKED)
-    if header.stored * entry > memory.INSTALLED:
-        raise WireError(f"a message announces {header.stored} entries of {entry} bytes, more than this machine has: it was altered")
+    if memory_bytes(header) > memory.INSTALLED:
+        raise WireError(f"a message announces {header.stored} entries, which take more memory than this machine has: it was altered")
 
 
 def header_of(stream: SparseStream, first: int, count: int, payload: int, codecs: tuple[int, int], last: bool, more: bool) -> Header:
