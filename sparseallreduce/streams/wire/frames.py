@@ -206,7 +206,7 @@ class Growing:
         except MemoryError as error:
             if memory_bytes(header) < _MUCH:
                 raise
-            raise WireError(f"there is no room for {header.stored} entries that a message announces: it is too long or was altered") from error
+            raise WireError(f"there is no room for the {header.stored} entries of a message: it was altered, or is too long") from error
 
     def _make_room(self, header: Header) -> None:
         self._values = memory.empty((header.stored, *header.shape), header.dtype)
