@@ -19,7 +19,7 @@ from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Call", "allreduce", "make_call"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call"]
 
 
 class Call(NamedTuple):
@@ -41,11 +41,14 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     Nothing is raised here: a rank that left now would let the others wait.
     """
     try:
-        call = _checked(stream, op, algorithm, dict(options))
-        vector, operator = call.stream, call.op.term(call.stream.dtype)
-        chosen = tuple(call.options.items())
-        terms = _terms(vector.size, vector.dtype, vector.width, operator, call.algorithm, chosen, call.switch_density, call.machine)
-        return call, Intent(terms, vector.stored)
+        if not isinstance(stream, SparseStream):
+            raise StreamTypeError(
+                f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense, or a list of some"
+            )
+        call = checked(stream, op, algorithm, dict(options))
+        operator, chosen = call.op.term(stream.dtype), tuple(call.options.items())
+        terms = _terms(stream.size, stream.dtype, stream.width, operator, call.algorithm, chosen, call.switch_density, call.machine)
+        return call, Intent(terms, stream.stored)
     except BaseException as error:
         return None, Intent((), 0, error)
 
@@ -63,6 +66,11 @@ def _chosen(call: Call, entries: Sequence[int], reduction: Reduction, machine: M
     return choose(call.stream, entries, reduction, call.machine or machine or Machine())
 
 
+def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
+    """What ranks tell each other of the arguments besides streams and operator."""
+    return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine)
+
+
 @lru_cache(maxsize=256)
 def _terms(
     size: int,
@@ -74,11 +82,14 @@ def _terms(
     switch_density: float | None,
     machine: Machine | None,
 ) -> tuple[tuple[str, str], ...]:
+    vector = ("size", str(size)), ("dtype", dtype.name), ("row width", str(width))
+    return (*vector, ("operator", operator), *_arguments(algorithm, options, switch_density, machine))
+
+
+def _arguments(
+    algorithm: str, options: tuple[tuple[str, Any], ...], switch_density: float | None, machine: Machine | None
+) -> tuple[tuple[str, str], ...]:
     return (
-        ("size", str(size)),
-        ("dtype", dtype.name),
-        ("row width", str(width)),
-        ("operator", operator),
         ("algorithm", algorithm),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options) or "none"),
         ("switch_density", str(switch_density)),
@@ -86,9 +97,14 @@ def _terms(
     )
 
 
-def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
-    if not isinstance(stream, SparseStream):
-        raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
+def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
+    """The call, its arguments but for the stream checked.
+
+    Raises
+    ------
+    AlgorithmError
+        If any is not known, or out of range.
+    """
     density, machine = options.pop("switch_density", None), options.pop("machine", None)
     if density is not None:
         if not (isinstance(density, Real) and 0 <= float(density) <= 1):

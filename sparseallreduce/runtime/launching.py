@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Schedule, Share, Step
+from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Step
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
 from sparseallreduce.runtime.request import Request, pending
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["agree", "launch", "start"]
 
 
-def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
+Made = tuple[Call | ListCall | None, Intent]
+
+
+def start(
+    stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None
+) -> Request:
     """Start an allreduce; parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
 
-    With ``blocking``, it is done when this returns, and its errors are raised here.
+    With ``blocking``, it is done when this returns, and its errors are raised here. ``struck`` is what has hit this rank already.
     """
     progress = options.pop("progress", "manual") if not blocking else "manual"
-    call, intent = make_call(stream, op, algorithm, options)
+    make: Callable[..., Made] = make_list_call if isinstance(stream, list | tuple) else make_call
+    call, intent = struck or make(stream, op, algorithm, options)
     comm = world() if comm is None else comm
     ranks, intent = size_of(comm), _checked(intent, comm, progress)
     if ranks == 1:
@@ -37,10 +44,13 @@ def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, An
     elif call is None or intent.error is not None:
         request = _launched(comm, lambda _: Launched(intent), None, blocking, progress)
     else:
-        signature = over_mpi().signature.Signature
-        request = _launched(comm, lambda channel: signature(call, intent, channel), stream, blocking, progress)
+        single = call if isinstance(call, Call) else call.of(0) if len(call.fused) == 1 else None
+        work_on = _groups(call, intent) if single is None else lambda channel: over_mpi().signature.Signature(single, intent, channel)
+        request = _launched(comm, work_on, single and single.stream, blocking, progress)
     if call is not None and call.op.is_mean:
         request._divisor = ranks
+    if isinstance(call, ListCall):
+        request._cut = call.cutter()
     return request
 
 
@@ -129,9 +139,16 @@ def _launched(
     return Request(None, over.operation.outcome(operation)) if blocking else Request(operation)
 
 
-def _serial(call: Call | None, intent: Intent) -> Schedule:
+def _serial(call: Call | ListCall | None, intent: Intent) -> Generator[Step, Any, Any]:
     assert call is not None
+    if isinstance(call, ListCall):
+        return allreduce_list(call, 0, 1, None, call.reductions())
     return allreduce(call, (intent.entries,), 0, 1, None, Reduction(call.op, call.switch_density))
+
+
+def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
+    """What is done for the groups of a list, which are none or several."""
+    return lambda channel: Launched(intent, lambda: allreduce_list(call, channel.rank, channel.ranks, channel.machine, call.reductions()))
 
 
 def _alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.runtime.communicators import over_mpi
@@ -28,11 +28,19 @@ class Request:
     [1, 1]
     """
 
-    def __init__(self, operation: Operation | None, result: Any = None, error: BaseException | None = None, divisor: int = 0) -> None:
+    def __init__(
+        self,
+        operation: Operation | None,
+        result: Any = None,
+        error: BaseException | None = None,
+        divisor: int = 0,
+        cut: Callable[[Any], list[Any]] | None = None,
+    ) -> None:
         self._operation = operation
         self._result = result
         self._error = error
         self._divisor = divisor  # by which the result is still to be divided, if it is a mean
+        self._cut = cut  # how it is still to be cut, if it is that of a list
         if operation is not None:
             pending.add(id(self))
 
@@ -92,6 +100,13 @@ class Request:
             pending.discard(id(self))
         if self._error is not None:
             raise self._error
-        if self._divisor:
-            self._result, self._divisor = divided(self._result, self._divisor), 0
+        if self._divisor or self._cut is not None:
+            self._result, self._divisor, self._cut = self._finished(), 0, None
         return self._result
+
+    def _finished(self) -> Any:
+        """The result as a user takes it."""
+        result, ranks = self._result, self._divisor
+        if ranks:
+            result = tuple(divided(each, ranks) for each in result) if type(result) is tuple else divided(result, ranks)
+        return result if self._cut is None else self._cut(result)

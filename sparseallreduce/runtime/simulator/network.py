@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Network", "Ports"]
+from sparseallreduce.algorithms.cost import Machine
+
+__all__ = ["Network", "Ports", "machine_of"]
 
 
 class Network(NamedTuple):
@@ -16,6 +18,12 @@ class Network(NamedTuple):
     latency: float = 1e-6  # alpha, seconds
     bandwidth: float = 12.5e9  # 1 / beta, bytes a second
     gamma: float = 0.0  # seconds for each entry that a reduction reads; the thesis leaves computation out
+
+
+def machine_of(network: Network) -> Machine:
+    """The constants by which "auto" chooses for this network."""
+    beta = 1 / network.bandwidth
+    return Machine(network.latency, beta, network.gamma, network.gamma / 8, beta)
 
 
 class Ports:
