@@ -17,7 +17,7 @@ from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain"]
+__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks"]
 
 STREAMS = "streams"  # the term that stands for the parts of an intent
 _TEXT_BYTES = 1024
@@ -93,7 +93,7 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     values: dict[str, list[int]] = {}
     for rank, intent in enumerate(intents):
         values.setdefault(str(intent.get(term)), []).append(rank)
-    parts = [f"{value} on rank{'s' if len(where) > 1 else ''} {_ranks(where)}" for value, where in values.items()]
+    parts = [f"{value} on {named_ranks(where)}" for value, where in values.items()]
     return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
 
 
@@ -129,6 +129,11 @@ def _text(announced: dict[str, str]) -> bytes:
     return text.ljust(_TEXT_BYTES, b"\0")
 
 
-def _ranks(ranks: list[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Some ranks, as errors name them.
+
+    >>> named_ranks([2]), named_ranks([0, 3])
+    ('rank 2', 'ranks 0, 3')
+    """
     shown = ", ".join(str(rank) for rank in ranks[:8])
-    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f", ... ({len(ranks)} in all)" if len(ranks) > 8 else "")

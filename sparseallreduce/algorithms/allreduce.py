@@ -42,9 +42,7 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     """
     try:
         if not isinstance(stream, SparseStream):
-            raise StreamTypeError(
-                f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense, or a list of some"
-            )
+            raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
         call = checked(stream, op, algorithm, dict(options))
         operator, chosen = call.op.term(stream.dtype), tuple(call.options.items())
         terms = _terms(stream.size, stream.dtype, stream.width, operator, call.algorithm, chosen, call.switch_density, call.machine)
