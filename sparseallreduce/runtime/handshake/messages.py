@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from sparseallreduce.errors import WaitTimeoutError
 from sparseallreduce.runtime import collectives
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake, payload_capacity
 from sparseallreduce.runtime.progress import HANDSHAKE_SPINS, done_within
@@ -87,15 +88,15 @@ class MessageHandshake(Handshake):
         return flags if all_usable else flags | UNUSABLE
 
     def _is_withdrawn(self, sequence: int) -> bool:
-        """Whether a rank has given up, whose record is here all the same: it has waited for us."""
+        """Whether a rank whose record is here waits for us no longer."""
         mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
         known = tag in mailbox.boxes
         box = mailbox.box(tag)  # as in `commit`
         for _ in range(2):  # MPICH looks at what it knows of, and only then at what has come: the word is right behind the record
             mailbox.take_in()
-            if box.failures:
+            if any(failure.error == WaitTimeoutError.__name__ for failure in box.failures.values()):
                 return True
-        if not (known or box.arrivals or box.error):
+        if not (known or box.arrivals or box.failures or box.error):
             mailbox.close(tag)
         return False
 
