@@ -172,9 +172,10 @@ class Leftovers:
     def __init__(self) -> None:
         self._kept: list[tuple[list[MPI.Request], Any]] = []
         self._receives: list[MPI.Request] = []  # of messages that may never be sent
+        self.outboxes: list[Any] = []  # of operations whose result was there before their messages were out
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept) + len(self.outboxes)
 
     def keep(self, requests: Iterable[MPI.Request] | None, memory: Any) -> None:
         """Keep memory until the requests are done."""
@@ -194,6 +195,8 @@ class Leftovers:
 
     def tidy(self) -> None:
         """Let go what is done."""
+        if self.outboxes:
+            self.outboxes = [outbox for outbox in self.outboxes if not outbox.is_empty()]
         self._kept = [kept for kept in self._kept if not all_done(kept[0])]
         if not self._kept:
             self._receives.clear()
@@ -259,6 +262,8 @@ class Mailbox:
 
     def take_in(self) -> None:
         """Take in whatever has arrived."""
+        for outbox in self.leftovers.outboxes:
+            outbox.pump()
         while True:
             if self._incoming is None:
                 status = MPI.Status()  # of any tag, which is below 0

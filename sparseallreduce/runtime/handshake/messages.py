@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from sparseallreduce.errors import WaitTimeoutError
 from sparseallreduce.runtime import collectives
-from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake, payload_capacity
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake, payload_capacity
 from sparseallreduce.runtime.progress import HANDSHAKE_SPINS, done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.streams import packed
@@ -76,6 +77,8 @@ class MessageHandshake(Handshake):
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
         if not done_within(self._requests, self._channel.oversubscribed, spins):
             return PENDING
+        if self._is_withdrawn(sequence):
+            return WITHDRAWN
         all_usable, self._entries, self._lengths, self._flags = True, [], [], []
         for place in self._places:
             usable, length, valid, theirs, of, count = RECORD.unpack_from(place)
@@ -87,6 +90,24 @@ class MessageHandshake(Handshake):
             self._lengths.append(length)
             self._flags.append(theirs)
         return flags if all_usable else flags | UNUSABLE
+
+    def _is_withdrawn(self, sequence: int) -> bool:
+        """Whether a rank whose record is here waits for us no longer."""
+        mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
+        known = tag in mailbox.boxes
+        box = mailbox.box(tag)  # as in `commit`
+        for _ in range(2):  # MPICH looks at what it knows of, and only then at what has come: the word is right behind the record
+            mailbox.take_in()
+            if any(failure.error == WaitTimeoutError.__name__ for failure in box.failures.values()):
+                return True
+        if not (known or box.arrivals or box.failures or box.error):
+            mailbox.close(tag)
+        return False
+
+    def missing(self, sequence: int) -> list[int] | None:
+        if self._channel.ranks > collectives.DIRECT_RANKS:
+            return None
+        return sorted(rank for rank, request in zip(self._others, self._requests) if not request.Test())
 
     def entries(self) -> list[int]:
         return self._entries
