@@ -76,6 +76,7 @@ class Channel:
         self.sequence = 0  # number of the last operation that has been called
         self.begun = 0  # of the last that has begun
         self.own = 0  # likewise of the library's own, which count down
+        self.agreed = 0.0  # when this rank has last seen the records of all, if they travel as messages
         self.attempt = 0  # to prepare the channel
         self.slots: list[SharedHandshake] = []  # in which operations take their handshakes in turn, if all ranks are on one host
         self.spare_handshakes: list[Handshake] = []  # by messages, to be used again

@@ -243,6 +243,13 @@ class Mailbox:
                 for arrival in arrivals:
                     self.leftovers.receive(arrival.requests, arrival.memory)
 
+    def finish(self, tag: int) -> None:
+        """The operation has its result: who has given up in it, as far as that has come, is to be answered."""
+        box = self.boxes.get(tag)
+        if box is not None:
+            self.strays += box.failures.items()
+            self.close(tag)
+
     def send(self, dest: int, tag: int, streams: tuple[SparseStream, ...], sends: list[Sent]) -> tuple[int, int]:
         """Send streams in one message, which ``sends`` keeps, and return the bytes of all and of the headers."""
         envelope, parts = wire.enclose(streams)

@@ -171,6 +171,8 @@ class Operation(Failing):
         self.ended = True
         if not self.listed:
             self.done = True
+            if not self.channel.slots:  # where the handshake looks for messages
+                self.channel.mailbox.finish(self.tag)
 
     def _count(self, result: Any) -> None:
         entries, (sent, received, messages) = self.work.entries(self.stream), (0, 0, 0) if self.shortcut is None else self.shortcut.moved()
