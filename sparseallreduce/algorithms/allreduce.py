@@ -20,7 +20,7 @@ from sparseallreduce.streams.kernels.contract import LONG_FLOATS
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
-from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding
+from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
 __all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "operator_term"]
 
@@ -76,6 +76,7 @@ def allreduce(
         problem = problem_of(call.stream, sum(entries) / len(entries), len(entries), reduction, call.encoding, overlap, local)
         name = choose(problem, call.machine or machine or Machine())
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
+    result = decoded(result)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 

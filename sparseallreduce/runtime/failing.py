@@ -2,6 +2,7 @@
 
 * Before a rank publishes anything, it is done with all that may fail; what hits it there or later it tells the others by a message with
   the number of the operation. They raise the same. Of ranks that fail at once the lowest counts, so they tell each other what they know.
+* A rank that has the result may still fail while it writes what others need for theirs; then it fails as before.
 * Only MPI's own blocking sum cannot be told anything. A rank that has published that it enters it withdraws, unless another has seen
   already that all do; then it enters the sum, and raises behind it.
 * A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose handshake tells
@@ -80,6 +81,7 @@ class Failing:
     requests: list[MPI.Request] | None = None  # of a collective
     received: Any = None  # what the collective fills
     outbox: Outbox | None = None  # once it has sent anything
+    result: Any = None
     error: Exception | None = None
     cause: BaseException | None = None  # what hit this rank
     failure: Failure | None = None  # whose error counts, as far as is known
@@ -107,6 +109,8 @@ class Failing:
         interrupt: BaseException | None = None
         for _ in range(_RETRIES):
             try:
+                if self.owes():
+                    self.ended, self.result = False, None
                 self.enlist()
                 if self.failure is None and not self.ended:
                     self._fail(error)
@@ -123,6 +127,10 @@ class Failing:
             self.end(common_error([Failure.of(latest, self.sequence, self.channel.rank).announcement()]))
         if interrupt is not None:
             raise interrupt
+
+    def owes(self) -> bool:
+        """Whether the result is there, but others wait for messages of ours that are still to be written: then it can still fail."""
+        return self.ended and self.error is None and self.outbox is not None and self.outbox.owes()
 
     def enlist(self) -> None:
         """Have the operation moved on with all others."""

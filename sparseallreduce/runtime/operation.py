@@ -81,7 +81,6 @@ class Operation(Failing):
     """
 
     traces = traces
-    result: Any = None
     uses_collectives = True  # whether collectives of MPI may be used
     advancing = False
     flags = 0  # that we have published

@@ -1,8 +1,11 @@
 """What an operation sends: inside a host the arrays as they lie in memory, between hosts in pieces.
 
-Pieces go out a few at a time, each written when there is room for it, so that a message is never there in whole. One of many megabytes
-that is handed to MPI in one piece wastes the wire between hosts: an exchange of 8 and then 16 MB each way at 200 Mbit/s, 960 ms on the
-wire, took 1,180 to 2,090 ms, and in pieces of 64 to 256 KiB with two to four in flight 1,025 to 1,040.
+Pieces go out a few at a time, each written when there is room for it, so that a message is never there in whole. A message of many
+megabytes that is handed to MPI in one piece wastes the wire between hosts: an exchange of 8 and then 16 MB each way at 200 Mbit/s, 960 ms
+on the wire, took 1,180 to 2,090 ms, and in pieces of 64 to 256 KiB with two to four in flight 1,025 to 1,040.
+
+An operation that sends values with loss has all its messages in pieces: whoever receives a stream hands it on in the form in which it
+came, and a rank of another host may be next.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class Outbox:
         """Send streams in one message, behind those to the same rank before."""
         for counts in self._traces:
             counts.messages += 1
-        if self._channel.is_near(dest):
+        if self._encoding.is_exact and self._channel.is_near(dest):
             self._count(*self._mailbox.send(dest, self._tag, streams, self._sends))
             return
         byte_seconds = self._channel.byte_seconds
@@ -90,6 +93,10 @@ class Outbox:
             if message.packets is not None:
                 busy.add(message.dest)
         self._messages = [message for message in self._messages if message.packets is not None or message.in_flight]
+
+    def owes(self) -> bool:
+        """Whether messages are still to be written, in whole or in part."""
+        return any(message.packets is not None for message in self._messages)
 
     def is_empty(self) -> bool:
         """Whether all is out; large messages leave only while this rank calls MPI."""

@@ -90,7 +90,7 @@ def outcome(operation: Operation) -> Any:
 def give_up(operation: Operation, error: BaseException) -> None:
     """Let an operation fail because of what has hit this rank outside of it."""
     with operation.channel.lock:
-        if not operation.ended:
+        if not operation.ended or operation.owes():
             operation.fail(error)
 
 

@@ -12,7 +12,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,7 +73,8 @@ class Scenario:
     passes: str = ""
     ranks: int = 2
     cores: int | None = None
-    hosts: bool = False  # that share no memory
+    hosts: int = 0  # how many ranks share a host, and memory; all of them by default
+    pieces: bool = False  # whether messages between hosts are cut into pieces
     eager: int = 1 << 12
     warm: bool = True
     constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -200,15 +201,17 @@ class Play:
         self._usual = 0  # arrays that are kept without any fault
 
     def __enter__(self) -> Play:
-        self._stack = hooks.hooked(lambda: self.world)
-        self._stack.__enter__()
+        self._stack = ExitStack()
+        self._stack.enter_context(hooks.hooked(lambda: self.world))
+        if self.scenario.pieces:
+            self._stack.enter_context(hooks.in_pieces())
         self._renew()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.world = None
         gc.unfreeze()
-        self._stack.__exit__(*exception)
+        self._stack.close()
 
     def _renew(self) -> None:
         """A world that no fault has struck."""
@@ -216,7 +219,7 @@ class Play:
         if self._renewals % 50 == 0:
             gc.unfreeze()
         scenario, self.world = self.scenario, None
-        hosts = [f"host {rank}" for rank in range(scenario.ranks)] if scenario.hosts else None
+        hosts = [f"host {rank // scenario.hosts}" for rank in range(scenario.ranks)] if scenario.hosts else None
         world = World(scenario.ranks, cores=scenario.cores, hosts=hosts, eager=scenario.eager, constants=scenario.constants)
         for rank in world.ranks:
             operation = rank.library.load("sparseallreduce.reducers.base").ReducerOperation
@@ -442,6 +445,7 @@ LISTS: dict[str, list[tuple[int, Any]]] = {
     "of two dtypes": [(PACKED, np.float32), (10, np.float64), (RECURSIVE - PACKED, np.float32)],
 }
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
+FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
 SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
@@ -449,44 +453,57 @@ def scenarios() -> Iterator[Scenario]:
     """All of them."""
     for ranks in (2, 3):
         P = f"P={ranks} "
+        far: dict[str, Any] = {"ranks": ranks, "hosts": 1, "pieces": True, "eager": 0, "constants": FEW_IN_FLIGHT}
         for how, operation in (("blocking", one), ("waited", waited)):
             yield Scenario(f"{P}packed {how}", operation(PACKED), "kernel store_word", ranks)
-            yield Scenario(f"{P}packed by messages {how}", operation(PACKED), "MPI.Isend", ranks, hosts=True)
+            yield Scenario(f"{P}packed by messages {how}", operation(PACKED), "MPI.Isend", ranks, hosts=1)
             yield Scenario(f"{P}sparse shared {how}", operation(SPARSE_SHARED), "kernel store_word", ranks)
             yield Scenario(f"{P}sparse shared, dense result {how}", operation(SPARSE_SHARED, 0.45), "kernel store_word", ranks)
             yield Scenario(f"{P}dense {how}", operation(DENSE), "", ranks)
-            yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=True, eager=0)
+            yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=1, eager=0)
             yield Scenario(f"{P}split, agreed in memory {how}", operation(MESSAGES), "MPI.Isend", ranks)
             yield Scenario(f"{P}max, packed {how}", operation(PACKED, op="max"), "", ranks)
             for algorithm in ALGORITHMS:
                 for eager in (1 << 12, 0):
                     name = f"{P}{algorithm} {how}, eager {eager}"
                     yield Scenario(name, operation(PACKED, algorithm=algorithm), "", ranks, eager=eager)
-            yield Scenario(f"{P}dense by messages {how}", operation(DENSE), "", ranks, hosts=True)
+            yield Scenario(f"{P}dense by messages {how}", operation(DENSE), "", ranks, hosts=1)
+            for algorithm in ALGORITHMS[1:]:
+                yield Scenario(f"{P}{algorithm} in pieces {how}", operation(DENSE, 0.4, algorithm=algorithm), "wire._frame", **far)
+            for codec in ("float16", "bfloat16"):  # which hold such sums exactly
+                options = {"value_codec": codec, "algorithm": "ssar_recursive_doubling"}
+                yield Scenario(f"{P}{codec} in pieces {how}", operation(DENSE, 0.4, **options), "wire._frame", **far)
+                yield Scenario(f"{P}{codec} in memory {how}", operation(DENSE, 0.4, **options), "wire._frame", ranks, eager=0)
         yield Scenario(f"{P}dense written blocking", one(DENSE), "kernel sum_vectors", ranks)
         yield Scenario(f"{P}dense ready blocking", one(DENSE), "MPI.Allreduce", ranks, constants=SMALL_AREA)
-        yield Scenario(f"{P}dense ready by messages", one(DENSE), "MPI.Allreduce", ranks, hosts=True)
+        yield Scenario(f"{P}dense ready by messages", one(DENSE), "MPI.Allreduce", ranks, hosts=1)
         if ranks == 2:
             yield Scenario(f"{P}sparse shared direct", one(SPARSE_SHARED), "kernel sum_parts", ranks)
         yield Scenario(f"{P}sparse shared direct, a core for all", one(SPARSE_SHARED, 0.1), "kernel sum_parts", ranks, cores=ranks - 1)
         yield Scenario(f"{P}several in flight", several(SPARSE_SHARED, PACKED, MESSAGES), "", ranks)
-        yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=True)
+        yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=1)
+        yield Scenario(f"{P}several in flight in pieces", several(SPARSE_SHARED, MESSAGES, RECURSIVE), "wire._frame", **far)
         yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
         yield Scenario(f"{P}in a row", in_a_row(DENSE, SPARSE_SHARED, PACKED, DENSE, SPARSE_SHARED), "", ranks)
         for name in ("OkTopk", "GTopk", "TopkA"):
             for blocking in (True, False):
                 yield Scenario(f"{P}{name} {'blocking' if blocking else 'waited'}", reducer(name, blocking), "", ranks)
+            yield Scenario(f"{P}{name} in pieces", reducer(name, True), "wire._frame", **far)
         for how, blocking in (("blocking", True), ("waited", False)):
             for way, kinds in LISTS.items():
                 yield Scenario(f"{P}list, {way} {how}", listed(*kinds, blocking=blocking), "", ranks)
-                yield Scenario(f"{P}list, {way} by messages {how}", listed(*kinds, blocking=blocking), "MPI.Isend", ranks, hosts=True)
+                yield Scenario(f"{P}list, {way} by messages {how}", listed(*kinds, blocking=blocking), "MPI.Isend", ranks, hosts=1)
         for how, operation in (("blocking", one), ("waited", waited)):
             yield Scenario(f"{P}first, {how}", operation(PACKED), "MPI.Idup", ranks, warm=False)
-            yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=True, warm=False)
+            yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=1, warm=False)
+    options = {"algorithm": "ssar_recursive_doubling"}
+    yield Scenario("P=4 two hosts", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0, constants=FEW_IN_FLIGHT)
+    options["value_codec"] = "float16"
+    yield Scenario("P=4 two hosts, float16", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0)
     yield Scenario("P=5 packed", one(PACKED), "", 5, cores=2)
     yield Scenario("P=5 sparse shared", one(SPARSE_SHARED), "", 5, cores=2)
     yield Scenario("P=5 sparse shared, five parts", one(SPARSE_SHARED), "", 5)
-    yield Scenario("P=5 split by messages", one(MESSAGES), "", 5, hosts=True)
+    yield Scenario("P=5 split by messages", one(MESSAGES), "", 5, hosts=1)
 
 
 # What has taken effect raises nothing of its own; and Python looks for interrupts behind a call of compiled code, not before it.

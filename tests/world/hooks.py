@@ -11,8 +11,10 @@ from typing import Any
 from unittest import mock
 
 from sparseallreduce.algorithms import allreduce
-from sparseallreduce.streams import kernels, memory, packed, wire
+from sparseallreduce.streams import kernels, memory, merging, packed, wire
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.wire import Encoding, frames
 
 # Functions before which a rank may fail. A name that is not there any more is an error.
 FAILING: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
@@ -21,6 +23,10 @@ FAILING: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (packed, "packed", ("pack", "pack_into")),
     (packed.Rows, "rows", ("reduced", "summed")),
     (wire, "wire", ("enclose", "read_headers", "join")),
+    (frames, "wire", ("_frame",)),
+    (frames.Assembly, "wire", ("take",)),
+    (Encoding, "wire", ("quantised", "index_codec_for")),
+    (Merging, "merging", ("advance", "finish")),
     (Reduction, "reduction", ("pair", "many", "enter", "leave", "densify")),
 )
 # The size of a vector settles the way of an operation by "auto".
@@ -54,6 +60,13 @@ def hooked(running: Callable[[], Any]) -> Iterator[None]:
             for name in names:
                 patches.enter_context(mock.patch.object(owner, name, _failing(running, getattr(owner, name), f"{place}.{name}")))
         patches.enter_context(mock.patch.object(allreduce, "choose", _chosen))
+        yield
+
+
+@contextmanager
+def in_pieces() -> Iterator[None]:
+    """Let messages between hosts travel in pieces of a few entries, which are added up as they come."""
+    with mock.patch.multiple(frames, _GRAIN=4, _SHORTEST=64, _LONGEST=200, QSGD_BLOCK=4), mock.patch.object(merging, "_LEAST", 1):
         yield
 
 

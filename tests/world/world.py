@@ -21,7 +21,7 @@ from world.library import Library
 
 STEPS = 200_000  # points of one run
 IDLE = 1_500  # waits in a row of each rank, with nothing changed, that are a deadlock; the clock runs by then
-UNSEEN = ("numpy.", "memory.", "resume", "reduction.", "wire.", "packed.")  # kinds of points of which the others see nothing
+UNSEEN = ("numpy.", "memory.", "resume", "reduction.", "wire.", "merging.", "packed.")  # kinds of points of which the others see nothing
 _TICK, _LONG_TICK = 1e-6, 1e-2  # seconds of the virtual clock that a wait takes, and takes when nothing has changed for long
 _LONG = 500
 _PACKAGE = "/sparseallreduce/"

@@ -14,7 +14,7 @@ from sparseallreduce.streams.wire.codecs import (
 from sparseallreduce.streams.wire.frames import Assembly, Growing, packets, piece_bytes, read_headers
 from sparseallreduce.streams.wire.header import HEADER_BYTES, VERSION, Bytes, Header, read_header
 from sparseallreduce.streams.wire.message import decode, enclose, encode, join, message_bytes, part_lengths
-from sparseallreduce.streams.wire.values import CodedStream
+from sparseallreduce.streams.wire.values import CodedStream, decoded
 
 __all__ = [
     "BITMAP",
@@ -33,6 +33,7 @@ __all__ = [
     "Header",
     "IndexCodec",
     "decode",
+    "decoded",
     "enclose",
     "encode",
     "estimated_bytes",

@@ -41,8 +41,11 @@ class Bitmap:
 
 def nonzero_share(values: NDArray[Any]) -> float:
     """Of the elements or rows of a dense array about that share of which some bit is set."""
-    sample = values[:: max(len(values) // _SAMPLE, 1)]
-    return np.count_nonzero(sample) / max(sample.size, 1) if sample.ndim == 1 else float(np.any(sample != 0, axis=1).mean())
+    if not values.size:
+        return 0.0
+    sample = np.ascontiguousarray(values[:: max(len(values) // _SAMPLE, 1)])
+    words = sample.view(f"u{min(sample.itemsize, 8)}").reshape(len(sample), -1)
+    return np.count_nonzero(words.any(axis=1)) / len(sample)
 
 
 def write_nonzero(values: NDArray[Any], out: Bytes) -> int:

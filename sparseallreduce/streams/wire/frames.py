@@ -26,7 +26,9 @@ from sparseallreduce.streams.wire.header import (
     SPARSE,
     Bytes,
     Header,
+    check_room,
     header_of,
+    memory_bytes,
     pack_header,
     read_header,
 )
@@ -35,6 +37,7 @@ from sparseallreduce.streams.wire.values import EXACT, VALUE_CODECS, CodedStream
 __all__ = ["Assembly", "Growing", "packets", "piece_bytes", "read_headers"]
 
 _SHORTEST, _LONGEST, _PIECES = 1 << 14, 1 << 17, 4  # bytes of a piece, and how many a message has in between
+_MUCH = 1 << 30  # bytes of a stream, of which it is doubtful whether a header that announces them can be right
 _GRAIN = 512  # entries of which a piece has a multiple, but for the last: blocks of the value codecs are whole
 
 
@@ -47,9 +50,7 @@ def piece_bytes(nbytes: float) -> int:
     return min(max(int(nbytes) // _PIECES, _SHORTEST), _LONGEST)
 
 
-def packets(
-    streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int
-) -> Iterator[Bytes]:
+def packets(streams: Sequence[SparseStream], codecs: Sequence[IndexCodec], nbytes: int) -> Iterator[Bytes]:
     """The packets of the message that carries ``streams``, each of about ``nbytes`` bytes at most, with their positions by these codecs."""
     batch: list[Bytes] = []
     size = 0
@@ -86,7 +87,7 @@ def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last
         width = stream.width or 1
         coded = stream.codec.cut(stream.coded, first * width, count * width)
         values = np.concatenate(coded) if len(coded) > 1 else coded[0]
-    elif stream.is_dense and codec is BITMAP:
+    elif stream.is_dense and stream._present is None and codec is BITMAP:
         frame = memory.empty(HEADER_BYTES + stored.nbytes + (count + 7) // 8, np.uint8)
         return _sealed(stream, first, count, write_nonzero(stored, frame[HEADER_BYTES:]), codec, last, frame)
     else:
@@ -194,16 +195,24 @@ class Growing:
     def __init__(self, header: Header) -> None:
         self._header = header
         self.arrived, self.stored = 0, header.stored
-        self._values = memory.empty((header.stored, *header.shape), header.dtype)
-        self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
-        self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
         self._codec = VALUE_CODECS.get(header.value_codec)
         if self._codec is None and header.value_codec != EXACT:
             raise WireError(f"a message has values in form {header.value_codec}, which is unknown: install the same release on all ranks")
-        if self._codec is not None:
-            if header.dtype not in LONG_FLOATS:
-                raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which they have not: it was altered")
-            self._coded = self._codec.empty(self._values.size)
+        if self._codec is not None and header.dtype not in LONG_FLOATS:
+            raise WireError(f"a message has values of {header.dtype} in form {header.value_codec}, which they have not: it was altered")
+        check_room(header)
+        try:
+            self._make_room(header)
+        except MemoryError as error:
+            if memory_bytes(header) < _MUCH:
+                raise
+            raise WireError(f"there is no room for the {header.stored} entries of a message: it was altered, or is too long") from error
+
+    def _make_room(self, header: Header) -> None:
+        self._values = memory.empty((header.stored, *header.shape), header.dtype)
+        self._indices = memory.empty(header.stored, index_dtype(header.size)) if header.form == SPARSE else None
+        self._present = np.empty(header.stored, np.bool_) if header.form == DENSE_MASKED else None
+        self._coded = () if self._codec is None else self._codec.empty(self._values.size)
 
     def add(self, header: Header, payload: Bytes) -> None:
         """Take the next piece."""

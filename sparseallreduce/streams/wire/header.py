@@ -35,9 +35,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import WireError
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.stream import DTYPES, SparseStream, index_dtype
 
-__all__ = ["DENSE", "DENSE_MASKED", "HEADER_BYTES", "SPARSE", "VERSION", "Bytes", "Header", "header_of", "pack_header", "read_header"]
+__all__ = [
+    "DENSE",
+    "DENSE_MASKED",
+    "HEADER_BYTES",
+    "SPARSE",
+    "VERSION",
+    "Bytes",
+    "Header",
+    "check_room",
+    "header_of",
+    "memory_bytes",
+    "pack_header",
+    "read_header",
+]
 
 MAGIC = b"SARS"
 VERSION = 2
@@ -76,6 +90,24 @@ class Header(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Of one entry."""
         return () if self.width is None else (self.width,)
+
+
+def memory_bytes(header: Header) -> int:
+    """Of the arrays of the stream that a header announces."""
+    place = header.index_bytes if header.form == SPARSE else header.form == DENSE_MASKED
+    return header.stored * (header.dtype.itemsize * (header.width or 1) + place)
+
+
+def check_room(header: Header) -> None:
+    """See to it that nobody asks for more memory than the machine has because a header was altered.
+
+    Raises
+    ------
+    WireError
+        If it announces a stream that takes more.
+    """
+    if memory_bytes(header) > memory.INSTALLED:
+        raise WireError(f"a message announces {header.stored} entries, which take more memory than this machine has: it was altered")
 
 
 def header_of(stream: SparseStream, first: int, count: int, payload: int, codecs: tuple[int, int], last: bool, more: bool) -> Header:

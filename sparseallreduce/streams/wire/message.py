@@ -10,7 +10,7 @@ from sparseallreduce.errors import WireError
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.codecs import PLAIN
 from sparseallreduce.streams.wire.frames import read_headers
-from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, header_of, pack_header
+from sparseallreduce.streams.wire.header import DENSE, DENSE_MASKED, HEADER_BYTES, SPARSE, Bytes, Header, check_room, header_of, pack_header
 from sparseallreduce.streams.wire.plain import is_increasing
 
 __all__ = ["decode", "enclose", "encode", "join", "message_bytes", "part_lengths"]
@@ -81,6 +81,7 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
                 f"the header of a message announces a payload of {header.payload} bytes for {header.stored} entries, "
                 f"which take {sum(of_this)}"
             )
+        check_room(header)
         lengths += of_this
     return lengths
 

@@ -18,7 +18,7 @@ from sparseallreduce.streams.kernels.contract import QSGD_BLOCK
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire.header import Bytes
 
-__all__ = ["EXACT", "VALUE_CODECS", "CodedStream", "ValueCodec", "quantised"]
+__all__ = ["EXACT", "VALUE_CODECS", "CodedStream", "ValueCodec", "decoded", "quantised"]
 
 EXACT = 0  # the number of values as they are
 
@@ -117,6 +117,15 @@ VALUE_CODECS: dict[int, ValueCodec] = {
 }
 
 
+def decoded(stream: SparseStream) -> SparseStream:
+    """A stream without the coded form of its values, if it has one."""
+    if not isinstance(stream, CodedStream):
+        return stream
+    if stream.is_dense:
+        return SparseStream._dense_form(stream._stored, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
+    return SparseStream._sparse_form(*stream._entries(), stream.size, stream.lo, stream.hi, stream.switch_density)
+
+
 def quantised(stream: SparseStream, name: str, key: int) -> SparseStream:
     """``stream`` as its receivers will know it.
 
@@ -145,8 +154,8 @@ def quantised(stream: SparseStream, name: str, key: int) -> SparseStream:
         entry = position // (stream.width or 1)
         index = entry + stream.lo if stream.is_dense else int(stream._entries()[0][entry])
         raise StreamError(
-            f"the value {flat[position]!r} at index {index} is beyond what value_codec={name!r} can hold: scale the values, or leave "
-            "them exact"
+            f"the value {float(flat[position])!r} at index {index} is beyond what value_codec={name!r} can hold: scale the values, or "
+            "leave them exact"
         )
     values = memory.empty(stored.shape, stored.dtype)
     codec.decode(coded, values.reshape(-1))
