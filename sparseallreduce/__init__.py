@@ -20,6 +20,7 @@ from sparseallreduce.errors import (
     SparseAllreduceError,
     StreamError,
     StreamTypeError,
+    WaitTimeoutError,
     WireError,
 )
 from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
@@ -56,6 +57,7 @@ __all__ = [
     "TopkA",
     "TopkDSA",
     "Trace",
+    "WaitTimeoutError",
     "WireError",
     "__version__",
     "algorithms",

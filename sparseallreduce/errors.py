@@ -16,6 +16,7 @@ __all__ = [
     "StreamError",
     "StreamTypeError",
     "TrainingStopped",
+    "WaitTimeoutError",
     "WireError",
 ]
 
@@ -54,6 +55,10 @@ class WireError(SparseAllreduceError, ValueError):
 
 class DeadlockError(SparseAllreduceError, RuntimeError):
     """In the simulator, every unfinished rank waits for a message that nobody will send."""
+
+
+class WaitTimeoutError(SparseAllreduceError, TimeoutError):
+    """An operation was not done within the time that a rank was willing to wait: it has failed on all ranks."""
 
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):

@@ -17,21 +17,25 @@ from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["Intent", "common_error", "digest_of", "explain"]
+__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks"]
 
+STREAMS = "streams"  # the term that stands for the parts of an intent
 _TEXT_BYTES = 1024
+
+Terms = tuple[tuple[str, str], ...]
 
 
 class Intent(NamedTuple):
     """What a rank is about to do.
 
     ``terms`` are (name, value as text) pairs, the same on all ranks if they agree; ``entries`` is its own. ``error`` is what is
-    wrong with its arguments, if anything is.
+    wrong with its arguments, if anything is. ``parts`` are the terms of each stream of a list, for which one of ``terms`` stands.
     """
 
-    terms: tuple[tuple[str, str], ...]
+    terms: Terms
     entries: int
     error: BaseException | None = None
+    parts: tuple[Terms, ...] = ()
 
     def announcement(self) -> dict[str, str]:
         """The intent as the other ranks are told of it when something is wrong."""
@@ -41,13 +45,29 @@ class Intent(NamedTuple):
 def explain(intent: Intent) -> Generator[Step, Any, Any]:
     """What the ranks do that do not agree, or of which one has an error to tell.
 
+    If they differ in the streams of a list alone, they tell each other digests, and then of the first stream that differs.
+
     Raises
     ------
     SparseAllreduceError
         The same on every rank: the error of the first rank that has one, or a MismatchError.
     """
-    texts: Sequence[bytes] = yield Share(_text(intent))
-    raise common_error([json.loads(text.rstrip(b"\0")) for text in texts])
+    texts: Sequence[bytes] = yield Share(_text(intent.announcement()))
+    said = [json.loads(text.rstrip(b"\0")) for text in texts]
+    if _differing(said) == STREAMS:
+        digests: Sequence[bytes] = yield Share(b"".join(_digest(part) for part in intent.parts))
+        texts = yield Share(_text(dict(intent.parts[_first_part(digests)])))
+        said = [json.loads(text.rstrip(b"\0")) for text in texts]
+    raise common_error(said)
+
+
+def disagreement(intents: Sequence[Intent]) -> SparseAllreduceError:
+    """The same error, from the intents of all ranks."""
+    said: list[Mapping[str, str]] = [intent.announcement() for intent in intents]
+    if _differing(said) == STREAMS:
+        place = _first_part([b"".join(_digest(part) for part in intent.parts) for intent in intents])
+        said = [dict(intent.parts[place]) for intent in intents]
+    return common_error(said)
 
 
 def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
@@ -67,24 +87,40 @@ def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
         if isinstance(kind, type) and issubclass(kind, SparseAllreduceError):
             return kind(where + str(announced["text"]))
         return SparseAllreduceError(f"{where}{announced['error']}: {announced['text']}")
-    for term in intents[0]:
-        values: dict[str, list[int]] = {}
-        for rank, intent in enumerate(intents):
-            values.setdefault(str(intent.get(term)), []).append(rank)
-        if len(values) > 1:
-            parts = [f"{value} on rank{'s' if len(where) > 1 else ''} {_ranks(where)}" for value, where in values.items()]
-            return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
-    return MismatchError("the ranks disagree on the operation: all ranks must start the same operations in the same order")
+    term = _differing(intents)
+    if term is None:
+        return MismatchError("the ranks disagree on the operation: all ranks must start the same operations in the same order")
+    values: dict[str, list[int]] = {}
+    for rank, intent in enumerate(intents):
+        values.setdefault(str(intent.get(term)), []).append(rank)
+    parts = [f"{value} on {named_ranks(where)}" for value, where in values.items()]
+    return MismatchError(f"the ranks disagree on the {term}: {'; '.join(parts)}. All ranks must pass the same")
+
+
+def _differing(said: Sequence[Mapping[str, Any]]) -> str | None:
+    """The first term in which the ranks differ; None if one has an error to tell, or there is no such term."""
+    if any("error" in each for each in said):
+        return None
+    return next((term for term in said[0] if len({str(each.get(term)) for each in said}) > 1), None)
+
+
+def _digest(part: Terms) -> bytes:
+    return digest_of(part).to_bytes(8, "little")
+
+
+def _first_part(digests: Sequence[bytes]) -> int:
+    """The first part whose digests differ."""
+    places = range(0, len(digests[0]), 8)
+    return next(at // 8 for at in places if len({each[at : at + 8] for each in digests}) > 1)
 
 
 @lru_cache(maxsize=256)
-def digest_of(terms: tuple[tuple[str, str], ...]) -> int:
+def digest_of(terms: Terms) -> int:
     """What stands for the terms of an intent in eight bytes."""
     return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest(), "little")
 
 
-def _text(intent: Intent) -> bytes:
-    announced = intent.announcement()
+def _text(announced: dict[str, str]) -> bytes:
     text = json.dumps(announced).encode()
     while len(text) > _TEXT_BYTES:
         longest = max(announced, key=lambda name: len(announced[name]))
@@ -93,6 +129,11 @@ def _text(intent: Intent) -> bytes:
     return text.ljust(_TEXT_BYTES, b"\0")
 
 
-def _ranks(ranks: list[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Some ranks, as errors name them.
+
+    >>> named_ranks([2]), named_ranks([0, 3])
+    ('rank 2', 'ranks 0, 3')
+    """
     shown = ", ".join(str(rank) for rank in ranks[:8])
-    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f", ... ({len(ranks)} in all)" if len(ranks) > 8 else "")

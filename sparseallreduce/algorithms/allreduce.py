@@ -22,7 +22,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
-__all__ = ["Call", "allreduce", "make_call"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "operator_term"]
 
 
 class Call(NamedTuple):
@@ -45,13 +45,14 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     Nothing is raised here: a rank that left now would let the others wait.
     """
     try:
-        call = _checked(stream, op, algorithm, dict(options))
-        vector, operator = call.stream, call.op.term(call.stream.dtype)
-        chosen = tuple(call.options.items())
+        if not isinstance(stream, SparseStream):
+            raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
+        call = checked(stream, op, algorithm, dict(options))
+        operator, chosen = operator_term(call, stream.dtype), tuple(call.options.items())
         terms = _terms(
-            vector.size, vector.dtype, vector.width, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
+            stream.size, stream.dtype, stream.width, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
         )
-        return call, Intent(terms, vector.stored)
+        return call, Intent(terms, stream.stored)
     except BaseException as error:
         return None, Intent((), 0, error)
 
@@ -79,6 +80,11 @@ def allreduce(
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 
+def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
+    """What ranks tell each other of the arguments besides streams and operator."""
+    return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
+
+
 @lru_cache(maxsize=256)
 def _terms(
     size: int,
@@ -91,11 +97,14 @@ def _terms(
     machine: Machine | None,
     encoding: Encoding,
 ) -> tuple[tuple[str, str], ...]:
+    vector = ("size", str(size)), ("dtype", dtype.name), ("row width", str(width))
+    return (*vector, ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
+
+
+def _arguments(
+    algorithm: str, options: tuple[tuple[str, Any], ...], switch_density: float | None, machine: Machine | None, encoding: Encoding
+) -> tuple[tuple[str, str], ...]:
     return (
-        ("size", str(size)),
-        ("dtype", dtype.name),
-        ("row width", str(width)),
-        ("operator", operator),
         ("algorithm", algorithm),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options) or "none"),
         ("switch_density", str(switch_density)),
@@ -104,9 +113,14 @@ def _terms(
     )
 
 
-def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
-    if not isinstance(stream, SparseStream):
-        raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
+def checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> Call:
+    """The call, its arguments but for the stream checked.
+
+    Raises
+    ------
+    AlgorithmError
+        If any is not known, or out of range.
+    """
     density, machine = options.pop("switch_density", None), options.pop("machine", None)
     if density is not None:
         if not (isinstance(density, Real) and 0 <= float(density) <= 1):
@@ -120,11 +134,11 @@ def _checked(stream: Any, op: Any, algorithm: Any, options: dict[str, Any]) -> C
             if not (known or (isinstance(value, Real) and float(value) >= 0)):
                 raise AlgorithmError(f"machine has {name}={value!r}: its constants are numbers, 0 or more")
     operator = as_operator(op)
-    encoding = _encoding(options, stream, operator)
+    encoding = _encoding(options, operator)
     return Call(stream, operator, algorithm, checked_options(algorithm, options), density, machine, encoding)
 
 
-def _encoding(options: dict[str, Any], stream: SparseStream, op: Operator) -> Encoding:
+def _encoding(options: dict[str, Any], op: Operator) -> Encoding:
     """How messages are to be written, of those of ``options`` that say so."""
     default = Encoding()
     index, value, seed = (options.pop(name, getattr(default, name)) for name in Encoding._fields)
@@ -133,9 +147,20 @@ def _encoding(options: dict[str, Any], stream: SparseStream, op: Operator) -> En
             raise AlgorithmError(f"unknown {name} {chosen!r}: use one of {', '.join(known)}")
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
         raise AlgorithmError(f"seed is an integer from 0 to 2**64 - 1, not {seed!r}")
-    if value != "exact":
-        if not op.is_sum:
-            raise AlgorithmError(f"value_codec={value!r} is for sums and means, not for {op.name!r}: leave the values exact")
-        if stream.dtype not in LONG_FLOATS:
-            raise StreamTypeError(f"value_codec={value!r} is for values of float32 and float64, not of {stream.dtype}: leave them exact")
+    if value != "exact" and not op.is_sum:
+        raise AlgorithmError(f"value_codec={value!r} is for sums and means, not for {op.name!r}: leave the values exact")
     return Encoding(index, value, int(seed))
+
+
+def operator_term(call: Call, dtype: np.dtype[Any]) -> str:
+    """How ranks tell each other of the operator, for streams of a dtype.
+
+    Raises
+    ------
+    StreamTypeError, AlgorithmError
+        If the operator, or the value codec, is not for this dtype.
+    """
+    if not call.encoding.is_exact and dtype not in LONG_FLOATS:
+        codec = call.encoding.value_codec
+        raise StreamTypeError(f"value_codec={codec!r} is for values of float32 and float64, not of {dtype}: leave them exact")
+    return call.op.term(dtype)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from sparseallreduce.runtime import communicators
-from sparseallreduce.runtime.launching import start
+from sparseallreduce.runtime.many import start
 from sparseallreduce.runtime.request import Request, pending
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER
 from sparseallreduce.streams.operator import MEAN, Operator
@@ -19,40 +19,62 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "allreduce", "iallreduce"]
 
+Streams = list[SparseStream] | tuple[SparseStream, ...]
 
+
+@overload
 def allreduce(
     stream: SparseStream,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
     **options: Any,
-) -> SparseStream:
+) -> SparseStream: ...
+
+
+@overload
+def allreduce(
+    stream: Streams,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> list[SparseStream]: ...
+
+
+def allreduce(
+    stream: SparseStream | Streams,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    **options: Any,
+) -> SparseStream | list[SparseStream]:
     """The element-wise reduction of the streams of all ranks, on every rank (thesis section 3.1).
 
     Parameters
     ----------
-    stream : SparseStream
-        Of the same size, dtype and width on all ranks, each with its own positions. It is left as it is.
+    stream : SparseStream, or list or tuple of SparseStream
+        Of the same size, dtype and width on all ranks, each with its own positions. It is left as it is. The streams of a list, as many
+        and alike on all ranks, are reduced at once: those of one dtype and width as one, several kinds one after the other.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
     op : str, Operator or mpi4py.MPI.Op
         ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
-        :class:`~sparseallreduce.Operator`. All positions that no rank holds are absent from the result. ``"mean"`` is the sum divided
-        by the number of ranks, of floats.
+        :class:`~sparseallreduce.Operator`; ``"mean"``, of floats, is the sum divided by the number of ranks.
     algorithm : str
         One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
     **options
         ``switch_density``: share of the size above which streams go dense, if less than where that takes fewer bytes.
         ``group_size``: of ``dsar_early_switch``, 8 by default. ``machine``: a :class:`~sparseallreduce.Machine` for "auto"
-        instead of the one measured on the first operation of a communicator.
+        instead of the one measured on the first operation of a communicator. ``timeout``: seconds, as of :meth:`Request.wait`.
 
     Returns
     -------
-    SparseStream
+    SparseStream, or list of SparseStream
         The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
         of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
-        in :func:`iallreduce`, or while requests are in flight: dense vectors are summed fastest by ranks that wait.
-        Ranks of one host may hold a sum in memory that they share, which is used again when none of them has an array of it any more.
+        in :func:`iallreduce`, or while requests are in flight: dense vectors are summed fastest by ranks that wait. Ranks of one host
+        may hold a sum in memory that they share, which is used again when none has an array of it any more.
 
     Raises
     ------
@@ -83,7 +105,7 @@ def allreduce(
 
 
 def iallreduce(
-    stream: SparseStream,
+    stream: SparseStream | Streams,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
@@ -104,6 +126,7 @@ def iallreduce(
     Returns
     -------
     Request
+        Of a list of streams, that of all: its result is the list.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import progress, setup
 from sparseallreduce.runtime.collectives import ALL, Collectives, recovery
 from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, Alike, by_culprit
@@ -60,6 +60,7 @@ class Channel:
         self.last: Any = None  # likewise of the attempt before
         self.words: dict[int, Failure] = {}  # of it, by ranks that have given us theirs
         self.warned = -1  # the last rank that we have given ours
+        self.unsent: Any = None  # the Failure of an attempt that ended before there was a way to tell others of it
         self.limit = 0.0  # until when we wait for those of others
         self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
         self.machine: Machine | None = None
@@ -75,6 +76,7 @@ class Channel:
         self.sequence = 0  # number of the last operation that has been called
         self.begun = 0  # of the last that has begun
         self.own = 0  # likewise of the library's own, which count down
+        self.agreed = 0.0  # when this rank has last seen the records of all, if they travel as messages
         self.attempt = 0  # to prepare the channel
         self.slots: list[SharedHandshake] = []  # in which operations take their handshakes in turn, if all ranks are on one host
         self.spare_handshakes: list[Handshake] = []  # by messages, to be used again
@@ -115,6 +117,8 @@ class Channel:
         self.state, self.error = PREPARING, None
         self.attempt += 1
         self.own = -(self.attempt << _OWN)
+        if self.warned < self.ranks:
+            self.unsent = self.failure
         self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
         self.slots, self.areas, self.sparse_memory = [], [], None
         self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
@@ -147,6 +151,10 @@ class Channel:
         """Yield False until everything is there."""
         while not self._has_messages():
             yield False
+        if self.unsent is not None:
+            for other in self.others:
+                self._post(other, self.unsent)
+            self.unsent = None
         if len(self._duplicates) == 1:
             self._duplicate(self.messages)
         self.collectives.comm, self._duplicating = self._duplicates[1]
@@ -196,6 +204,8 @@ class Channel:
         if self.state not in (PREPARING, READY):
             return
         failure = announced or Failure.of(error, self.attempt, self.rank, self.sequence)
+        if announced is None and isinstance(error, WaitTimeoutError) and self.mailbox is None:
+            failure = failure._replace(text=str(error))  # as all say whose time is over, who cannot tell each other
         started = [operation.sequence for operation in self.in_flight]  # by what the preparation had made
         self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
         self.cause = None if announced else error

@@ -23,6 +23,7 @@ __all__ = [
     "DIRECT_RANKS",
     "Collectives",
     "Until",
+    "awaited_word",
     "exchange",
     "has_entered",
     "has_native_sum",
@@ -84,6 +85,11 @@ class Until(NamedTuple):
     """A step of the runtime's own: wait for what other operations of this rank come to."""
 
     condition: Callable[[], bool]
+
+
+def awaited_word() -> Generator[Step, Any, None]:
+    """Wait for word of a rank that has given up, which ends the operation."""
+    yield Until(lambda: False)  # type: ignore[misc]
 
 
 def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:

@@ -40,6 +40,7 @@ _keyval: Any = None  # of the attribute of a communicator that is its channel; n
 class _OverMPI(NamedTuple):
     MPI: Any
     channel: Any
+    deadline: Any
     fast: Any
     operation: Any
     progress: Any
@@ -51,9 +52,9 @@ def over_mpi() -> _OverMPI:
     """MPI, and modules that need it, imported when there is somebody to talk to."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import channel, fast, operation, progress, signature
+    from sparseallreduce.runtime import channel, deadline, fast, operation, progress, signature
 
-    return _OverMPI(MPI, channel, fast, operation, progress, signature)
+    return _OverMPI(MPI, channel, deadline, fast, operation, progress, signature)
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:

@@ -7,6 +7,8 @@
   already that all do; then it enters the sum, and raises behind it.
 * A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose handshake tells
   that one is missing (:func:`~sparseallreduce.runtime.collectives.recovery`). What it comes to is thrown away.
+* Who waits no longer recalls its record, so that a rank that comes later finds that, and not a result which the others have not waited
+  for; where records travel as messages, it looks for the word of the failure itself.
 * A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another. Each rank
   gives all others word of it once, its own or what it has heard, so that here, too, the lowest that failed counts.
 """
@@ -21,7 +23,7 @@ from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Step
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import collectives, progress
 from sparseallreduce.runtime.mailbox import Failure
 from sparseallreduce.runtime.outbox import Outbox
@@ -169,6 +171,8 @@ class Failing:
             return
         if self.awaits_mpi() or self.work.takes_collectives():  # others may have begun one that we shall not come to
             channel.collectives.usable = False  # of which the handshake of the next operation tells the other ranks
+        if isinstance(error, WaitTimeoutError) and self.handshake is not None:
+            self.handshake.recall(self.sequence)
         self._leave_handshake()  # now: later operations may come to it before this one has settled
         self.limit = perf_counter() + SETTLING_SECONDS
         self.failure = failure

@@ -11,6 +11,7 @@ from typing import Any
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
+from sparseallreduce.algorithms.many import make_fused_call
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.channel import Channel
 from sparseallreduce.runtime.handshake.shared import SLOTS
@@ -18,9 +19,10 @@ from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.signature import Signature
 from sparseallreduce.runtime.states import READY
 from sparseallreduce.runtime.work import Launched
+from sparseallreduce.streams.fusion import Fusion
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["has_begun", "is_idle", "signature_of", "start"]
+__all__ = ["has_begun", "is_idle", "start"]
 
 _REMEMBERED = 256  # kinds of streams
 _STRUCK = Launched(Intent((), 0))  # in place of what an operation was to do, which has failed before that was known
@@ -36,7 +38,9 @@ def has_begun(channel: Channel) -> bool:
     return channel.state == READY and channel.begun == channel.sequence
 
 
-def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level: int, blocking: bool) -> Operation | None:
+def start(
+    stream: SparseStream, op: str, algorithm: str, channel: Channel, level: int, blocking: bool, fusion: Fusion | None = None
+) -> Operation | None:
     """An operation in flight, or done if ``blocking``; None if nothing has begun: the arguments are wrong, or other ranks have not come far
     enough.
 
@@ -49,6 +53,8 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
     level : int
         What the operation may take: one of :mod:`~sparseallreduce.runtime.work`'s.
     blocking : bool
+    fusion : Fusion, optional
+        Of the streams of a list that have been fused to this one.
 
     Raises
     ------
@@ -60,9 +66,10 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
     operation: Any = None
     try:
         stored = stream._stored
-        signature = channel.signatures.get((stream.size, stored.dtype, stored.shape[1:], op, algorithm))
+        key = (stream.size, stored.dtype, stored.shape[1:], op, algorithm) if fusion is None else (fusion, op, algorithm)
+        signature = channel.signatures.get(key)
         if signature is None:
-            signature = signature_of(stream, op, algorithm, channel)
+            signature = _signature_of(key, stream, op, algorithm, channel, fusion)
             if signature is None:
                 return None
         slots = channel.slots
@@ -90,13 +97,19 @@ def start(stream: SparseStream, op: str, algorithm: str, channel: Channel, level
     return operation  # type: ignore[no-any-return]
 
 
-def signature_of(stream: SparseStream, op: str, algorithm: str, channel: Channel) -> Signature | None:
+def _signature_of(
+    key: tuple[Any, ...], stream: SparseStream, op: str, algorithm: str, channel: Channel, fusion: Fusion | None
+) -> Signature | None:
     """What is known of operations on such streams, remembered from now on; None if the arguments are wrong."""
     call, intent = make_call(stream, op, algorithm, {})
     if call is None:
         return None
+    if fusion is not None:
+        intent = make_fused_call(fusion, stream, op, algorithm)[1]
+        if intent.error is not None:
+            return None
     signature = Signature(call, intent, channel)
     if len(channel.signatures) >= _REMEMBERED:
         channel.signatures.clear()
-    channel.signatures[stream.size, stream.dtype, stream._stored.shape[1:], op, algorithm] = signature
+    channel.signatures[key] = signature
     return signature

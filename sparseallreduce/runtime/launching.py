@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Quantise, Schedule, Share, Step
+from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Quantise, Share, Step
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
-from sparseallreduce.runtime.request import Request, pending
+from sparseallreduce.runtime.request import Request, checked_timeout, pending
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Launched, Work
 from sparseallreduce.streams.reduction import Reduction
@@ -23,24 +25,37 @@ if TYPE_CHECKING:
 __all__ = ["agree", "launch", "start"]
 
 
-def start(stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
+Made = tuple[Call | ListCall | None, Intent]
+
+
+def start(
+    stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None
+) -> Request:
     """Start an allreduce; parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
 
-    With ``blocking``, it is done when this returns, and its errors are raised here.
+    With ``blocking``, it is done when this returns, and its errors are raised here. ``struck`` is what has hit this rank already.
     """
     progress = options.pop("progress", "manual") if not blocking else "manual"
-    call, intent = make_call(stream, op, algorithm, options)
+    timeout = options.pop("timeout", None) if blocking else None
+    make: Callable[..., Made] = make_list_call if isinstance(stream, list | tuple) else make_call
+    call, intent = struck or make(stream, op, algorithm, options)
     comm = world() if comm is None else comm
-    ranks, intent = size_of(comm), _checked(intent, comm, progress)
+    ranks, intent = size_of(comm), _checked(intent, comm, progress, timeout)
+    at_once = blocking and timeout is None
     if ranks == 1:
         request = _alone(lambda: _serial(call, intent), intent, blocking)
     elif call is None or intent.error is not None:
-        request = _launched(comm, lambda _: Launched(intent), None, blocking, progress)
+        request = _launched(comm, lambda _: Launched(intent), None, at_once, progress)
     else:
-        signature = over_mpi().signature.Signature
-        request = _launched(comm, lambda channel: signature(call, intent, channel), stream, blocking, progress)
+        single = call if isinstance(call, Call) else call.of(0) if len(call.fused) == 1 else None
+        work_on = _groups(call, intent) if single is None else lambda channel: over_mpi().signature.Signature(single, intent, channel)
+        request = _launched(comm, work_on, single and single.stream, at_once, progress)
     if call is not None and call.op.is_mean:
         request._divisor = ranks
+    if intent.error is None:
+        request._timeout = timeout
+    if isinstance(call, ListCall):
+        request._cut = call.cutter()
     return request
 
 
@@ -89,9 +104,14 @@ def _nothing(_rank: int, _ranks: int) -> Generator[Step, Any, None]:
     yield
 
 
-def _checked(intent: Intent, comm: Any, progress: str) -> Intent:
-    """The intent, with an error if ``progress`` is not what there is."""
+def _checked(intent: Intent, comm: Any, progress: str, timeout: Any = None) -> Intent:
+    """The intent, with an error if ``progress`` is not what there is, or ``timeout`` is no time."""
     if intent.error is None:
+        try:
+            if timeout is not None:
+                checked_timeout(timeout)
+        except AlgorithmError as error:
+            return intent._replace(error=error)
         if progress not in ("manual", "thread"):
             return intent._replace(error=AlgorithmError(f"progress is 'manual' or 'thread', not {progress!r}"))
         if progress == "thread" and size_of(comm) > 1 and not has_threads():
@@ -129,9 +149,22 @@ def _launched(
     return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
 
 
-def _serial(call: Call | None, intent: Intent) -> Schedule:
+def _serial(call: Call | ListCall | None, intent: Intent) -> Generator[Step, Any, Any]:
     assert call is not None
+    if isinstance(call, ListCall):
+        return allreduce_list(call, 0, 1, None, call.reductions())
     return allreduce(call, (intent.entries,), 0, 1, None, Reduction(call.op, call.switch_density))
+
+
+def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
+    """What is done for the groups of a list, which are none or several."""
+
+    def work_on(channel: Channel) -> Work:
+        reductions = call.reductions()
+        schedule = partial(allreduce_list, call, channel.rank, channel.ranks, channel.machine, reductions)
+        return Launched(intent, schedule, encoding=call.call.encoding)
+
+    return work_on
 
 
 def _alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:

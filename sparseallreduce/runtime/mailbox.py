@@ -172,9 +172,10 @@ class Leftovers:
     def __init__(self) -> None:
         self._kept: list[tuple[list[MPI.Request], Any]] = []
         self._receives: list[MPI.Request] = []  # of messages that may never be sent
+        self.outboxes: list[Any] = []  # of operations whose result was there before their messages were out
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept) + len(self.outboxes)
 
     def keep(self, requests: Iterable[MPI.Request] | None, memory: Any) -> None:
         """Keep memory until the requests are done."""
@@ -194,6 +195,8 @@ class Leftovers:
 
     def tidy(self) -> None:
         """Let go what is done."""
+        if self.outboxes:
+            self.outboxes = [outbox for outbox in self.outboxes if not outbox.is_empty()]
         self._kept = [kept for kept in self._kept if not all_done(kept[0])]
         if not self._kept:
             self._receives.clear()
@@ -240,6 +243,13 @@ class Mailbox:
                 for arrival in arrivals:
                     self.leftovers.receive(arrival.requests, arrival.memory)
 
+    def finish(self, tag: int) -> None:
+        """The operation has its result: who has given up in it, as far as that has come, is to be answered."""
+        box = self.boxes.get(tag)
+        if box is not None:
+            self.strays += box.failures.items()
+            self.close(tag)
+
     def send(self, dest: int, tag: int, streams: tuple[SparseStream, ...], sends: list[Sent]) -> tuple[int, int]:
         """Send streams in one message, which ``sends`` keeps, and return the bytes of all and of the headers."""
         envelope, parts = wire.enclose(streams)
@@ -259,6 +269,8 @@ class Mailbox:
 
     def take_in(self) -> None:
         """Take in whatever has arrived."""
+        for outbox in self.leftovers.outboxes:
+            outbox.pump()
         while True:
             if self._incoming is None:
                 status = MPI.Status()  # of any tag, which is below 0

@@ -44,9 +44,9 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.runtime import progress
-from sparseallreduce.runtime.collectives import Until, exchange, is_native, is_near_and_native, recovery, typed
+from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
-from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
@@ -130,7 +130,9 @@ class Operation(Failing):
             if shortcut is not None:
                 shortcut.decline(sequence)
                 self.shortcut = None
-            if common == DISAGREED:
+            if common == WITHDRAWN:
+                self.stack = [awaited_word()]
+            elif common == DISAGREED:
                 self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
                 self.stack = [work.schedule(self.stream, handshake.entries(), handshake.notes())]
@@ -168,6 +170,8 @@ class Operation(Failing):
         self.ended = True
         if not self.listed:
             self.done = True
+            if not self.channel.slots:  # where the handshake looks for messages
+                self.channel.mailbox.finish(self.tag)
 
     def _count(self, result: Any) -> None:
         entries, (sent, received, messages) = self.work.entries(self.stream), (0, 0, 0) if self.shortcut is None else self.shortcut.moved()

@@ -105,6 +105,13 @@ class Outbox:
         self.pump()
         return not (self._sends or self._messages)
 
+    def leave(self) -> None:
+        """Have what is still to go out sent whenever this rank looks for messages, behind the operation's back."""
+        rest = Outbox(self._channel, self._tag, self._encoding, [])
+        rest._sends, rest._messages = self._sends, self._messages
+        self._sends, self._messages = [], []
+        self._mailbox.leftovers.outboxes.append(rest)
+
     def abandon(self) -> None:
         """Write no more, and leave what is in flight to itself."""
         leftovers = self._mailbox.leftovers

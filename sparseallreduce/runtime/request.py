@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import over_mpi
 from sparseallreduce.streams.reduction import divided
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.operation import Operation
 
-__all__ = ["Request", "pending"]
+__all__ = ["Request", "checked_timeout", "pending"]
 
 pending: set[int] = set()  # identities of requests that nobody has seen complete yet
 
@@ -28,11 +31,20 @@ class Request:
     [1, 1]
     """
 
-    def __init__(self, operation: Operation | None, result: Any = None, error: BaseException | None = None, divisor: int = 0) -> None:
+    def __init__(
+        self,
+        operation: Operation | None,
+        result: Any = None,
+        error: BaseException | None = None,
+        divisor: int = 0,
+        cut: Callable[[Any], list[Any]] | None = None,
+    ) -> None:
         self._operation = operation
         self._result = result
         self._error = error
         self._divisor = divisor  # by which the result is still to be divided, if it is a mean
+        self._timeout: float | None = None  # seconds, if it is waited for no longer by default
+        self._cut = cut  # how it is still to be cut, if it is that of a list
         if operation is not None:
             pending.add(id(self))
 
@@ -53,26 +65,47 @@ class Request:
                 return False, None
         return True, self._outcome()
 
-    def wait(self) -> Any:
+    def wait(self, timeout: float | None = None) -> Any:
         """The result, when done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds after which the operation fails, on all ranks; for ever by default. It may take a second more until it is known whose
+            error counts. Ranks that come later, or call the library later, raise the same.
 
         Raises
         ------
         SparseAllreduceError
-            If the operation failed, on all ranks the same.
+            If the operation failed, on all ranks the same. WaitTimeoutError, also a TimeoutError, if the time of a rank is over; it
+            names the ranks that have not come, as far as that can be told. AlgorithmError, on this rank alone and with the operation
+            still in flight, if ``timeout`` is no positive, finite number.
         """
-        self._finish()
+        if timeout is None:
+            timeout = self._timeout
+        if timeout is None:
+            self._finish()
+        else:
+            _finish_within([self], checked_timeout(timeout))
         return self._outcome()
 
     @staticmethod
-    def waitall(requests: Sequence[Request]) -> list[Any]:
+    def waitall(requests: Sequence[Request], timeout: float | None = None) -> list[Any]:
         """The results of all requests, in their order.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+        timeout : float, optional
+            Seconds for all of them together, as of :meth:`wait`.
 
         Raises
         ------
         SparseAllreduceError
             The error of the first request that failed, once all are done.
         """
+        if timeout is not None:
+            _finish_within(requests, checked_timeout(timeout))
         for request in requests:
             request._finish()
         return [request.wait() for request in requests]
@@ -92,6 +125,38 @@ class Request:
             pending.discard(id(self))
         if self._error is not None:
             raise self._error
-        if self._divisor:
-            self._result, self._divisor = divided(self._result, self._divisor), 0
+        if self._divisor or self._cut is not None:
+            self._result, self._divisor, self._cut = self._finished(), 0, None
         return self._result
+
+    def _finished(self) -> Any:
+        """The result as a user takes it."""
+        result, ranks = self._result, self._divisor
+        if ranks:
+            result = tuple(divided(each, ranks) for each in result) if type(result) is tuple else divided(result, ranks)
+        return result if self._cut is None else self._cut(result)
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Seconds.
+
+    Raises
+    ------
+    AlgorithmError
+        If it is no positive, finite number.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < float(timeout) < math.inf:
+        raise AlgorithmError(f"timeout is a positive, finite number of seconds, or None to wait for ever, not {timeout!r}")
+    return float(timeout)
+
+
+def _finish_within(requests: Sequence[Request], seconds: float) -> None:
+    operations = [request._operation for request in requests if request._operation is not None]
+    if operations:
+        try:
+            over_mpi().deadline.finish_within(operations, seconds)
+        except BaseException:
+            for request in requests:  # as in `_finish`; of those that are still in flight, too: they are waited for no more
+                if request._operation is None or request._operation.done:
+                    pending.discard(id(request))
+            raise

@@ -47,7 +47,7 @@ class Signature(Work):
     def __init__(self, call: Call, intent: Intent, channel: Channel) -> None:
         self._channel = channel
         self._call = call._replace(stream=None)  # which would be kept as long as the channel
-        self._terms = intent.terms
+        self._intent = intent
         self.digest = digest_of(intent.terms)
         self.itemsize = call.stream.dtype.itemsize
         self.encoding = call.encoding
@@ -56,6 +56,7 @@ class Signature(Work):
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
         self._choices: dict[int, Choice] = {}  # by entries, -1 for dense streams
         self._has_shortcuts = False
+        self.is_sum = call.op.is_sum
 
     def _make_shortcuts(self) -> None:
         """Once the channel is ready."""
@@ -72,7 +73,7 @@ class Signature(Work):
         self._has_shortcuts = True
 
     def intent(self, stream: SparseStream | None) -> Intent:
-        return Intent(self._terms, self.entries(stream))
+        return self._intent._replace(entries=self.entries(stream))
 
     def entries(self, stream: SparseStream | None) -> int:
         return 0 if stream is None else len(stream._stored)

@@ -64,7 +64,9 @@ active: list[Trace] = []
 
 
 def entries_of(result: Any) -> int:
-    """Entries of what an operation came to: of a stream, or of the update of a reducer; 0 if it failed."""
+    """Entries of what an operation came to: of a stream, of several, or of the update of a reducer; 0 if it failed."""
+    if type(result) is tuple:
+        return sum(map(entries_of, result))
     return int(getattr(getattr(result, "update", result), "stored", 0))
 
 

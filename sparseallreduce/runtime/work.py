@@ -67,12 +67,18 @@ class Launched(Work):
         Makes it.
     close : callable, optional
         Called if the operation fails, maybe before there is a schedule, and maybe more than once.
+    encoding : Encoding
+        How messages are written.
     """
 
     def __init__(
-        self, intent: Intent, schedule: Callable[[], Generator[Step, Any, Any]] | None = None, close: Callable[[], None] | None = None
+        self,
+        intent: Intent,
+        schedule: Callable[[], Generator[Step, Any, Any]] | None = None,
+        close: Callable[[], None] | None = None,
+        encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     ) -> None:
-        self._intent, self._schedule, self._close = intent, schedule, close
+        self._intent, self._schedule, self._close, self.encoding = intent, schedule, close, encoding
         self.digest, self.error = digest_of(intent.terms), intent.error
 
     def intent(self, stream: SparseStream | None) -> Intent:

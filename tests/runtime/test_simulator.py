@@ -299,3 +299,35 @@ def test_bad_arguments_say_what_is_wrong(simulate, kind, text):
         simulate()
     assert type(raised.value) is kind
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("algorithm", sar.algorithms())
+@pytest.mark.parametrize("delivery", [None, 3])
+def test_lists_are_reduced_stream_by_stream_in_one_operation(algorithm, delivery):
+    rng = np.random.default_rng(7)
+    kinds = [(40, np.float32), (300, np.float64), (0, np.float32), (90, np.float32), (300, np.float64)]
+    lists = [
+        [sar.SparseStream(np.sort(rng.choice(size, size // 5, False)), np.ones(size // 5, dtype), size) for size, dtype in kinds]
+        for _ in range(5)
+    ]
+    for op in ("sum", "max", "mean"):
+        out = sar.simulate(lists, algorithm, op=op, delivery=delivery, through_wire=delivery is not None)
+        assert len(out.outputs) == 5
+        for place, (size, dtype) in enumerate(kinds):
+            dense = [streams[place].to_dense() for streams in lists]
+            expected = {"sum": sum(dense), "max": np.maximum.reduce(dense), "mean": sum(dense) / dtype(5)}[op]
+            for results in out.outputs:
+                assert results[place].dtype == dtype and results[place].size == size
+                np.testing.assert_allclose(results[place].to_dense(), expected, rtol=1e-6)
+    assert (out.bytes_sent > 0).all()
+
+
+def test_lists_that_differ_name_the_stream():
+    given = [sar.SparseStream([1], [1.0], 10), sar.SparseStream([1], [1.0], 20)]
+    with pytest.raises(sar.MismatchError, match="size of stream 1 of the list: 20 on ranks 0, 2; 10 on rank 1"):
+        sar.simulate([given, [given[0], given[0]], given])
+    with pytest.raises(sar.MismatchError, match="the size: a list of 2 streams on rank 0; 10 on rank 1"):
+        sar.simulate([given, given[0]])
+    with pytest.raises(sar.StreamTypeError, match="on rank 1: element 0 of the list is no SparseStream"):
+        sar.simulate([given, [None, given[1]]])
+    assert sar.simulate([[], [], []]).outputs == [[], [], []]

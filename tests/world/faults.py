@@ -117,6 +117,29 @@ class Player:
         run = lambda: self.sar.allreduce(self.stream(key, size, share, **kind), self.comm, **options)  # noqa: E731
         self.note(key, size, run, share, options.get("op", "sum"), **kind)
 
+    def list(self, key: str, kinds: Sequence[tuple[int, Any]], blocking: bool, **options: Any) -> None:
+        """An operation on a list of streams of these sizes and dtypes."""
+
+        def run() -> Any:
+            streams = [self.stream(f"{key} {place}", size, dtype=dtype) for place, (size, dtype) in enumerate(kinds)]
+            if blocking:
+                return self.sar.allreduce(streams, self.comm, **options)
+            return self.sar.iallreduce(streams, self.comm, **options).wait()
+
+        try:
+            results = run()
+        except (greenlet.GreenletExit, Stuck):
+            raise
+        except BaseException as error:
+            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
+            return
+        self.rank.quiet = True
+        dense = [result.to_dense() for result in results]
+        wanted = [_expected(f"{key} {place}", self.ranks, size, 0.2, "sum", dtype=dtype) for place, (size, dtype) in enumerate(kinds)]
+        right = len(dense) == len(wanted) and all(map(np.array_equal, dense, wanted))
+        self.outcomes[key] = Outcome("result", bits=b"".join(each.tobytes() for each in dense), right=right)
+        self.rank.quiet = False
+
     def start(self, key: str, size: int, share: float = 0.2, **options: Any) -> Callable[[], None]:
         """Start an operation; what is returned waits for it."""
         try:
@@ -371,6 +394,11 @@ def waited(size: int, share: float = 0.2, **options: Any) -> Callable[[Player], 
     return run
 
 
+def listed(*kinds: tuple[int, Any], blocking: bool, **options: Any) -> Callable[[Player], None]:
+    """One on a list of streams."""
+    return lambda player: player.list("struck", kinds, blocking, **options)
+
+
 def several(*sizes: int, **options: Any) -> Callable[[Player], None]:
     """Some in flight together, waited for in another order on each rank."""
 
@@ -409,6 +437,13 @@ def reducer(name: str, blocking: bool) -> Callable[[Player], None]:
     return run
 
 
+# Lists of streams whose sizes make that of a way, and of streams of several dtypes.
+LISTS: dict[str, list[tuple[int, Any]]] = {
+    "packed": [(PACKED - 8, np.float32), (8, np.float32)],
+    "sparse shared": [(SPARSE_SHARED - 30, np.float32), (10, np.float32), (20, np.float32)],
+    "dense": [(DENSE // 2, np.float32), (DENSE // 2, np.float32)],
+    "of two dtypes": [(PACKED, np.float32), (10, np.float64), (RECURSIVE - PACKED, np.float32)],
+}
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
 FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
 SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
@@ -454,6 +489,10 @@ def scenarios() -> Iterator[Scenario]:
             for blocking in (True, False):
                 yield Scenario(f"{P}{name} {'blocking' if blocking else 'waited'}", reducer(name, blocking), "", ranks)
             yield Scenario(f"{P}{name} in pieces", reducer(name, True), "wire._frame", **far)
+        for how, blocking in (("blocking", True), ("waited", False)):
+            for way, kinds in LISTS.items():
+                yield Scenario(f"{P}list, {way} {how}", listed(*kinds, blocking=blocking), "", ranks)
+                yield Scenario(f"{P}list, {way} by messages {how}", listed(*kinds, blocking=blocking), "MPI.Isend", ranks, hosts=1)
         for how, operation in (("blocking", one), ("waited", waited)):
             yield Scenario(f"{P}first, {how}", operation(PACKED), "MPI.Idup", ranks, warm=False)
             yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=1, warm=False)

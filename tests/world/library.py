@@ -22,6 +22,7 @@ from numba import types
 
 from sparseallreduce.algorithms.allreduce import allreduce
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.many import allreduce_list
 from sparseallreduce.streams.kernels import dispatch
 from world import hooks
 
@@ -295,6 +296,7 @@ def _stand_ins(world: Any, MPI: Any) -> dict[str, Any]:
         },
         "sparseallreduce.streams.kernels.compiled": {"cut": cut, "sum_cut": sum_cut},
         "sparseallreduce.algorithms.allreduce": {"allreduce": lambda *args: hooks.resumable(lambda: world, allreduce(*args))},
+        "sparseallreduce.algorithms.many": {"allreduce_list": lambda *args: hooks.resumable(lambda: world, allreduce_list(*args))},
     }
 
 

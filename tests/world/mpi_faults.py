@@ -32,6 +32,7 @@ WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "dense by name": (DENSE, {"algorithm": "dense"}),
     "ring": (PACKED, {"algorithm": "ssar_ring"}),
     "early switch": (PACKED, {"algorithm": "dsar_early_switch"}),
+    "list": (PACKED, {}),
 }
 CALLS = ("Isend", "Irecv", "Improbe", "Allreduce", "Iallreduce", "Iallgather", "Iallgatherv", "Idup")
 
@@ -139,18 +140,20 @@ def _operate(points: Points, comm: Any, way: str, blocking: bool, key: str) -> t
     size, options = WAYS[way]
     counting, points.counting = points.counting, False
     stream = _stream(key, comm.rank, size, 0.2)
+    given = [stream, _stream(key, comm.rank, size, 0.2, np.float64), stream] if way == "list" else stream
     points.counting = counting
     try:
         if blocking:
-            result = sar.allreduce(stream, comm, **options)
+            result = sar.allreduce(given, comm, **options)
         else:
-            result = sar.iallreduce(stream, comm, **options).wait()
+            result = sar.iallreduce(given, comm, **options).wait()
     except KeyboardInterrupt:
         return "error", "KeyboardInterrupt", ""
     except Exception as error:
         return "error", type(error).__name__, str(error)
     points.counting = False
-    return ("right" if np.array_equal(result.to_dense(), _expected(key, comm.size, size, 0.2, "sum")) else "wrong",)
+    results, expected = result if way == "list" else [result], _expected(key, comm.size, size, 0.2, "sum")
+    return ("right" if all(np.array_equal(each.to_dense(), expected) for each in results) else "wrong",)
 
 
 def _wrong(outcomes: Sequence[Any], later: Sequence[Any], culprit: int, error: str) -> str:

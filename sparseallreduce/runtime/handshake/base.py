@@ -14,13 +14,14 @@ from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DISAGREED", "PENDING", "RECORD", "UNUSABLE", "Handshake", "payload_capacity"]
+__all__ = ["DISAGREED", "PENDING", "RECORD", "UNUSABLE", "WITHDRAWN", "Handshake", "payload_capacity"]
 
 # Of a rank: whether MPI's collectives are usable, bytes of the stream behind the record, whether the arguments are right, the flags of the
 # shortcut that it is armed for, the digest of the operation's terms, and the entries of its stream. Words of 8 bytes each.
 RECORD = struct.Struct("<?xxxI?B6xQq")
-# What :meth:`Handshake.agree` returns besides flags: not all have published; not all mean the same, or the arguments of one are wrong.
-PENDING, DISAGREED = -1, -2
+# What :meth:`Handshake.agree` returns besides flags: not all have published; not all mean the same, or the arguments of one are wrong; all
+# have, but one of them waits no longer, of which word is on its way.
+PENDING, DISAGREED, WITHDRAWN = -1, -2, -3
 UNUSABLE = 1 << 8  # above the flags: on some rank MPI's collectives cannot be used before the ranks have recovered them
 
 _CAPACITY = 1 << 18  # bytes of the streams of all ranks that travel with the records: 131,072 of a rank at P = 2
@@ -60,7 +61,8 @@ class Handshake(ABC):
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
         """What all ranks have published, if they have, or do while we look ``spins`` times.
 
-        Returns those of ``flags`` that all have set, with ``UNUSABLE`` if that is so on any rank; ``DISAGREED``; or ``PENDING``.
+        Returns those of ``flags`` that all have set, with ``UNUSABLE`` if that is so on any rank; or ``DISAGREED``, ``WITHDRAWN`` or
+        ``PENDING``.
         ``itemsize`` is that of a value.
         """
 
@@ -87,6 +89,13 @@ class Handshake(ABC):
     @abstractmethod
     def withdraw(self, sequence: int) -> bool:
         """This rank will not enter that collective, although it has published that it does: whether no other has committed itself yet."""
+
+    def recall(self, sequence: int) -> None:  # noqa: B027 - where word of it comes with the records, there is nothing to do
+        """This rank waits no longer: who comes later is not to find its record, if that is out, as if it did. No collective is armed."""
+
+    @abstractmethod
+    def missing(self, sequence: int) -> list[int] | None:
+        """The ranks whose records are not here; None if that cannot be told."""
 
     @abstractmethod
     def complete(self, sequence: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, Handshake
+from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.memory.words import LINE, Words, spinning, wait_for, word_kernels
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.kernels.compilation import compiled_entry, kernel
@@ -32,6 +32,7 @@ SLOTS = 4  # operations that may have published and not released; more may be in
 # Words of a row: the last operation that was published, the last that was released, in the first row what was decided on MPI's sum, and
 # the record; the packed stream follows.
 _PUBLISHED, _RELEASED, _DECIDED, _, _RECORD = range(5)
+_RECALLED = 2  # in place of whether the arguments are right, in the second word of the record
 _WITHDRAWN, _COMMITTED = 0, 1  # lowest bit of the decision, below the sequence number
 _PAYLOAD = 8 * _RECORD + RECORD.size  # bytes before it, of which a packed stream asks for a multiple of 16: hence the word of no use
 U: Any = np.uint64
@@ -121,6 +122,20 @@ class SharedHandshake(Handshake):
     def withdraw(self, sequence: int) -> bool:
         return bool(self._decide(self._words, _DECIDED, sequence, _WITHDRAWN) == _WITHDRAWN)
 
+    def recall(self, sequence: int) -> None:
+        if self.has_published(sequence):
+            self._store(self._words, self._ours + _RECORD + 1, _RECALLED)
+
+    def missing(self, sequence: int) -> list[int] | None:
+        return self._behind(_PUBLISHED, sequence)
+
+    def holding(self, sequence: int) -> list[int]:
+        """The ranks for which the slot is not free yet."""
+        return self._behind(_RELEASED, sequence - SLOTS)
+
+    def _behind(self, word: int, sequence: int) -> list[int]:
+        return [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * self._step + word, 1, 1, sequence, 1, 0)]
+
     def complete(self, sequence: int) -> None:
         pass  # one word publishes
 
@@ -178,6 +193,8 @@ def _agree(
     for rank in range(ranks):
         record = rank * step + U(_RECORD)
         first, second = words[record], words[record + U(1)]
+        if second & U(0xFF) == U(_RECALLED):
+            return np.int64(WITHDRAWN)
         if not second & U(0xFF) or words[record + U(2)] != digest:
             return np.int64(DISAGREED)
         length, count = np.int64(first >> U(32)), np.int64(words[record + U(3)])

@@ -189,6 +189,11 @@ class SparseMemory:
         come: bool = self._have_come(self.words, what, WORDS, count, sequence, spins, self.yield_core)
         return come
 
+    def reading(self, sequence: int) -> list[int]:
+        """The other ranks that may still read what has been written, as they do while they add up."""
+        words = self.words[LEFT : self.ranks * WORDS : WORDS].tolist()
+        return [rank for rank, left in enumerate(words) if left < sequence and rank != self.rank]
+
     def inner(self, layout: packed.Layout) -> tuple[NDArray[Any], NDArray[Any]]:
         """Memory of our own for the sums within a tree."""
         dtypes = layout.indices, layout.dtype

@@ -45,6 +45,10 @@ class Shortcut(ABC):
     def moved(self) -> tuple[int, int, int]:
         """Of the operation: bytes that this rank has sent and received, or would have by messages, and messages sent."""
 
+    def missing(self, sequence: int) -> list[int] | None:
+        """The ranks that are not done with their part; None if that cannot be told."""
+        return None
+
     def decline(self, sequence: int) -> None:  # noqa: B027 - most have nothing to do
         """Not all ranks have armed it, and none takes it."""
 

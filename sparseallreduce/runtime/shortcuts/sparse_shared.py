@@ -136,6 +136,9 @@ class SparseShared(Shortcut):
         sent = others * (ours + total) // shared.ranks
         return sent, (sum(streams) - ours + others * total) // shared.ranks, others + others.bit_length()
 
+    def missing(self, sequence: int) -> list[int] | None:
+        return self._memory.reading(sequence)
+
     def decline(self, sequence: int) -> None:
         if self._memory.armed == sequence:
             self._memory.unread()

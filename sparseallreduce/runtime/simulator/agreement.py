@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparseallreduce.algorithms.agreement import Intent, common_error
+from sparseallreduce.algorithms.agreement import Intent, disagreement
 
 __all__ = ["expect_agreement"]
 
@@ -12,4 +12,4 @@ __all__ = ["expect_agreement"]
 def expect_agreement(intents: Sequence[Intent]) -> None:
     """Raise the error that all ranks of a real operation would raise, if they do not agree."""
     if any(intent.error is not None or intent.terms != intents[0].terms for intent in intents):
-        raise common_error([intent.announcement() for intent in intents])
+        raise disagreement(intents)

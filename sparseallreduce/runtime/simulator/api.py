@@ -12,6 +12,7 @@ from sparseallreduce.runtime.simulator.agreement import expect_agreement
 from sparseallreduce.runtime.simulator.delivery import Chooser
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
+from sparseallreduce.runtime.simulator.many import simulate_lists
 from sparseallreduce.runtime.simulator.network import Network, machine_of
 from sparseallreduce.runtime.simulator.result import Simulation
 from sparseallreduce.runtime.simulator.sharing import shared_reductions
@@ -36,7 +37,7 @@ def simulate(
 
     Parameters
     ----------
-    streams : sequence of SparseStream
+    streams : sequence of SparseStream, or of lists of them
         What each of the P ranks contributes; with reducers, their accumulators.
     algorithm, op, **options
         As for :func:`~sparseallreduce.allreduce`; or for ``algorithm`` a sequence of P reducers, which take neither operator nor
@@ -71,6 +72,8 @@ def simulate(
         raise StreamError("simulate takes a stream for each rank, and there is none")
     if not isinstance(algorithm, str):
         return simulate_reducers(streams, algorithm, network, delivery, through_wire)
+    if any(isinstance(stream, list | tuple) for stream in streams):
+        return simulate_lists(streams, algorithm, network, op, delivery, through_wire, options)
     calls, entries = _agreed_calls(streams, op, algorithm, options)
     reductions = shared_reductions([(call.op, call.switch_density) for call in calls])
     schedules = _schedules(calls, entries, network, reductions)

@@ -1,0 +1,113 @@
+"""Waiting for operations for so long and no longer, and what is said when the time is over: who has not come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from sparseallreduce.algorithms.agreement import named_ranks
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Share, Shift
+from sparseallreduce.errors import WaitTimeoutError
+from sparseallreduce.runtime import progress
+from sparseallreduce.runtime.handshake.shared import SLOTS
+from sparseallreduce.runtime.states import READY
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.operation import Operation
+
+__all__ = ["finish_within"]
+
+# Of a communicator that is not duplicated yet; the same on all ranks, who cannot tell each other.
+_UNKNOWN = "not all ranks have come to the first operation on this communicator in time, and MPI does not tell which have not"
+
+
+def finish_within(operations: Sequence[Operation], seconds: float) -> None:
+    """Move on until these operations are done. Those that are not after so many seconds fail by that, on all ranks."""
+    limit = perf_counter() + seconds
+    waited = list(operations)
+    try:
+        for operation in waited:
+            operation.enlist()
+        progress.wait_until(lambda: _all_done(waited) or perf_counter() > limit)
+        if _all_done(waited):
+            return
+        for operation in waited:
+            with operation.channel.lock:  # a thread may be moving it on
+                if operation.ended:
+                    _leave_sends(operation)
+                elif operation.failure is None:
+                    nobody_told = operation.channel.mailbox is None
+                    text = _UNKNOWN if nobody_told else f"not done within {seconds:g} s: {_awaited(operation)}"
+                    progress.give_up(operation, WaitTimeoutError(text))
+        progress.wait_until(lambda: _all_done(waited))  # until it is settled whose error counts
+    except BaseException as error:
+        for operation in waited:
+            if not operation.done:
+                progress.give_up(operation, error)
+                break
+        raise
+
+
+def _all_done(operations: Sequence[Operation]) -> bool:
+    return all(operation.done for operation in operations)
+
+
+def _leave_sends(operation: Operation) -> None:
+    """The result is there: leave to themselves the messages that others have not taken yet."""
+    if not operation.done:
+        operation.outgoing().leave()
+        operation.advance()
+
+
+def _awaited(operation: Operation) -> str:
+    """What an operation waits for: the ranks that have not come, if that can be told."""
+    channel = operation.channel
+    if not operation.begun:
+        return _awaited_before(operation)
+    if operation.handshake is not None:
+        return _absent(operation.handshake.missing(operation.sequence), "has not come to this operation", "have not come to this operation")
+    if operation.shortcut is not None:
+        return _absent(operation.shortcut.missing(operation.sequence), "has not done its part", "have not done their part")
+    step, requests = operation.step, operation.requests
+    if isinstance(step, Share | DenseAllreduce | DenseAllgather):
+        sources = channel.others
+        if isinstance(step, DenseAllgather):
+            if not operation._is_direct(step):
+                return _absent(None, "", "")
+            sources = [rank for rank in sources if step.ranges[rank][0] < step.ranges[rank][1]]
+        if isinstance(step, DenseAllreduce) or requests is None:
+            return _absent(None, "", "")
+        return _silent([rank for rank, request in zip(sources, requests) if not request.Test()])
+    if isinstance(step, RecvAny):
+        return _silent(sorted(step.sources))
+    if isinstance(step, Exchange):
+        return _silent([step.partner])
+    if isinstance(step, Recv | Shift):
+        return _silent([step.source])
+    return "it waits for other operations of this rank"
+
+
+def _awaited_before(operation: Operation) -> str:
+    """The same of one that has not begun."""
+    channel = operation.channel
+    if channel.state != READY:
+        own = next((other for other in progress.operations if other.own and other.channel is channel and other.begun), None)
+        if own is None:
+            return _UNKNOWN
+        return f"while the ranks prepare the communicator, {_awaited(own)}"
+    first = min(channel.in_flight, key=lambda other: other.sequence, default=None)
+    if first is not None:
+        return f"in an operation before this one, {_awaited(first)}"
+    held = channel.slots[operation.sequence % SLOTS].holding(operation.sequence) if channel.slots else []
+    return _absent(held or None, "is in an operation before this one", "are in operations before this one")
+
+
+def _silent(ranks: list[int]) -> str:
+    return _absent(ranks, "has not sent what is due", "have not sent what is due")
+
+
+def _absent(ranks: list[int] | None, one: str, several: str) -> str:
+    if not ranks:
+        return "ranks wait for each other inside a collective of MPI, which does not tell who is missing"
+    return f"{named_ranks(ranks)} {one if len(ranks) == 1 else several}"

@@ -1,0 +1,60 @@
+"""Ranks whose time is over at any moment: every rank has the right sum or raises the same, and the next operations are right."""
+
+import random
+
+import numpy as np
+import pytest
+
+import sparseallreduce as sar
+from world import hooks
+from world.hooks import DENSE, MESSAGES, PACKED, SPARSE_SHARED
+from world.world import RandomOrder, World
+
+SECONDS = (None, 2e-6, 1e-5, 3e-5, 1e-4)
+
+
+def stream_of(number, rank, size):
+    rng = random.Random(f"{number} {rank}")
+    return sar.SparseStream(np.array(sorted(rng.sample(range(size), size // 5)), np.uint32), np.ones(size // 5, np.float32), size)
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "messages"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_whoever_waits_no_longer_leaves_the_others_right_or_with_one_error(ranks, hosts):
+    struck, rng = 0, random.Random(ranks)
+    world = World(ranks, hosts=[f"host {rank}" for rank in range(ranks)] if hosts else None)
+    with hooks.hooked(lambda: None):
+        world.run(lambda rank: rank.sar.allreduce(stream_of("first", rank.number, PACKED), rank.comm))
+        for seed in range(80):
+            sizes = [rng.choice((PACKED, DENSE, MESSAGES, SPARSE_SHARED)) for _ in range(6)]
+            algorithm = rng.choice(("auto", "auto", "ssar_ring", "dense", "ssar_recursive_doubling"))
+            waits = [[rng.choice(SECONDS) for _ in range(3)] for _ in range(ranks)]
+
+            def program(rank, sizes=sizes, algorithm=algorithm, waits=waits, seed=seed):
+                outcomes = []
+                for number, size in enumerate(sizes):
+                    stream = stream_of(f"{seed} {number}", rank.number, size)
+                    try:
+                        if number >= 3:
+                            outcomes.append(rank.sar.allreduce(stream, rank.comm, algorithm=algorithm))
+                        elif seed % 3:
+                            outcomes.append(rank.sar.iallreduce(stream, rank.comm, algorithm=algorithm).wait(waits[rank.number][number]))
+                        else:
+                            outcomes.append(rank.sar.allreduce(stream, rank.comm, algorithm=algorithm, timeout=waits[rank.number][number]))
+                    except sar.SparseAllreduceError as error:
+                        outcomes.append((type(error), str(error)))
+                return outcomes
+
+            found = world.run(program, RandomOrder(seed, 0.1))
+            for number, size in enumerate(sizes):
+                said = [outcomes[number] for outcomes in found]
+                errors = {each for each in said if isinstance(each, tuple)}
+                assert len(errors) <= 1, (seed, number, errors)
+                assert all(kind.__name__ == "WaitTimeoutError" for kind, _ in errors), (seed, number, errors)
+                assert not errors or number < 3, (seed, number, errors)
+                struck += len(errors)
+                expected = sum(stream_of(f"{seed} {number}", rank, size).to_dense() for rank in range(ranks))
+                for each in said:
+                    if not isinstance(each, tuple):
+                        np.testing.assert_array_equal(each.to_dense(), expected)
+    assert struck > 20
