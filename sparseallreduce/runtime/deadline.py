@@ -56,7 +56,7 @@ def _all_done(operations: Sequence[Operation]) -> bool:
 def _leave_sends(operation: Operation) -> None:
     """The result is there: leave to themselves the messages that others have not taken yet."""
     if not operation.done:
-        operation.outgoing().leave()
+        operation.outgoing().leave(operation.sequence)
         operation.advance()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sparseallreduce.runtime.mailbox import Sent, all_done
+from sparseallreduce.runtime.mailbox import Failure, Sent, all_done
 from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.stream import SparseStream
@@ -105,9 +105,10 @@ class Outbox:
         self.pump()
         return not (self._sends or self._messages)
 
-    def leave(self) -> None:
-        """Have what is still to go out sent whenever this rank looks for messages, behind the operation's back."""
-        rest = Outbox(self._channel, self._tag, self._encoding, [])
+    def leave(self, sequence: int) -> None:
+        """Have what is still to go out of an operation sent whenever this rank looks for messages, behind the operation's back."""
+        rest = LeftOutbox(self._channel, self._tag, self._encoding, [])
+        rest.sequence = sequence
         rest._sends, rest._messages = self._sends, self._messages
         self._sends, self._messages = [], []
         self._mailbox.leftovers.outboxes.append(rest)
@@ -124,3 +125,21 @@ class Outbox:
         for counts in self._traces:
             counts.bytes_sent += nbytes
             counts.header_bytes += headers
+
+
+class LeftOutbox(Outbox):
+    """What is still to go out of an operation that is done here; what hits this rank there fails the operation on those who wait for it."""
+
+    sequence = 0  # of the operation
+
+    def pump(self) -> None:
+        """Write and send what there is room for. Nothing is raised but an interrupt, once who waits has been told."""
+        try:
+            super().pump()
+        except BaseException as error:
+            word = Failure.of(error, self.sequence, self._channel.rank).packed()
+            for dest in {message.dest for message in self._messages if message.packets is not None}:
+                self.post(dest, word)
+            self.abandon()
+            if not isinstance(error, Exception):
+                raise
