@@ -128,6 +128,22 @@ def case_operations_in_flight_keep_apart(comm):
             inputs.check(results[number], options.get("op", "sum"))
 
 
+@each(algorithm=MESSAGES, options=[{}, {"index_codec": "gaps"}, {"value_codec": "float16"}])
+def case_lists_of_streams_travel_in_pieces(comm, algorithm, options):
+    kinds = [("float32", None), ("float64", None), ("float32", 3), ("float32", None)]
+    inputs = [Inputs(comm.size, 2000, dtype, width, seed=seed, entries=500) for seed, (dtype, width) in enumerate(kinds)]
+    streams = [each.stream(comm.rank) for each in inputs]
+    whole = sar.allreduce(streams, comm, algorithm=algorithm, **options)
+    for ranks_a_host in (1, 2):
+        with between_hosts(comm, ranks_a_host, grain=512):
+            results = sar.allreduce(streams, comm, algorithm=algorithm, **options)
+        ours = same_everywhere(comm, *results, *whole)
+        assert ours[: len(streams)] == ours[len(streams) :]
+        for given, result in zip(inputs, results):
+            if not options.get("value_codec"):
+                given.check(result)
+
+
 @each(algorithm=MESSAGES)
 def case_a_thread_moves_pieces_on(comm, algorithm):
     with between_hosts(comm):
