@@ -59,8 +59,8 @@ def allreduce(
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
-        :class:`~sparseallreduce.Operator`; ``"mean"``, of floats, is the sum divided by the number of ranks.
+        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or an :class:`~sparseallreduce.Operator`; ``"mean"``, of
+        floats, is the sum divided by the number of ranks.
     algorithm : str
         One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
     **options
@@ -100,8 +100,7 @@ def allreduce(
                 if operation is not None:
                     if operation.error is not None:
                         raise operation.error
-                    result: SparseStream = operation.result
-                    return result if op != MEAN.name else divided(result, channel.ranks)
+                    return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)  # type: ignore[no-any-return]
     return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
 
 
