@@ -100,7 +100,7 @@ def allreduce(
                 if operation is not None:
                     if operation.error is not None:
                         raise operation.error
-                    return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)  # type: ignore[no-any-return]
+                    return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)
     return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
 
 
