@@ -88,6 +88,17 @@ def test_coded_values_take_fewer_bytes(algorithm, codec):
     assert coded.bytes_sent.sum() < exact.bytes_sent.sum() * 0.55
 
 
+@every_algorithm
+@pytest.mark.parametrize("network", [None, SLOW], ids=["fast", "slow"])
+def test_what_is_counted_does_not_depend_on_whether_messages_are_made(algorithm, network):
+    rng = np.random.default_rng(0)
+    streams = [sar.SparseStream.from_dense(rng.standard_normal(30_000) * (rng.random(30_000) < 0.3)) for _ in range(3)]
+    for codec in ("exact", "float16"):
+        counted, made = (sar.simulate(streams, algorithm, network, value_codec=codec, through_wire=through) for through in (False, True))
+        for name in ("bytes_sent", "bytes_received", "messages", "header_bytes", "times"):
+            np.testing.assert_array_equal(getattr(counted, name), getattr(made, name))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 @every_algorithm
 def test_a_value_beyond_the_codec_is_an_error_that_names_it(algorithm, ranks):

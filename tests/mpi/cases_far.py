@@ -44,8 +44,8 @@ def options_of(algorithm):
     return {"algorithm": algorithm, **({"machine": SLOW} if algorithm == "auto" else {})}
 
 
-def all_inputs(ranks):
-    for dtype in DTYPES:
+def all_inputs(ranks, dtypes):
+    for dtype in dtypes:
         yield Inputs(ranks, 500, dtype)
     yield Inputs(ranks, 0)
     yield Inputs(ranks, 3)
@@ -57,7 +57,7 @@ def all_inputs(ranks):
 @each(algorithm=sar.algorithms(), blocking=[True, False])
 def case_result_is_that_of_one_host_to_the_bit(comm, algorithm, blocking):
     call = sar.allreduce if blocking else lambda *args, **options: sar.iallreduce(*args, **options).wait()
-    for inputs in all_inputs(comm.size):
+    for inputs in all_inputs(comm.size, DTYPES[blocking::2]):
         whole = sar.allreduce(inputs.stream(comm.rank), comm, **options_of(algorithm))
         for ranks_a_host in (1, 2):
             with between_hosts(comm, ranks_a_host):
@@ -126,6 +126,16 @@ def case_operations_in_flight_keep_apart(comm):
         same_everywhere(comm, results[number])
         if "value_codec" not in options:
             inputs.check(results[number], options.get("op", "sum"))
+
+
+@each(algorithm=MESSAGES)
+def case_a_thread_moves_pieces_on(comm, algorithm):
+    with between_hosts(comm):
+        for seed in range(3):
+            inputs = Inputs(comm.size, 5000, "float32", seed=seed, entries=1500)
+            requests = [sar.iallreduce(inputs.stream(comm.rank), comm, algorithm=algorithm, progress="thread") for _ in range(2)]
+            for request in requests[:: -1 if comm.rank % 2 else 1]:
+                inputs.check(request.wait())
 
 
 @each(algorithm=MESSAGES, options=[{}, {"value_codec": "qsgd8"}, {"index_codec": "gaps"}])

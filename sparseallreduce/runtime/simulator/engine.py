@@ -154,6 +154,8 @@ class _Engine:
             frames += len(wire.read_headers(packet))
             if self._through_wire:
                 assembly.take(packet)
+        if plain:  # what a message takes is the same whether it is turned to bytes here
+            nbytes, frames = wire.message_bytes(streams), len(streams)
         return nbytes, frames, tuple(assembly.streams) if self._through_wire else streams
 
     def _deliver(self, message: Message) -> bool:
