@@ -22,6 +22,7 @@ from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, dra
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.streams.operator import OPERATORS, Operator
+from sparseallreduce.streams.wire import INDEX_NAMES
 
 Array = NDArray[Any]
 
@@ -41,6 +42,7 @@ class Setting(NamedTuple):
     seed: int
     non_blocking: bool
     cold_caches: bool
+    index_codec: str = "auto"
 
 
 DTYPES_OF_MPI = ["float32", "float64", "int32", "int64", "complex64", "complex128"]  # without those that its own sum does not know
@@ -71,6 +73,9 @@ class Measured:
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
 @click.option(
     "--cold-caches", is_flag=True, help="Run the algorithms one after the other, so that each finds the caches full of another's data."
+)
+@click.option(
+    "--index-codec", type=click.Choice(INDEX_NAMES), default="auto", show_default=True, help="How positions are written between hosts."
 )
 @lossy_options()
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
@@ -124,14 +129,16 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
     dense = _Dense(setting, comm)
     stream: Any = None
 
+    options = {} if setting.index_codec == "auto" else {"index_codec": setting.index_codec}
+
     def make_dense() -> None:
         _fill(dense.ours, stream, dense.neutral)
         dense.reduce()
 
     def algorithm(name: str) -> Callable[[], sar.SparseStream]:
         if setting.non_blocking:
-            return lambda: sar.iallreduce(stream, comm, setting.op, name).wait()
-        return lambda: sar.allreduce(stream, comm, setting.op, name)
+            return lambda: sar.iallreduce(stream, comm, setting.op, name, **options).wait()
+        return lambda: sar.allreduce(stream, comm, setting.op, name, **options)
 
     calls: dict[str, Callable[[], Any]] = {DENSE: dense.reduce, DENSIFY: make_dense} | {name: algorithm(name) for name in names}
     measured = {name: Measured() for name in calls}

@@ -26,7 +26,8 @@ _PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
 
 def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any]) -> None:
     """Measure reducers as the options of bench ask, print a table, and write a report."""
-    refuse_lossless(context, {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches"}, chosen["dtype"])
+    lossless = {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches", "index_codec": "--index-codec"}
+    refuse_lossless(context, lossless, chosen["dtype"])
     density = lossy_density(chosen["density"])
     setting = LossySetting(**{name: chosen[name] for name in LossySetting._fields} | {"density": density})
     names = names or list(REDUCERS)

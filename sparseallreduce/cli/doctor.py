@@ -17,14 +17,17 @@ from typing import Any
 
 import click
 
+from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
 from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
 from sparseallreduce.errors import MPIUnavailableError
+from sparseallreduce.runtime.calibration import renew
 from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.wire import PLAIN, Encoding
 from sparseallreduce.version import __version__
 
 _SHOWN_SIZE = 1 << 24
@@ -66,13 +69,17 @@ class Findings:
 
 
 @click.command()
+@click.option("--calibrate", is_flag=True, help="Measure the network anew, and keep the constants for later runs instead of earlier ones.")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the findings.")
 @click.pass_context
-def doctor(context: click.Context, json_path: Path | None) -> None:
+def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> None:
     """Show what MPI, threads, GPU and network this machine offers, and what the library will use.
 
-    Under mpiexec it also measures the network between the ranks.
+    Under mpiexec it also measures the network between the ranks. Constants are kept, in $SPARSEALLREDUCE_CACHE or the user's cache folder,
+    and later runs on as many ranks laid out alike choose by them: --calibrate replaces them.
     """
+    if calibrate:
+        renew()
     found = Findings()
     comm = _communicator(found)
     on_rank_0(comm, lambda: check_output(json_path))
@@ -295,6 +302,11 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     bandwidth = f"{1e-9 / machine.beta:.3g} GB/s" if machine.beta else "too high to measure"
     found.say("network", f"latency alpha {1e6 * machine.alpha:.3g} us, bandwidth 1 / beta {bandwidth} between ranks, the worst of them")
     found.say("", f"dense allreduce {1e9 * machine.beta_dense:.3g} ns a byte and hop")
+    if machine.overlap:
+        if machine.beta_local is not None and machine.alpha_local is not None and machine.beta_local != machine.beta:
+            inside = f"{1e-9 / machine.beta_local:.3g} GB/s" if machine.beta_local else "too high to measure"
+            found.say("", f"inside a host: latency {1e6 * machine.alpha_local:.3g} us, bandwidth {inside}")
+        found.say("codecs", f"an index written as a gap and read again {1e9 * machine.codec:.3g} ns; 'auto' {_codec_taken(machine)}")
     found.say("additions", f"sparse gamma {1e9 * machine.gamma:.3g} ns an entry, dense {1e9 * machine.gamma_dense:.3g} ns a value")
     shared = shares_memory(comm)
     sharing = list(dict.fromkeys(hosts)) if shared else _sharing_hosts(comm, hosts)
@@ -318,6 +330,12 @@ def _network(found: Findings, comm: Any, hosts: Sequence[str]) -> None:
     found.say("auto", f"for N = {_SHOWN_SIZE:,}, float32, at density {shown}")
     found.facts["network"] = machine._asdict()
     found.facts["auto"] = {"size": _SHOWN_SIZE, "by_density": {density: taken.algorithm for density, taken in choices.items()}}
+
+
+def _codec_taken(machine: Machine) -> str:
+    """What messages are written by, at a density of 1 %."""
+    codec = Encoding().index_codec_at(0.01, 4, machine.beta)
+    return "sends indices as they are: the link is faster" if codec is PLAIN else f"sends indices as {codec.name} at 1 %"
 
 
 def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:

@@ -59,22 +59,23 @@ def allreduce(
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or any associative, commutative
-        :class:`~sparseallreduce.Operator`; ``"mean"``, of floats, is the sum divided by the number of ranks.
+        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or an :class:`~sparseallreduce.Operator`; ``"mean"``, of
+        floats, is the sum divided by the number of ranks.
     algorithm : str
         One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
     **options
         ``switch_density``: share of the size above which streams go dense, if less than where that takes fewer bytes.
-        ``group_size``: of ``dsar_early_switch``, 8 by default. ``machine``: a :class:`~sparseallreduce.Machine` for "auto"
-        instead of the one measured on the first operation of a communicator. ``timeout``: seconds, as of :meth:`Request.wait`.
+        ``group_size``: of ``dsar_early_switch``, 8 by default. ``timeout``: seconds, as of :meth:`Request.wait`. ``machine``: a
+        :class:`~sparseallreduce.Machine` for "auto" instead of the one measured on the first operation of a communicator.
+        ``index_codec``: how positions are written between hosts, "auto", "plain", "bitmap" or "gaps"; ``value_codec``: how values are,
+        "exact", "float16", "bfloat16", "qsgd8" or "qsgd4" (QSGD, whose draws have a ``seed``), in sums of float32 and float64.
 
     Returns
     -------
     SparseStream, or list of SparseStream
-        The same on every rank, to the bit, and from run to run. "auto" chooses by measured constants, for which earlier measurements
-        of the same layout of ranks are kept in the cache folder; where that is lost, give the ``machine``. It may add in another order
-        in :func:`iallreduce`, or while requests are in flight: dense vectors are summed fastest by ranks that wait. Ranks of one host
-        may hold a sum in memory that they share, which is used again when none has an array of it any more.
+        The same on every rank, to the bit, and from run to run: "auto" chooses by measured constants, which are kept in the cache folder;
+        where that is lost, give the ``machine``. It may add in another order in :func:`iallreduce`, or while requests are in flight. Ranks
+        of one host may hold a sum in memory that they share, which is used again when none has an array of it any more.
 
     Raises
     ------
@@ -99,8 +100,7 @@ def allreduce(
                 if operation is not None:
                     if operation.error is not None:
                         raise operation.error
-                    result: SparseStream = operation.result
-                    return result if op != MEAN.name else divided(result, channel.ranks)
+                    return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)
     return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
 
 

@@ -33,6 +33,11 @@ _KEPT = 16  # measurements of one layout
 _NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12)
 
 
+def renew() -> None:
+    """From now on, measure what this process has not measured yet, whatever is kept; the latest counts from then on."""
+    Calibration.renewing = True
+
+
 class Calibration:
     """The measurements of one layout of ranks; for one rank to use.
 
@@ -48,6 +53,8 @@ class Calibration:
         Where measurements are kept, the cache folder by default. If it cannot be written, nothing is.
     """
 
+    renewing = False  # whether what is kept is to be replaced
+
     def __init__(self, library: str, hosts: Sequence[bytes], cores: int, folder: Path | None = None) -> None:
         self._slower = _SLOWER if len(set(hosts)) == 1 else _SLOWER_BETWEEN_HOSTS
         try:
@@ -57,14 +64,21 @@ class Calibration:
 
     def like(self, measured: Machine) -> Machine | None:
         """The kept measurement that ``measured`` may be one more of: the fastest of them, None if there is none."""
+        if self.renewing:
+            return None
         alike = [machine for machine in _read(self._path) if _alike(machine, measured, self._slower)]
         return min(alike, key=lambda machine: math.prod(_noticed(machine)), default=None)
 
     def keep(self, measured: Machine) -> None:
         """Keep a measurement, and none that it shows to have been disturbed."""
-        others = [machine for machine in _read(self._path) if not all(map(le, _noticed(measured), _noticed(machine)))]
+        others = [machine for machine in _read(self._path) if not self._outdated(machine, measured)]
         with contextlib.suppress(OSError):
             _write(self._path, [*others, measured][-_KEPT:])
+
+    def _outdated(self, kept: Machine, measured: Machine) -> bool:
+        """Whether a measurement shows another to have been disturbed, or replaces it."""
+        slower = all(map(le, _noticed(measured), _noticed(kept)))
+        return slower or (self.renewing and (_alike(kept, measured, self._slower) or _alike(measured, kept, self._slower)))
 
 
 def _digest(library: str, hosts: Sequence[bytes], cores: int) -> str:

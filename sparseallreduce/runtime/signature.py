@@ -94,7 +94,7 @@ class Signature(Work):
         channel, machine = self._channel, self._channel.machine
         if stream is None or machine is None or stream.is_dense or self._call.algorithm != AUTO or len(channel.near) == channel.ranks:
             return b""
-        if self._channel.ranks * stream.stored * (self.itemsize + 1) * machine.beta < _LONG:
+        if (channel.ranks - 1) * stream.stored * (self.itemsize + 1) * machine.beta < _LONG:
             return b""
         return channel.overlaps.note(self.digest, stream)
 
