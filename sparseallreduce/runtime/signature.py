@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.steps import Schedule
-from sparseallreduce.runtime.collectives import has_native_sum, takes_collective
+from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, Overlap
+from sparseallreduce.algorithms.steps import Schedule, Share
+from sparseallreduce.runtime.collectives import DIRECT_RANKS, has_native_sum, takes_collective
 from sparseallreduce.runtime.predictions import dense_share, expected_beginning
 from sparseallreduce.runtime.shortcuts.base import Shortcut
 from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Signature"]
 
 _REMEMBERED = 256  # sizes of streams
+_LENGTH = struct.Struct("<I")
 _LONG = 1e-3  # seconds that messages take, from which on it pays to find out how the ranks' sets overlap
 
 Choice = tuple[int, tuple[Shortcut, ...]]  # the least level that may take these shortcuts
@@ -84,10 +87,31 @@ class Signature(Work):
         return algorithm == AUTO or takes_collective(self._channel, ALGORITHMS[algorithm].dense_steps)
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
+        assert stream is not None
+        if not notes and self._asks(sum(entries) / len(entries)):
+            return self._after_notes(stream, entries)
+        overlap = self._channel.overlaps.learn(self.digest, notes, stream.size) if any(notes) else None
+        return self._schedule(stream, entries, overlap)
+
+    def _schedule(self, stream: SparseStream, entries: Sequence[int], overlap: Overlap | None) -> Schedule:
         channel, call = self._channel, self._call._replace(stream=stream)
-        overlap = channel.overlaps.learn(self.digest, notes, call.stream.size) if any(notes) else None
         reduction = Reduction(call.op, call.switch_density)
         return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.local)
+
+    def _asks(self, entries: float) -> bool:
+        """Whether the ranks, too many for notes with their records, exchange them first: where that takes a hundredth of the time."""
+        channel, machine = self._channel, self._channel.machine
+        if machine is None or self._call.algorithm != AUTO or len(channel.near) == channel.ranks or channel.ranks <= DIRECT_RANKS:
+            return False
+        return entries * (self.itemsize + 1) * machine.beta > 100 * (SAMPLE_BYTES * machine.beta + machine.alpha)
+
+    def _after_notes(self, stream: SparseStream, entries: Sequence[int]) -> Schedule:
+        overlaps = self._channel.overlaps
+        ours = b"" if stream.is_dense else overlaps.note(self.digest, stream)
+        padded: list[bytes] = yield Share(_LENGTH.pack(len(ours)) + ours.ljust(SAMPLE_BYTES + 1, b"\0"))
+        notes = [note[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(note)[0]] for note in padded]
+        overlap = overlaps.learn(self.digest, notes, stream.size) if any(notes) else None
+        return (yield from self._schedule(stream, entries, overlap))
 
     def note(self, stream: SparseStream | None) -> bytes:
         """How the sets of the ranks overlap, or a sample of ours, where the messages are expected to take long."""
