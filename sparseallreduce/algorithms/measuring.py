@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Generator
 from itertools import pairwise
@@ -12,12 +13,13 @@ import numpy as np
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["measure", "pack_machine", "unpack_machine"]
+__all__ = ["exchange_seconds", "measure", "pack_machine", "unpack_machine"]
 
 _LEAST_BLOCKING = 0.25  # of the time for a byte of a polled dense sum, that of one that ranks wait for inside MPI, at the least
 _NAMES = ("header", "small", "large", "gathered", "gamma", "gamma_dense", "dense", "alpha_dense", "codec", "near_small", "near_large")
@@ -27,6 +29,7 @@ _OVERLAP, _TRUST, _TRUST_BETWEEN_HOSTS = 0.9, 0.7, 0.95
 
 _PAIRS = (("large", "small"), ("near_large", "near_small"))
 
+_SECONDS = struct.Struct("<d")
 _LAYOUT = struct.Struct(f"<{len(Machine._fields)}d")
 
 
@@ -140,6 +143,20 @@ def measure(
     return Machine(*(max(values) for values in zip(*map(_LAYOUT.unpack, records), strict=True)))
 
 
+def exchange_seconds(rank: int, ranks: int) -> Generator[Step, Any, float]:
+    """Of exchanging 131,072 entries at a density of 1 % with the rank half way round, and of adding them up; on the slowest rank."""
+    ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
+    ours, reduction = _randomly(1 << 17, 100 << 17, rank), Reduction()
+    seconds = math.inf
+    for _ in range(4):  # the first compiles
+        start = yield Clock()
+        yield Shift(ahead, ours, behind, Merging(reduction, ours, first=rank < behind))
+        seconds = min(seconds, (yield Clock()) - start)
+    records: list[bytes] = yield Share(_SECONDS.pack(seconds))
+    slowest: float = max(_SECONDS.unpack(record)[0] for record in records)
+    return slowest
+
+
 def pack_machine(machine: Machine) -> bytes:
     """The bytes of a machine all of whose constants were measured."""
     return _LAYOUT.pack(*machine)
@@ -161,4 +178,5 @@ def _evenly(entries: int, size: int) -> SparseStream:
 
 def _randomly(entries: int, size: int, seed: int) -> SparseStream:
     gaps = np.random.default_rng(seed).integers(1, 2 * (size // entries) - 1, entries, dtype=np.uint32)
-    return SparseStream._sparse_form(np.cumsum(gaps, dtype=np.uint32), np.ones(entries, np.float32), size)
+    indices = np.cumsum(gaps, dtype=np.uint32)
+    return SparseStream._sparse_form(indices, np.ones(entries, np.float32), max(size, int(indices[-1]) + 1))

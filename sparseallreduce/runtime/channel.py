@@ -35,7 +35,6 @@ from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
-FAST = 1e-10  # seconds a byte, below which pieces would wait for the copies into and out of them
 _OWN = 10  # bits of the number of one of the library's own operations, above which is that of the attempt
 _STALE_PROBES = 64
 _FREED = "the communicator was freed while an operation on it was in flight: wait for it before"
@@ -69,7 +68,9 @@ class Channel:
         self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
         self.cores = 1  # that ranks of this host may run on
         self.oversubscribed = False  # whether ranks outnumber them
-        self.near = frozenset(range(self.ranks))  # ranks to which messages go as they lie in memory; others may be on other hosts
+        self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go as they lie in memory
+        self.in_pieces = True  # whether those to other hosts do not
+        self.assumed = 0.0  # seconds a byte, before anything is measured
         self.local = 1  # ranks next to each other that are on one host
         self.overlaps = Overlaps()
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
@@ -169,7 +170,9 @@ class Channel:
         self.cores = count_cores(places[rank] for rank in here)
         self.oversubscribed = len(here) > self.cores
         self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
-        if len(self.near) == self.ranks:
+        if len(self.near) < self.ranks:
+            self.in_pieces = self.machine.codec > 0
+        else:
             self.sparse_memory = yield from self._outcome(setup.made_sparse_memory(self))
             made = yield from self._outcome(setup.made_slots_and_areas(self))
             self.slots, self.areas = made or ([], [])
@@ -323,13 +326,13 @@ class Channel:
         return self.own
 
     def is_near(self, rank: int) -> bool:
-        """Whether messages to a rank go as they lie in memory: it is on this host, or the link is faster than a copy."""
-        return rank in self.near or 0 < self.byte_seconds < FAST
+        """Whether messages to a rank go as they lie in memory."""
+        return rank in self.near or not self.in_pieces
 
     @property
     def byte_seconds(self) -> float:
-        """What a byte takes between ranks; 0 while that is not known."""
-        return 0.0 if self.machine is None else self.machine.beta
+        """What a byte takes between ranks; what it is assumed to take while that is not known."""
+        return self.assumed if self.machine is None else self.machine.beta
 
     def tag(self, sequence: int) -> int:
         """A tag which no other operation in flight has."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.measuring import measure, pack_machine, unpack_machine
+from sparseallreduce.algorithms.measuring import exchange_seconds, measure, pack_machine, unpack_machine
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.handshake import shared
@@ -29,7 +29,7 @@ from sparseallreduce.runtime.work import Preparing
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "own_operation", "places_of_ranks"]
+__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "own_operation", "pieces_pay", "places_of_ranks"]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _NO_TRACES: list[Trace] = []
@@ -53,7 +53,10 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
     neighbours = (near[(place + 1) % len(near)], near[place - 1]) if pieces and len(near) > 1 else None
 
     def attempt() -> Generator[Step, Any, Machine]:
-        return measure(rank, ranks, sharing, faster_blocking, pieces=pieces, neighbours=neighbours)
+        machine = yield from measure(rank, ranks, sharing, faster_blocking, pieces=pieces, neighbours=neighbours)
+        if pieces and not (yield from pieces_pay(channel)):
+            machine = machine._replace(codec=0.0, overlap=0.0)
+        return machine
 
     measured = yield from attempt()
     calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
@@ -67,6 +70,19 @@ def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Ste
         if calibration is not None:
             calibration.keep(machine)
     return machine
+
+
+def pieces_pay(channel: Channel) -> Generator[Step, Any, bool]:
+    """Whether streams are summed faster in pieces, encoded, than as they lie in memory: not on a link about as fast as the codec."""
+    seconds = []
+    try:
+        for channel.in_pieces in (False, True):
+            channel.assumed = 1.0  # a byte, so that positions are written in few
+            seconds.append((yield from exchange_seconds(channel.rank, channel.ranks)))
+    finally:
+        channel.in_pieces, channel.assumed = True, 0.0
+    whole, pieces = seconds
+    return pieces < whole
 
 
 def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:
