@@ -55,7 +55,7 @@ def test_a_part_that_is_fuller_than_others_is_known_and_chance_makes_none():
     low = [sample_of(stream_of(np.arange(rank, 80_000, 4), size)) for rank in range(4)]
     assert estimated(low, size).imbalance > 3
     problem = problem_of(stream_of(np.arange(20_000), size), 20_000, 4, Reduction(), overlap=estimated(low, size))
-    assert choose(problem, Machine(alpha=1e-6, beta=8e-9, codec=4e-9, overlap=0.9)) == "ssar_recursive_doubling"
+    assert choose(problem, Machine(alpha=1e-6, beta=8e-9, beta_dense=8e-9, codec=4e-9, overlap=0.9)) == "ssar_recursive_doubling"
 
 
 @given(
@@ -79,7 +79,7 @@ def test_any_sets_have_samples_and_all_ranks_the_same_overlap(counts, size, seed
 
 
 def test_sets_that_overlap_more_are_split_sooner():
-    size, count, machine = 1 << 22, 40_000, Machine(alpha=1e-5, beta=8e-9, codec=4e-9, overlap=0.9)
+    size, count, machine = 1 << 22, 40_000, Machine(alpha=1e-5, beta=8e-9, beta_dense=8e-9, codec=4e-9, overlap=0.9)
     chosen = {}
     for kind in ("uniform", "same"):
         streams = [stream_of(drawn(kind, rank, size, count, 0), size) for rank in range(4)]

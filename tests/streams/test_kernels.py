@@ -286,7 +286,7 @@ def rows(draw):
     index_dtype, value_dtype = draw(st.sampled_from([kind[:2] for kind in KINDS if kind[2:] == (1, SUM)]))
     size, ranks = draw(st.sampled_from([1, 2, 9, 64, 700, 40_000])), draw(st.integers(2, 9))
     fills = draw(st.lists(st.sampled_from(["none", "one", "few", "half", "dense"]), min_size=ranks, max_size=ranks))
-    held, counts = np.zeros((ranks, 16 + 16 * size), np.uint8), []
+    held, counts = np.zeros((ranks, 32 + 32 * size), np.uint8), []
     for row, fill in zip(held, fills):
         count = {"none": 0, "one": 1, "few": size // 8, "half": size // 2, "dense": size}[fill]
         values = random_values(rng, count, value_dtype)
