@@ -27,8 +27,8 @@ def case_every_rank_is_told_the_same(comm, entries):
 
 @on_ranks(2, 3)
 def case_what_is_said_is_done(comm):
-    """Of algorithms by their messages, which traces count."""
-    inputs = Inputs(comm.size, 3000, "float32")
+    """Of algorithms by their messages, which traces count: of streams too long to travel with the agreement."""
+    inputs = Inputs(comm.size, 200_000, "float32", entries=60_000)
     machine = sar.Machine(alpha=1e-9, beta=1e-12, beta_dense=1.0)
     for op in ("sum", "max"):
         explanation = sar.explain(inputs.stream(comm.rank), comm, op, machine=machine)
