@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.steps import Clock, Exchange, Payload, Quantise, Send, Shift, Step
+from sparseallreduce.algorithms.steps import Clock, DenseAllreduce, Exchange, Payload, Quantise, Send, Shift, Step
 from sparseallreduce.errors import DeadlockError
 from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
 from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
@@ -106,6 +106,7 @@ class _Engine:
             elif isinstance(step, Clock):
                 value = rank.clock
             elif isinstance(step, COLLECTIVES):
+                rank.native = isinstance(step, DenseAllreduce)
                 rank.stack.append(collective(step, number, len(self._ranks)))
             else:
                 if isinstance(step, Exchange):
@@ -130,9 +131,10 @@ class _Engine:
             content, nbytes, frames = payload, len(payload), 0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
-            # What MPI does itself, it does with arrays as they lie in memory.
-            own = len(self._ranks[source].stack) > 1 and self._encoding.is_exact
-            nbytes, frames, content = self._carried(streams, _AS_IT_IS if own else self._encoding)
+            # What MPI does itself, it does with arrays as they lie in memory; between hosts, blocks are gathered by messages of ours.
+            rank = self._ranks[source]
+            native = rank.native and len(rank.stack) > 1 and self._encoding.is_exact
+            nbytes, frames, content = self._carried(streams, _AS_IT_IS if native else self._encoding)
         self._bytes_sent[source] += nbytes
         self._bytes_received[dest] += nbytes
         self._messages[source] += 1

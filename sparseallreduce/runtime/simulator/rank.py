@@ -26,6 +26,8 @@ class Rank:
     ----------
     stack : list of generator
         The schedule, with those of the collectives that it is in on top.
+    native : bool
+        Whether the last of these is one that MPI would do itself.
     value : object
         What the schedule is resumed with.
     clock : float
@@ -39,6 +41,7 @@ class Rank:
     def __init__(self, schedule: Generator[Step, Any, Any]) -> None:
         self.stack: list[Any] = [schedule]
         self.value: Any = None
+        self.native = False
         self.clock = 0.0
         self.work = 0
         self.output: Any = None
