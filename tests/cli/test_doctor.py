@@ -91,3 +91,12 @@ def test_cores_are_those_of_a_machine_and_of_the_limits_of_its_cgroups():
     assert "3 ranks share 1 core(s) on a, a (2)" in problem and "cpu.max" in problem
     assert found.facts["oversubscribed"]
     assert [process.cpu_limit for process in processes] == [0.5, 0.5, 0.5, None]
+
+
+def test_the_network_is_measured_anew_when_asked_to(mpi_run, tmp_path):
+    kept = []
+    for options in ((), ("--calibrate",)):
+        mpi_run(2, "-m", "sparseallreduce", "doctor", *options, env={"SPARSEALLREDUCE_CACHE": str(tmp_path)})
+        (file,) = (tmp_path / "calibration").iterdir()
+        kept.append(json.loads(file.read_text()))
+    assert kept[1][-1] not in kept[0]

@@ -53,6 +53,18 @@ def test_what_was_disturbed_gives_way_to_what_was_not(tmp_path):
     assert len(json.loads(file.read_text())) == 1
 
 
+def test_what_is_measured_anew_replaces_what_was_kept_of_the_same_network(tmp_path, monkeypatch):
+    gigabit = FIRST._replace(beta=8e-9, beta_dense=1e-8)
+    settle(tmp_path, FIRST)
+    settle(tmp_path, gigabit)
+    slower = gigabit._replace(gamma=2 * FIRST.gamma)
+    monkeypatch.setattr(Calibration, "renewing", True)
+    assert settle(tmp_path, slower) == slower
+    monkeypatch.undo()
+    assert settle(tmp_path, gigabit) == slower
+    assert settle(tmp_path, FIRST) == FIRST
+
+
 def test_of_several_that_are_alike_the_fastest_counts(tmp_path):
     mixed = FIRST._replace(gamma=4 * FIRST.gamma, beta=FIRST.beta / 2)
     assert settle(tmp_path, mixed) == mixed
