@@ -20,7 +20,7 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["SAMPLE_BYTES", "Overlap", "estimated", "sample_of"]
 
 _SAMPLE = 128  # indices
-_MOST = 256  # that are sent: more come together by chance once in 10**20 times
+_MOST = 256  # that are sent, should a hash bring so many together
 SAMPLE_BYTES = 8 + 8 * _MOST  # at most
 _HASH = 1 << 32
 _FACTOR, _FACTOR_64 = np.uint32(2654435761), np.uint64(11400714819323198485)  # of Fibonacci hashing

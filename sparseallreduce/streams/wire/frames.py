@@ -123,7 +123,7 @@ def read_headers(packet: Bytes) -> list[Header]:
     Raises
     ------
     WireError
-        As for :func:`~sparseallreduce.streams.wire.header.read_header`; or if a codec is unknown.
+        As for :func:`~sparseallreduce.streams.wire.header.read_header`.
     """
     headers = [read_header(packet)]
     while headers[-1].more:
