@@ -12,9 +12,9 @@ from tqdm import tqdm
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.binary_format import Header
-from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.convert import convert as convert_file
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["byte_bar", "convert", "convert_with_bars"]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 import sparseallreduce as sar
 from sparseallreduce.cli.synthetic import draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, slowest, timed, timed_alone
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.reducers import REDUCERS, ErrorFeedback
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.operator import SUM
 
 __all__ = ["LossySetting", "MeasuredReducer", "measure"]

@@ -14,9 +14,10 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
-from sparseallreduce.linear.datasets import Dataset, agreed, gather, load
+from sparseallreduce.linear.datasets import Dataset, load
 from sparseallreduce.linear.modelfile import FittedModel, load_model
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed, gather
 
 Array = NDArray[Any]
 

@@ -22,7 +22,7 @@ from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.linear.class_weights import of_mean_one, weighted_by_class
-from sparseallreduce.linear.datasets import Dataset, agreed, gather, load, two_classes
+from sparseallreduce.linear.datasets import Dataset, load, two_classes
 from sparseallreduce.linear.early_stopping import WATCHED
 from sparseallreduce.linear.modelfile import FittedModel, save_model
 from sparseallreduce.linear.models import MODELS, LinearModel
@@ -31,6 +31,7 @@ from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
 from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed, gather
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)

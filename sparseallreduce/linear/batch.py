@@ -15,8 +15,8 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset, Rows, read_only
 from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
+from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
 __all__ = ["CompactBatch"]
@@ -35,7 +35,7 @@ class CompactBatch:
 
     Parameters
     ----------
-    dataset, size, team
+    dataset, size, threads
         As for :class:`~sparseallreduce.linear.gradient.DenseGradient`.
     buffers : int, optional
         How many gradients may be in use at once: a stream is valid until the rows of the batch so many gradients later are taken.
@@ -51,20 +51,20 @@ class CompactBatch:
     samples: Rows
     features: Array
 
-    def __init__(self, dataset: Dataset, size: int, team: Team, buffers: int = 1) -> None:
+    def __init__(self, dataset: Dataset, size: int, threads: Threads, buffers: int = 1) -> None:
         self.dataset = dataset
         self.size = size
-        self._team = team
-        self._bounds = ranges_of_like_work(dataset, team.threads)
+        self._threads = threads
+        self._bounds = ranges_of_like_work(dataset, threads.count)
         self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
         # One a thread, of which the first gathers the marks of all.
-        self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(team.threads)]
+        self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(threads.count)]
         self._words, self._blocks = self._bitmaps[0]
         self._before = np.zeros(len(self._words), dataset.indices.dtype)
         self._indices, self._values = _Room(dataset.indices.dtype), _Room(dataset.values.dtype)
         self._streams = cycle(self._stream_rooms(buffers))
         self._stream = next(self._streams)
-        self._parts = self._stream_rooms(team.threads if team.threads > 1 else 0)  # of a stream, one a thread
+        self._parts = self._stream_rooms(threads.count if threads.count > 1 else 0)  # of a stream, one a thread
         # Of each row, where it begins in the data set, and where among those of the batch, which then end.
         self._places, self._offsets = _Room(np.int64), _Room(np.int64)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
@@ -82,7 +82,7 @@ class CompactBatch:
             room.reserve(min(nnz, self.dataset.features) + kernels.ROOM)  # also for the intercept
         given = self.dataset.indices, self.dataset.values, self._places.array[:count], self._offsets.array[: count + 1]
         entries = self._indices.array[:nnz], self._values.array[:copied]
-        if self._team.threads == 1:
+        if self._threads.count == 1:
             touched = int(kernels.compact(*given, self._words, self._blocks, self._before, *entries, found.array))
         else:
             touched = self._compact_together(*given, *entries, found.array)
@@ -98,18 +98,18 @@ class CompactBatch:
         self, dataset_indices: Array, dataset_values: Array, places: Array, offsets: Array, indices: Array, values: Array, found: Array
     ) -> int:
         """As :func:`kernels.compact`, by several threads."""
-        team, cuts = self._team, self._team.cuts(len(places))
+        threads, cuts = self._threads, self._threads.cuts(len(places))
 
         def copy(part: int) -> None:
             low, high = cuts[part], cuts[part + 1]
             mine = places[low:high], offsets[low : high + 1]
             kernels.take_rows(dataset_indices, dataset_values, *mine, *self._bitmaps[part], indices, values)
 
-        team.each(copy)
+        threads.each(copy)
         for words, blocks in self._bitmaps[1:]:
             kernels.move_marks(words, blocks, self._words, self._blocks)
         count = int(kernels.marked(self._words, self._blocks, self._before, found))
-        team.share(cuts, lambda low, high: kernels.renumber(offsets[low : high + 1], indices, self._words, self._before))
+        threads.share(cuts, lambda low, high: kernels.renumber(offsets[low : high + 1], indices, self._words, self._before))
         kernels.unmark(found[:count], self._words)
         return count
 
@@ -163,8 +163,8 @@ class CompactBatch:
             sums[low:high].fill(0)
             kernels.compact_accumulate(*samples, factors, low, sums[low:high])
 
-        starts = [0] if self._team.threads == 1 else np.searchsorted(self.features, self._starts).tolist()
-        self._team.share([*starts, touched], add)
+        starts = [0] if self._threads.count == 1 else np.searchsorted(self.features, self._starts).tolist()
+        self._threads.share([*starts, touched], add)
         return touched
 
     def _collected(self, rows: Array, factors: Array, width: int) -> int:
@@ -180,7 +180,7 @@ class CompactBatch:
                 room.reserve(min(nnz, high - low) + kernels.ROOM)  # also for the intercept
             return int(kernels.collect(*given, low, high, width, indices.array, values.array))
 
-        ends = [0, *accumulate(self._team.each(collect))]
+        ends = [0, *accumulate(self._threads.each(collect))]
         if self._parts:
             for room in stream:
                 room.reserve(ends[-1] + 1)
@@ -189,7 +189,7 @@ class CompactBatch:
                 for room, mine in zip(stream, rooms[part], strict=True):
                     room.array[ends[part] : ends[part + 1]] = mine.array[: ends[part + 1] - ends[part]]
 
-            self._team.each(join)
+            self._threads.each(join)
         return ends[-1]
 
     def _width(self, rows: Array) -> int:
@@ -214,7 +214,7 @@ class CompactBatch:
 
     @cached_property
     def _dense(self) -> DenseGradient:
-        return DenseGradient(self.dataset, self.size, self._team)
+        return DenseGradient(self.dataset, self.size, self._threads)
 
 
 class _Room:

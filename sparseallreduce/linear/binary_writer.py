@@ -21,10 +21,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary_format import BLOCK, SECTIONS, Header
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.columns import Block
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.text_pieces import PathLike, Progress
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["BinaryWriter", "write_binary", "written"]

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
 

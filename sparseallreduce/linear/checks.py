@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError, MismatchError
 from sparseallreduce.linear import binary_kernels as kernels
-from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 

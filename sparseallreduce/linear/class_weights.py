@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.runtime.objects import gather
 
 __all__ = ["BALANCED", "of_mean_one", "weighted_by_class"]
 

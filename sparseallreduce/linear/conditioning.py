@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.runtime.api import allreduce
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sparseallreduce.linear.collective import gather
+from sparseallreduce.runtime.objects import gather
 
 __all__ = ["Consensus"]
 

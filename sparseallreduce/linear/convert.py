@@ -13,9 +13,9 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary import is_binary
 from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.binary_writer import BinaryWriter
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.svmlight import svmlight_blocks
 from sparseallreduce.linear.text_pieces import PathLike, Progress
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["convert"]
 

@@ -11,8 +11,8 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.errors import DatasetError, MismatchError
 from sparseallreduce.linear.checks import check_rows
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Dataset", "Rows", "read_only"]

@@ -9,13 +9,13 @@ import numpy as np
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary import is_binary, read_binary
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.svmlight import read_svmlight
 from sparseallreduce.linear.text_pieces import PathLike, Progress, open_text
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset", "DatasetError", "agreed", "gather", "load", "open_text", "two_classes"]
+__all__ = ["Dataset", "DatasetError", "load", "open_text", "two_classes"]
 
 
 def load(

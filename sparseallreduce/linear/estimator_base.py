@@ -22,7 +22,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.checks import described
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.conditioning import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.early_stopping import EarlyStopping
@@ -33,6 +32,7 @@ from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, 
 from sparseallreduce.linear.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["ATTRIBUTES", "PARAMETERS", "PLATEAU", "LinearEstimator", "Samples", "counts_of"]

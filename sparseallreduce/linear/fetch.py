@@ -20,10 +20,10 @@ from sparseallreduce.cache import default_cache
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.binary_format import Header
 from sparseallreduce.linear.binary_writer import written
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.convert import convert
 from sparseallreduce.linear.download import AbsentError, Downloader
 from sparseallreduce.linear.text_pieces import PathLike
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["COLLECTION", "SETS", "Remote", "fetch"]
 

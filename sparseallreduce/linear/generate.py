@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.binary_writer import BinaryWriter, written
-from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.columns import Block
 from sparseallreduce.linear.text_kernels import NONZERO_CHARACTERS, format_svmlight
 from sparseallreduce.linear.text_pieces import PathLike, open_text
+from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.runtime.serial import SERIAL
 
 __all__ = ["BINARY_SUFFIX", "KINDS", "Kind", "generate"]

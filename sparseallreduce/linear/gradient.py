@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.team import Team
+from sparseallreduce.runtime.threads import Threads
 
 __all__ = ["DenseGradient", "ranges_of_like_work"]
 
@@ -27,17 +27,17 @@ class DenseGradient:
     dataset : Dataset
     size : int
         Entries of the weights: the features of the data set, or one more, the intercept, whose gradient is the sum of coefficients.
-    team : Team
+    threads : Threads
         Each of its threads sums a range of the features, in the order of the rows: so the number of threads changes no bit.
     array : ndarray, optional
         Where to sum, of this size and the dtype of the values; one of its own if there is none.
     """
 
-    def __init__(self, dataset: Dataset, size: int, team: Team, array: Array | None = None) -> None:
+    def __init__(self, dataset: Dataset, size: int, threads: Threads, array: Array | None = None) -> None:
         self.dataset = dataset
         self.array = np.zeros(size, dataset.values.dtype) if array is None else array
-        self._team = team
-        self._bounds = ranges_of_like_work(dataset, team.threads)
+        self._threads = threads
+        self._bounds = ranges_of_like_work(dataset, threads.count)
 
     def __call__(self, rows: Array, coefficients: Array) -> Array:
         """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``; ``array``, until the next call."""
@@ -49,7 +49,7 @@ class DenseGradient:
             given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, dataset.features
             kernels.accumulate(*given, low, self.array[low:high])
 
-        self._team.each(add)
+        self._threads.each(add)
         self.array[dataset.features :] = coefficients.sum(dtype=np.float64)
         return self.array
 

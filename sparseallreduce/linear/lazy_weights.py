@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import lazy_kernels
 from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.runtime.threads import Threads
 
 __all__ = ["LazyWeights", "new_weights"]
 
@@ -21,10 +21,10 @@ _STEPS = 4096  # that the table holds; then comes a pass over all weights
 _FADED = 1e-12  # of a velocity may be neglected
 
 
-def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, team: Team | None = None) -> Weights:
+def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
     """Weights of zero that descend so, lazy ones where it takes them; for the arguments see :class:`Weights`."""
     plain = not (descent.l1 or descent.momentum or descent.averages)
-    return Weights(size, descent, dtype, team) if plain else LazyWeights(size, descent, dtype, team)
+    return Weights(size, descent, dtype, threads) if plain else LazyWeights(size, descent, dtype, threads)
 
 
 class LazyWeights(Weights):
@@ -40,8 +40,8 @@ class LazyWeights(Weights):
     the cumulative penalty of Tsuruoka et al., 2009). Reading never writes, since each rank reads others: so replicas keep the same bits.
     """
 
-    def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, team: Team | None = None) -> None:
-        super().__init__(size, descent, dtype, team)
+    def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
+        super().__init__(size, descent, dtype, threads)
         features = len(self.direction)
         nothing = np.zeros(1, dtype)
         self._velocity = np.zeros(features, dtype) if descent.momentum else nothing
@@ -110,7 +110,7 @@ class LazyWeights(Weights):
         return self._evaluated(super()._gathered(features), velocity, last, self._sums, False)[0]
 
     def final_scores(self, dataset: Dataset) -> Array:
-        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.direction.dtype, self._team)
+        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.direction.dtype, self._threads)
         plain.assign(self.to_array())
         return plain.final_scores(dataset)
 
@@ -189,7 +189,7 @@ class LazyWeights(Weights):
     def _evaluated(self, direction: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
         """What some entries' direction, velocity and sums have come to, as arrays of their own."""
         out = np.empty_like(direction), np.empty_like(velocity), np.empty_like(sums)
-        cuts = self._team.cuts(len(direction))
+        cuts = self._threads.cuts(len(direction))
         momentum, l1, _, fade = self._settings
 
         def evaluate(part: int) -> None:
@@ -197,7 +197,7 @@ class LazyWeights(Weights):
             given = direction, velocity, last, sums, self._now, self._table, momentum, l1, averaging, fade, low
             lazy_kernels.lazy_values(*given, *(array[low:high] for array in out))
 
-        self._team.each(evaluate)
+        self._threads.each(evaluate)
         return out
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
@@ -215,7 +215,7 @@ class LazyWeights(Weights):
             mine = np.empty(0, np.uint32) if indices is None else indices[low:high]
             return bool(lazy_kernels.lazy_descend(mine, values[low:high], *state, low, indices is None))
 
-        finite = all(self._team.each(subtract))
+        finite = all(self._threads.each(subtract))
         self._current = indices is None
         self._append(eta * (beta if descent.nesterov else 1.0), tau, share)
         self._averaged += averages

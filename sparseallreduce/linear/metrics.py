@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["Metrics", "area_under_curve", "class_threshold", "evaluate"]
 

@@ -11,17 +11,13 @@ computed its own, and so has read the weights.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.linear.collective import gather
-from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory, this_place
-from sparseallreduce.runtime.memory.mapping import shared_memory
-from sparseallreduce.runtime.memory.words import LINE, spinning, word_kernels
+from sparseallreduce.runtime.memory.meeting import Meeting, neighbours
+from sparseallreduce.runtime.memory.words import LINE
 
 __all__ = ["Replica", "shared_replica"]
 
@@ -29,7 +25,6 @@ Array = NDArray[Any]
 Memory = NDArray[np.uint8]
 
 _FEW = 1 << 20  # bytes of weights that lie in the cache of a core anyway
-_COME, _WELL = 0, 1  # words of a rank: the last meeting that it has come to, and the last that it came to with nothing to report
 
 
 class Replica:
@@ -57,14 +52,12 @@ class Replica:
     """
 
     def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], oversubscribed: bool, comm: Any) -> None:
-        self._rank, self._ranks, self._comm = rank, len(threads), comm
         self.first, self.parts = sum(threads[:rank]), sum(threads)
-        self._words, self._step = memory[: len(threads) * LINE].view(np.uint64), LINE // 8
-        self._spins, self._yield_core = spinning(oversubscribed)
-        self._have_come, self._set = word_kernels()
-        self._meetings = 0
+        begin = Meeting.nbytes(len(threads))
+        meeting = Meeting(memory[:begin], rank, len(threads), oversubscribed, comm)
+        #: After its changes a rank comes, and says whether it is well; once it has waited it can read the changes of all.
+        self.come, self.wait = meeting.come, meeting.wait
         self.arrays: list[Array] = []
-        begin = len(threads) * LINE
         for array in arrays:
             self.arrays.append(memory[begin : begin + array.nbytes].view(array.dtype))
             begin += _padded(array.nbytes)
@@ -74,25 +67,7 @@ class Replica:
     @staticmethod
     def nbytes(arrays: list[Array], ranks: int) -> int:
         """Bytes of memory that it takes."""
-        return ranks * LINE + sum(_padded(array.nbytes) for array in arrays)
-
-    def come(self, well: bool = True) -> None:
-        """Tell the others that this rank has made its changes, and whether it is well."""
-        self._meetings += 1
-        own = self._rank * self._step
-        if well:
-            self._set(self._words, own + _WELL, self._meetings)
-        self._set(self._words, own + _COME, self._meetings)
-
-    def wait(self) -> bool:
-        """Wait until all ranks have come as often as this one: then their changes can be read. Returns whether all are well."""
-        from sparseallreduce.runtime.progress import advance
-
-        at, polls = (self._step, self._ranks, self._meetings), (self._spins, self._yield_core)
-        while not self._have_come(self._words, _COME, *at, *polls):
-            self._comm.Iprobe()
-            advance()
-        return bool(self._have_come(self._words, _WELL, *at, 1, 0))
+        return Meeting.nbytes(ranks) + sum(_padded(array.nbytes) for array in arrays)
 
 
 def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica | None:
@@ -103,31 +78,13 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     """
     if comm.size == 1 or sum(array.nbytes for array in arrays) < _FEW:
         return None
-    told = gather(comm, (this_place(), threads))
-    places = [place for place, _ in told]
-    here, neighbours = same_memory(places, comm.rank), same_host(places, comm.rank)
-    rank, everyones = here.index(comm.rank), [told[other][1] for other in here]
-    memory = _shared(shared_memory(rank, Replica.nbytes(arrays, len(here))), here, comm)
-    if memory is None or len(here) == 1:
+    sharing = neighbours(comm, threads, lambda ranks: Replica.nbytes(arrays, ranks))
+    if sharing is None:
         return None
-    oversubscribed = len(neighbours) > count_cores(places[other] for other in neighbours)
-    replica = Replica(memory, arrays, rank, everyones, oversubscribed, comm)
+    replica = Replica(sharing.memory, arrays, sharing.rank, sharing.facts, sharing.oversubscribed, comm)
     replica.come()
     replica.wait()
     return replica
-
-
-def _shared(steps: Generator[Step, Any, Memory | None], here: list[int], comm: Any) -> Memory | None:
-    """What comes of steps in which the ranks of a host share records."""
-    try:
-        step = next(steps)
-        while True:
-            assert isinstance(step, Share)
-            records = gather(comm, step.record)
-            step = steps.send([records[rank] for rank in here])
-    except StopIteration as stop:
-        memory: Memory | None = stop.value
-        return memory
 
 
 def _padded(nbytes: int) -> int:

@@ -18,10 +18,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear import text_kernels as kernels
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.columns import Block, Column
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.text_pieces import PathLike, Progress, excerpt, line_at, line_number, quoted, shared_pieces
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.collective import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = [
     "PathLike",

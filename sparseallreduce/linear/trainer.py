@@ -17,7 +17,6 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
 from sparseallreduce.linear.checks import check_alike, check_labels, check_parts, described, own_samples
 from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.consensus import Consensus
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.early_stopping import EarlyStopping
@@ -26,6 +25,7 @@ from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.weights import Weights
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.trace import trace
 
 __all__ = ["PHASES", "Epoch", "Options", "Trainer", "batches"]

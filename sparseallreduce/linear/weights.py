@@ -15,7 +15,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.dataset import Dataset, Rows
 from sparseallreduce.linear.replica import Replica, shared_replica
-from sparseallreduce.linear.team import Team
+from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["Descent", "Weights"]
@@ -73,7 +73,7 @@ class Weights:
     descent : Descent, optional
     dtype : optional
         float32 or float64, that of the gradients.
-    team : Team, optional
+    threads : Threads, optional
         Threads that share the work; how many there are changes no bit.
 
     Examples
@@ -89,10 +89,10 @@ class Weights:
     # rate * l2 = 1e-4.
     _SMALLEST_SCALE = 1e-6
 
-    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, team: Team | None = None) -> None:
+    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         self.size = size
         self.descent = descent or Descent()
-        self._team = team or Team()
+        self._threads = threads or Threads()
         self.steps = 0
         self.scale = 1.0
         self.direction = np.zeros(size - self.descent.intercept, dtype)
@@ -101,7 +101,7 @@ class Weights:
         self._changing = False  # whether other ranks may still be making their changes
         self._rate = 0.0  # of the last step
         self._waited: Callable[[float], object] = float
-        self._first, self._parts = 0, self._team.threads  # of all parts of a change, the first that is for this rank's threads
+        self._first, self._parts = 0, self._threads.count  # of all parts of a change, the first that is for this rank's threads
 
     def share(self, comm: Any, waited: Callable[[float], object]) -> None:
         """Keep one replica for all ranks of each host, of which each changes a part, if that is of any use; collective.
@@ -112,7 +112,7 @@ class Weights:
         """
         if self._replica is None:
             names = self._shared_names()
-            self._replica = shared_replica([getattr(self, name) for name in names], comm, self._team.threads)
+            self._replica = shared_replica([getattr(self, name) for name in names], comm, self._threads.count)
             if self._replica is not None:
                 self._waited = waited
                 self._first, self._parts = self._replica.first, self._replica.parts
@@ -183,7 +183,7 @@ class Weights:
             entries, starts = (samples.indptr[low : high + 1], samples.indices, samples.values), samples.starts[low:high]
             kernels.compact_scores(*entries, starts, direction, scores[low:high])
 
-        self._team.share(self._team.cuts(len(scores)), fill)
+        self._threads.share(self._threads.cuts(len(scores)), fill)
         return self._completed(scores)
 
     def _gathered(self, features: Array) -> Array:
@@ -192,7 +192,7 @@ class Weights:
 
     def _each_gathered(self, array: Array, features: Array) -> Array:
         found = np.empty(len(features), array.dtype)
-        self._team.share(self._team.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
+        self._threads.share(self._threads.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
         return found
 
     def _scored(self, direction: Array, dataset: Dataset, rows: Array) -> Array:
@@ -202,7 +202,7 @@ class Weights:
         def fill(low: int, high: int) -> None:
             kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], direction, scores[low:high])
 
-        self._team.share(self._team.cuts(len(rows)), fill)
+        self._threads.share(self._threads.cuts(len(rows)), fill)
         return self._completed(scores)
 
     def _completed(self, scores: Array) -> Array:
@@ -291,7 +291,7 @@ class Weights:
 
     def _cuts(self, length: int) -> list[int]:
         """Where to cut this rank's share of so many things for its threads: threads + 1 bounds."""
-        return [length * part // self._parts for part in range(self._first, self._first + self._team.threads + 1)]
+        return [length * part // self._parts for part in range(self._first, self._first + self._threads.count + 1)]
 
     def _own(self, length: int) -> slice:
         """This rank's share of so many things."""
@@ -349,7 +349,7 @@ class Weights:
                 return bool(kernels.descend_dense(self.direction[mine], values[mine], step))
             return bool(kernels.descend(self.direction, indices, values, step, self._first + part, self._parts))
 
-        return all(self._team.each(subtract))
+        return all(self._threads.each(subtract))
 
     def _subtract_intercept(self, slope: float, rate: float) -> None:
         self.intercept -= rate * slope

@@ -11,8 +11,8 @@ from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.gradient import DenseGradient
 from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
+from sparseallreduce.runtime.threads import Threads
 
 
 def samples(rows=60, features=20_000, density=0.003, seed=1, dtype=np.float32):
@@ -25,7 +25,7 @@ def samples(rows=60, features=20_000, density=0.003, seed=1, dtype=np.float32):
 @pytest.mark.parametrize("rows", [[3, 1, 4], [], [0], list(range(50)), [7, 7]], ids=str)
 def test_features_are_those_of_the_rows_in_order_and_samples_the_rows(rows, threads):
     dataset = samples()
-    batch = CompactBatch(dataset, dataset.features, Team(threads))
+    batch = CompactBatch(dataset, dataset.features, Threads(threads))
     for taken in (list(range(60)), rows):  # what was taken before leaves nothing behind
         batch.take(np.array(taken, np.int64))
     expected = dataset.to_scipy()[rows]
@@ -48,9 +48,9 @@ def test_features_are_those_of_the_rows_in_order_and_samples_the_rows(rows, thre
 )
 def test_scores_and_gradients_have_the_bits_of_the_whole_data_set(data, features, density, intercept, threads, dtype, descent):
     dataset = samples(30, features, density, 2, dtype)
-    team, size = Team(threads), features + intercept
-    batch, dense = CompactBatch(dataset, size, team, buffers=2), DenseGradient(dataset, size, team)
-    weights = new_weights(size, Descent(intercept=intercept, **descent), dtype, team)
+    shared, size = Threads(threads), features + intercept
+    batch, dense = CompactBatch(dataset, size, shared, buffers=2), DenseGradient(dataset, size, shared)
+    weights = new_weights(size, Descent(intercept=intercept, **descent), dtype, shared)
     rng = np.random.default_rng(3)
     before = None
     for _ in range(data.draw(st.integers(1, 6))):
@@ -101,9 +101,9 @@ def test_batches_too_large_for_the_cache_have_the_same_bits(kind, threads, dtype
     rows = 40
     rng = np.random.default_rng(4)
     dataset = long_rows(features, np.r_[0, rng.integers(length // 2, length * 3 // 2, rows - 2), 3], dtype, rng)
-    team, size = Team(threads), features + 1
-    batch, dense = CompactBatch(dataset, size, team), DenseGradient(dataset, size, team)
-    weights = new_weights(size, Descent(intercept=True), dtype, team)
+    shared, size = Threads(threads), features + 1
+    batch, dense = CompactBatch(dataset, size, shared), DenseGradient(dataset, size, shared)
+    weights = new_weights(size, Descent(intercept=True), dtype, shared)
     weights.assign(rng.standard_normal(size).astype(dtype))
     for _ in range(2):  # where not all rows count, only those that do are taken the second time
         chosen, coefficients = rng.permutation(rows), rng.standard_normal(rows).astype(dtype)
@@ -160,7 +160,7 @@ def test_entries_that_cancel_out_are_touched():
     for features, rows in ((4, 8), (100, 2)):  # many non-zeros to a feature, and few
         dataset = Dataset.from_scipy(csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(2, features)), np.ones(2))
         signs = np.resize(np.float32([1, -1]), rows)
-        gradient = CompactBatch(dataset, features, Team()).gradient(np.resize([0, 1], rows), signs)
+        gradient = CompactBatch(dataset, features, Threads()).gradient(np.resize([0, 1], rows), signs)
         assert not gradient.to_dense().any()
         assert gradient.is_dense == (features == 4)
         assert gradient.stored == 4
@@ -168,7 +168,7 @@ def test_entries_that_cancel_out_are_touched():
 
 def test_more_rows_than_before_and_a_stream_that_becomes_dense():
     dataset = samples(40, 50, 0.9)
-    batch = CompactBatch(dataset, 50, Team())
+    batch = CompactBatch(dataset, 50, Threads())
     for count in (1, 40):
         rows = np.arange(count)
         gradient = batch.gradient(rows, np.ones(count, np.float32))

@@ -25,7 +25,7 @@ from sparseallreduce.linear import (
     Trainer,
 )
 from sparseallreduce.linear.class_weights import of_mean_one, weighted_by_class
-from sparseallreduce.linear.collective import agreed
+from sparseallreduce.runtime.objects import agreed
 
 X = csr_array(np.arange(1.0, 41.0).reshape(10, 4) % 7 + 1)
 Y = np.where(np.arange(10) % 3 > 0, 1.0, -1.0)

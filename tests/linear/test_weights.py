@@ -12,8 +12,8 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import lazy_weights
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.runtime.threads import Threads
 
 
 @pytest.mark.parametrize("steps,rate,l2", [(50, 0.5, 0.0), (50, 0.5, 0.1), (400, 1.0, 0.2)])
@@ -144,7 +144,7 @@ def test_threads_change_no_bit(descent):
     gradients = sparse_gradients(60, 50, 0.3, dtype=np.float32)
     ends = []
     for threads in (1, 3):
-        weights = new_weights(50, descent, team=Team(threads))
+        weights = new_weights(50, descent, threads=Threads(threads))
         for gradient in gradients:
             weights.descend(sar.SparseStream.from_dense(gradient), 0.1)
         ends.append(weights.to_array())

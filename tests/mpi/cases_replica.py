@@ -28,9 +28,10 @@ from sparseallreduce.linear import (
 )
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.lossy import OkTopkStrategy
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.hosts import this_place
+from sparseallreduce.runtime.memory import meeting
+from sparseallreduce.runtime.threads import Threads
 
 RANKS = (1, 2, 5)
 SIZE = 5000
@@ -114,7 +115,7 @@ def case_a_weight_that_is_not_finite_is_the_same_error_on_every_rank(comm, where
 
 def shared(comm, descent, waited=float):
     """Weights of ones that the ranks of a host share."""
-    weights = new_weights(SIZE, descent, team=Team())
+    weights = new_weights(SIZE, descent, threads=Threads())
     weights.assign(np.ones(SIZE))
     weights.share(comm, waited)
     return weights
@@ -177,7 +178,7 @@ def case_ranks_that_read_nothing_for_some_steps_fall_behind_in_nothing(comm, des
 def case_each_host_has_a_replica(comm):
     hosts = [rank % 2 for rank in range(comm.size)]
     here = this_place()._replace(host=bytes([hosts[comm.rank]]) * 8, memory=bytes([hosts[comm.rank]]) * 8)
-    with sharing(True), mock.patch.object(replica, "this_place", return_value=here):
+    with sharing(True), mock.patch.object(meeting, "this_place", return_value=here):
         weights, alone = shared(comm, DESCENTS["small scale"]), new_weights(SIZE, DESCENTS["small scale"])
     ranks = hosts.count(hosts[comm.rank])
     assert weights._parts == ranks

@@ -15,12 +15,12 @@ from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamEr
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checks import own_samples
 from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.collective import agreed, gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.team import Team
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.launching import agree
+from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -56,7 +56,7 @@ class Strategy(ABC):
         The samples that this rank trains on: what a subclass reads, rather than what it was given.
     size : int
         Entries of the weights, the intercept included.
-    team : Team
+    threads : Threads
         The threads.
     weights : Weights
         The model as far as this rank knows it; after ``drain`` the same on every rank.
@@ -93,17 +93,17 @@ class Strategy(ABC):
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
-        self.team = agreed(comm, lambda: self._begin(threads))
+        self.threads = agreed(comm, lambda: self._begin(threads))
         holders = self._holders(comm)
         self.dataset = own_samples(dataset, comm, holders, f"strategy {self.name} on {holders} ranks with samples")
         agreed(comm, self._prepare)
 
-    def _begin(self, threads: int) -> Team:
+    def _begin(self, threads: int) -> Threads:
         """The threads, if the arguments are right."""
         if not isinstance(self.descent, Descent):
             raise TypeError(f"descent must be a Descent, not {self.descent!r}")
         self._check_arguments()
-        return Team(threads)
+        return Threads(threads)
 
     def _check_arguments(self) -> None:  # noqa: B027  # not abstract: some have none of their own
         """Raise if the arguments that a subclass has kept are wrong. On every rank, before anything else; not collective."""
@@ -111,7 +111,7 @@ class Strategy(ABC):
     def _prepare(self) -> None:
         """Make what steps need, of the samples of this rank. On every rank; not collective."""
         self.size = self.dataset.features + self.descent.intercept
-        self.weights = new_weights(self.size, self.descent, self.dataset.values.dtype, self.team)
+        self.weights = new_weights(self.size, self.descent, self.dataset.values.dtype, self.threads)
 
     @property
     def workers_comm(self) -> Any:

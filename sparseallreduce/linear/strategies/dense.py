@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.gradient import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.trace import active
 from sparseallreduce.streams.stream import SparseStream
 
@@ -32,7 +32,7 @@ class DenseStrategy(Strategy):
     def _prepare(self) -> None:
         super()._prepare()
         self._given = np.zeros(self.size + 1, self.dataset.values.dtype)
-        self._gradient = DenseGradient(self.dataset, self.size, self.team, self._given[: self.size])
+        self._gradient = DenseGradient(self.dataset, self.size, self.threads, self._given[: self.size])
         self._total = np.zeros_like(self._given) if self.comm.size > 1 else self._given
 
     def warm_up(self) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.batch import CompactBatch
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
@@ -69,7 +69,7 @@ class LossyStrategy(Strategy):
     def _prepare(self) -> None:
         super()._prepare()
         self.k = min(self.size, max(1, round(self.density * self.size)))
-        self._batch = CompactBatch(self.dataset, self.size, self.team)
+        self._batch = CompactBatch(self.dataset, self.size, self.threads)
         self._feedback = self._new_feedback()
 
     @staticmethod

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
-from sparseallreduce.linear.collective import agreed
 from sparseallreduce.linear.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.base import Strategy
@@ -25,6 +24,7 @@ from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalL
 from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server_state import gathered_state, state_of_range
 from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -77,11 +77,11 @@ class ParameterServer(Strategy):
         elif self.serves:
             lo, hi = self._range
             intercept = self.descent.intercept and hi == self.size
-            weights = new_weights(hi - lo, replace(self.descent, intercept=intercept), dtype, self.team)
+            weights = new_weights(hi - lo, replace(self.descent, intercept=intercept), dtype, self.threads)
             self._server = self.server_class(weights, self.workers)
         if not self.serves:
             self._link = self._linked()
-            self._batch = CompactBatch(self.dataset, self.size, self.team)
+            self._batch = CompactBatch(self.dataset, self.size, self.threads)
             self._intercept = np.arange(self.dataset.features, self.size, dtype=index_dtype(self.size))
         self._speed = _Speed()
 
@@ -122,7 +122,7 @@ class ParameterServer(Strategy):
         self.clock.lap("compute")
         weights = np.concatenate(self._link.pull(asked))
         self.clock.lap("communicate")
-        known = Weights(len(indices), Descent(intercept=len(indices) > len(self._batch.features)), weights.dtype, self.team)
+        known = Weights(len(indices), Descent(intercept=len(indices) > len(self._batch.features)), weights.dtype, self.threads)
         known.assign(weights)
         return known.compact_scores(self._batch.samples)
 

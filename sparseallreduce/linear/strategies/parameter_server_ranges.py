@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.collective import gather
 from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.runtime.objects import gather
 
 __all__ = ["balanced_bounds"]
 

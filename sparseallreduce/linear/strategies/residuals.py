@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.collective import gather
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["gathered", "own_share"]

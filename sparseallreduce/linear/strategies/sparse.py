@@ -43,7 +43,7 @@ class SparseStrategy(Strategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._batch = CompactBatch(self.dataset, self.size, self.team, buffers=self.buffers)
+        self._batch = CompactBatch(self.dataset, self.size, self.threads, buffers=self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()

@@ -6,40 +6,40 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["Team"]
+__all__ = ["Threads"]
 
 T = TypeVar("T")
 
 
-class Team:
+class Threads:
     """As many threads as were asked for, the calling one among them.
 
     What they do is cut in parts beforehand, each of which is done by one thread in a fixed order: so results do not depend on timing.
 
     Examples
     --------
-    >>> Team(3).each(lambda part: 10 * part)
+    >>> Threads(3).each(lambda part: 10 * part)
     [0, 10, 20]
-    >>> Team(3).cuts(10)
+    >>> Threads(3).cuts(10)
     [0, 3, 6, 10]
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        if threads < 1:
-            raise ValueError(f"there must be at least 1 thread, not {threads}")
-        self.threads = threads
-        self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+    def __init__(self, count: int = 1) -> None:
+        if count < 1:
+            raise ValueError(f"there must be at least 1 thread, not {count}")
+        self.count = count
+        self._others = ThreadPoolExecutor(count - 1) if count > 1 else None
 
     def each(self, task: Callable[[int], T]) -> list[T]:
-        """What ``task(part)`` returns for part 0 to threads - 1, each called by one thread."""
+        """What ``task(part)`` returns for part 0 to count - 1, each called by one thread."""
         if self._others is None:
             return [task(0)]
-        others = [self._others.submit(task, part) for part in range(1, self.threads)]
+        others = [self._others.submit(task, part) for part in range(1, self.count)]
         return [task(0), *(other.result() for other in others)]
 
     def cuts(self, length: int) -> list[int]:
-        """Where to cut so many things into parts of about the same number: threads + 1 bounds."""
-        return [length * part // self.threads for part in range(self.threads + 1)]
+        """Where to cut so many things into parts of about the same number: count + 1 bounds."""
+        return [length * part // self.count for part in range(self.count + 1)]
 
     def share(self, bounds: list[int], task: Callable[[int, int], object]) -> None:
         """Call ``task(low, high)`` for each range between two neighbouring bounds, one a thread."""
