@@ -89,7 +89,7 @@ def compared(path: Path, megabytes: int = 50) -> str:
     import numpy as np
     from sklearn.datasets import load_svmlight_file
 
-    from sparseallreduce.linear.svmlight import _Parser
+    from sparseallreduce.linear.data.svmlight.reader import _Parser
 
     with path.open("rb") as file:
         lines = file.read(megabytes * 1_000_000).rpartition(b"\n")[0] + b"\n"

@@ -33,7 +33,7 @@ except ImportError:
 rng = np.random.default_rng((0, comm.rank))
 x = rng.random((2000, 1))
 y = 3 * x[:, 0] + rng.random(2000)  # 90 % lie below 3 x + 0.9
-samples = Dataset.from_scipy(csr_array(x), y, first=2000 * comm.rank, total=2000 * comm.size)
+samples = Dataset.from_scipy(csr_array(x), y, first_sample=2000 * comm.rank, total_samples=2000 * comm.size)
 strategy = SparseStrategy(samples, comm, Descent(intercept=True))
 trainer = Trainer(Quantile(), strategy, Constant(0.1), Options(epochs=20, batch_size=20))
 epochs = list(trainer.run())

@@ -17,7 +17,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from sparseallreduce.linear import DatasetError, load, two_classes
-from sparseallreduce.linear.binary_format import HEADER_BYTES, Header, Section
+from sparseallreduce.linear.data.binary.format import HEADER_BYTES, Header, Section
 
 FEATURES = 10
 GOOD = b"1 1:1 5:0.25\n-1 2:1\n" * 20

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
-from sparseallreduce.linear.binary_format import Header
-from sparseallreduce.linear.convert import convert as convert_file
+from sparseallreduce.linear.data.binary.format import Header
+from sparseallreduce.linear.data.convert import convert as convert_file
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed
 

@@ -11,8 +11,8 @@ import pooch
 from sparseallreduce.cache import CACHE_VARIABLE
 from sparseallreduce.cli.convert import byte_bar, convert_with_bars
 from sparseallreduce.cli.signals import stop_as_interrupted
-from sparseallreduce.linear.fetch import COLLECTION, SETS
-from sparseallreduce.linear.fetch import fetch as fetch_set
+from sparseallreduce.linear.data.collection.fetch import fetch as fetch_set
+from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
 from sparseallreduce.runtime.communicators import world
 
 

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
-from sparseallreduce.linear.generate import BINARY_SUFFIX, KINDS
-from sparseallreduce.linear.generate import generate as write_samples
+from sparseallreduce.linear.data.generate import BINARY_SUFFIX, KINDS
+from sparseallreduce.linear.data.generate import generate as write_samples
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed
 

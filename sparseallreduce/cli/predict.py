@@ -14,8 +14,9 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
-from sparseallreduce.linear.datasets import Dataset, load
-from sparseallreduce.linear.modelfile import FittedModel, load_model
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.model_file import FittedModel, load_model
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 
@@ -104,13 +105,13 @@ def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) ->
     labels, predicted = samples.labels, fitted.labels_of(scores)
     if len(fitted.classes) == 0:
         errors = float(np.square(predicted - labels, dtype=np.float64).sum())
-        return f"{samples.total:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total:.6g}"
+        return f"{samples.total_samples:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}"
     comparable = fitted.classes.dtype.kind in "biuf"
     known, right = (int(np.isin(labels, fitted.classes).sum()), int((predicted == labels).sum())) if comparable else (0, 0)
     known, right = (sum(column) for column in zip(*gather(comm, (known, right))))
-    if known < samples.total:
-        return f"{samples.total:,} samples; no accuracy, as not all of their labels are among the model's"
-    return f"{samples.total:,} samples, accuracy {right / samples.total:.4f} ({right:,} right)"
+    if known < samples.total_samples:
+        return f"{samples.total_samples:,} samples; no accuracy, as not all of their labels are among the model's"
+    return f"{samples.total_samples:,} samples, accuracy {right / samples.total_samples:.4f} ({right:,} right)"
 
 
 def _write(path: Path, parts: list[str]) -> None:

@@ -21,10 +21,11 @@ from tqdm import tqdm
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
-from sparseallreduce.linear.class_weights import of_mean_one, weighted_by_class
-from sparseallreduce.linear.datasets import Dataset, load, two_classes
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.labels import of_mean_one, two_classes, weighted_by_class
+from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.early_stopping import WATCHED
-from sparseallreduce.linear.modelfile import FittedModel, save_model
+from sparseallreduce.linear.model_file import FittedModel, save_model
 from sparseallreduce.linear.models import MODELS, LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
@@ -140,8 +141,8 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
     _run(trainer, samples.testing, comm, say)
 
     results = {
-        "samples": samples.training.total,
-        "test_samples": None if samples.testing is None else samples.testing.total,
+        "samples": samples.training.total_samples,
+        "test_samples": None if samples.testing is None else samples.testing.total_samples,
         "features": samples.training.features,
         "nonzeros": samples.nonzeros,
         "nonzeros_per_second": _speed(trainer, samples.nonzeros),
@@ -173,7 +174,8 @@ class _Samples:
     def described(self, path: Path, comm: Any) -> str:
         training = self.training
         return (
-            f"{path}: {training.total:,} samples, {training.features:,} features, {self.nonzeros / training.total:.1f} non-zeros a sample; "
+            f"{path}: {training.total_samples:,} samples, {training.features:,} features, "
+            f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
             f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
         )
 
@@ -220,7 +222,7 @@ def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm
     if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
         batch = found.identity["batch of all ranks"]
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
-    steps = -(-training.total // batch)
+    steps = -(-training.total_samples // batch)
     strategy = kind(training, comm, train_options.descent(chosen, steps), **train_options.strategy_options(chosen))
     trainer = Trainer(
         model,

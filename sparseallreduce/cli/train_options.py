@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sparseallreduce.linear.checkpoint import Checkpoints
-from sparseallreduce.linear.class_weights import BALANCED
+from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.models import MODELS
 from sparseallreduce.linear.schedules import SCHEDULES, LargeBatch, Schedule

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparseallreduce.errors import DivergenceError
+from sparseallreduce.errors import DatasetError, DivergenceError
 from sparseallreduce.linear.checkpoint import Checkpoints
-from sparseallreduce.linear.datasets import Dataset, DatasetError, load, two_classes
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.generate import generate
+from sparseallreduce.linear.data.labels import two_classes
+from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.early_stopping import EarlyStopping
-from sparseallreduce.linear.generate import generate
-from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
 from sparseallreduce.linear.schedules import SCHEDULES, BoldDriver, Constant, InverseScaling, InverseTime, LargeBatch, Plateau, StepDecay
 from sparseallreduce.linear.strategies import (

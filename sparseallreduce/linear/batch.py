@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset, Rows, read_only
+from sparseallreduce.linear.data.dataset import Dataset, Rows, read_only
 from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.threads import Threads

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
@@ -216,10 +216,11 @@ def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> Non
 def data_fingerprint(dataset: Dataset, comm: Any) -> str:
     """A number that other samples, in this order, will not have, whatever the number of ranks that share them; collective."""
     bits = dataset.values.view(f"u{dataset.values.itemsize}")
-    own = int(kernels.fingerprint(dataset.indptr, dataset.indices, bits, dataset.labels.view(np.uint64), dataset.first))
+    own = int(kernels.fingerprint(dataset.indptr, dataset.indices, bits, dataset.labels.view(np.uint64), dataset.first_sample))
     if dataset.weights is not None:
         nothing = np.zeros(dataset.rows + 1, np.int64)
-        own += int(kernels.fingerprint(nothing, dataset.indices, bits, dataset.weights.view(np.uint64), dataset.first + dataset.total))
+        first = dataset.first_sample + dataset.total_samples
+        own += int(kernels.fingerprint(nothing, dataset.indices, bits, dataset.weights.view(np.uint64), first))
     return f"{sum(gather(comm, own)) % 2**64:016x}"
 
 

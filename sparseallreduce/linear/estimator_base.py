@@ -21,11 +21,11 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.checks import described
-from sparseallreduce.linear.conditioning import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.checks import described
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
 from sparseallreduce.linear.early_stopping import EarlyStopping
-from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
@@ -418,7 +418,7 @@ class LinearEstimator(BaseEstimator):
 
     def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
         """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""
-        steps = -(-dataset.total // (self.batch_size * strategy.workers))
+        steps = -(-dataset.total_samples // (self.batch_size * strategy.workers))
         return max(self.n_iter_no_change, math.ceil(_SWING / (1 - self.momentum) / steps) if self.momentum else 1)
 
     def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
@@ -513,7 +513,7 @@ class LinearEstimator(BaseEstimator):
 def _mean(values: Array, dataset: Dataset, comm: Any) -> float:
     """The mean of what every sample of all ranks has, by what the samples count; collective."""
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total
+    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total_samples
 
 
 def counts_of(sample_weight: Any, samples: int) -> Array:
@@ -540,7 +540,7 @@ def _dataset(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Datase
         values=rows.data.astype(np.result_type(*(kind for *_, kind in ranks)), copy=False),
         labels=np.empty(len(counts)),
         features=rows.shape[1],
-        first=sum(share for share, *_ in ranks[: comm.rank]),
-        total=total,
+        first_sample=sum(share for share, *_ in ranks[: comm.rank]),
+        total_samples=total,
         weights=counts if partial else counts * (total / overall),
     )

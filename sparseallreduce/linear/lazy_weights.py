@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import lazy_kernels
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.runtime.threads import Threads
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.runtime.objects import agreed, gather
 
@@ -48,12 +48,12 @@ def evaluate(model: LinearModel, scores: Array, dataset: Dataset, threshold: flo
 
     loss = agreed(comm, summed)  # which may be a user's own
     if threshold is None:
-        return Metrics(sum(gather(comm, loss)) / dataset.total, None, None)
+        return Metrics(sum(gather(comm, loss)) / dataset.total_samples, None, None)
     positive = dataset.labels > threshold
     right = int(((scores > threshold) == positive).sum())
     shares = gather(comm, (loss, right))
-    accuracy = sum(right for _, right in shares) / dataset.total
-    return Metrics(sum(loss for loss, _ in shares) / dataset.total, accuracy, area_under_curve(scores, positive, comm))
+    accuracy = sum(right for _, right in shares) / dataset.total_samples
+    return Metrics(sum(loss for loss, _ in shares) / dataset.total_samples, accuracy, area_under_curve(scores, positive, comm))
 
 
 def class_threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:

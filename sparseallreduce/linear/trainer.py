@@ -15,10 +15,10 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
-from sparseallreduce.linear.checks import check_alike, check_labels, check_parts, described, own_samples
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.consensus import Consensus
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_samples
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.models import LinearModel
@@ -187,7 +187,7 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        return -(-self.dataset.total // self.batch)
+        return -(-self.dataset.total_samples // self.batch)
 
     def request_stop(self, reason: str) -> None:
         """Stop soon, on all ranks after the same step; for signal handlers and other callers on any rank."""
@@ -410,7 +410,7 @@ class Trainer:
         """What a run must have in common with another to be its continuation; collective."""
         return {
             "data": data_fingerprint(self.dataset, self.comm),
-            "samples": self.dataset.total,
+            "samples": self.dataset.total_samples,
             "features": self.dataset.features,
             "model": self.model.name,
             **self.strategy.identity(),
@@ -481,12 +481,12 @@ def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tupl
     (array([1, 2]), 4) (array([0, 2]), 4)
     (array([0]), 2) (array([1]), 2)
     """
-    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS if dataset.total > _FEW else _ROUNDS_OF_FEW, np.uint64)
-    starts = np.zeros(-(-dataset.total // size) + 1, np.int64)
+    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS if dataset.total_samples > _FEW else _ROUNDS_OF_FEW, np.uint64)
+    starts = np.zeros(-(-dataset.total_samples // size) + 1, np.int64)
     order = np.empty(dataset.rows, np.int64)
-    kernels.deal(dataset.first, dataset.total, size, keys, starts, order)
+    kernels.deal(dataset.first_sample, dataset.total_samples, size, keys, starts, order)
     for batch, (start, end) in enumerate(pairwise(starts.tolist())):
-        yield order[start:end], min(size, dataset.total - batch * size)
+        yield order[start:end], min(size, dataset.total_samples - batch * size)
 
 
 def _mean(numbers: list[float]) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.dataset import Dataset, Rows
+from sparseallreduce.linear.data.dataset import Dataset, Rows
 from sparseallreduce.linear.replica import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array, random_array
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.gradient import DenseGradient
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.weights import Descent

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import Dataset, DatasetError, binary_format, load
-from sparseallreduce.linear.binary import _plan
-from sparseallreduce.linear.binary_writer import BinaryWriter, write_binary
-from sparseallreduce.linear.columns import Block
+from sparseallreduce.linear import Dataset, DatasetError, load
+from sparseallreduce.linear.data.binary import format as binary_format
+from sparseallreduce.linear.data.binary.reader import _plan
+from sparseallreduce.linear.data.binary.writer import BinaryWriter, write_binary
+from sparseallreduce.linear.data.blocks import Block
 
 COLUMNS = ("indptr", "indices", "values", "labels")
 
@@ -33,7 +34,7 @@ def assert_same(read, written):
         ours, theirs = getattr(read, name), getattr(written, name)
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-    assert (read.features, read.first, read.total) == (written.features, written.first, written.total)
+    assert (read.features, read.first_sample, read.total_samples) == (written.features, written.first_sample, written.total_samples)
 
 
 def part(whole, first, last):
@@ -61,8 +62,8 @@ def test_what_is_written_is_read(tmp_path_factory, lengths, values, labels, rank
             writer.finish()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparseallreduce.linear.binary_format.BLOCK", block)
-        patch.setattr("sparseallreduce.linear.binary_writer.BLOCK", block)
+        patch.setattr("sparseallreduce.linear.data.binary.format.BLOCK", block)
+        patch.setattr("sparseallreduce.linear.data.binary.writer.BLOCK", block)
         assert on_ranks(ranks, write) == [None] * ranks
 
     assert_same(load(folder / "a.csr", comm=sar.SERIAL)[0], whole)
@@ -71,10 +72,10 @@ def test_what_is_written_is_read(tmp_path_factory, lengths, values, labels, rank
 
 @pytest.mark.parametrize("block", [64, 1 << 20])
 def test_any_rows_are_read_from_the_blocks_that_they_lie_in(tmp_path, monkeypatch, block):
-    from sparseallreduce.linear.binary import _Rows
+    from sparseallreduce.linear.data.binary.reader import _Rows
 
     monkeypatch.setattr(binary_format, "BLOCK", block)
-    monkeypatch.setattr("sparseallreduce.linear.binary_writer.BLOCK", block)
+    monkeypatch.setattr("sparseallreduce.linear.data.binary.writer.BLOCK", block)
     whole = dataset(np.arange(60) % 17, seed=3)
     write_binary(tmp_path / "a.csr", whole, sar.SERIAL)
     raw = np.fromfile(tmp_path / "a.csr", np.uint8)
@@ -93,7 +94,7 @@ def test_any_rows_are_read_from_the_blocks_that_they_lie_in(tmp_path, monkeypatc
             np.testing.assert_array_equal(ours.indptr, expected.indptr - expected.indptr[0])
             for name in COLUMNS[1:]:
                 np.testing.assert_array_equal(getattr(ours, name), getattr(expected, name))
-            assert (ours.first, ours.total) == (first, 60)
+            assert (ours.first_sample, ours.total_samples) == (first, 60)
     if block == 64:
         assert max(read) < len(raw) / 2
 
@@ -143,7 +144,7 @@ def test_forms_of_values_indices_and_labels(tmp_path, form, index, value, label)
 
 
 def test_float64_values_are_converted_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparseallreduce.linear.binary._CONVERTED", 7)
+    monkeypatch.setattr("sparseallreduce.linear.data.binary.reader._CONVERTED", 7)
     (tmp_path / "a.csr").write_bytes(malformed.binary(value_width=8))
     assert load(tmp_path / "a.csr", comm=sar.SERIAL)[0].values.tolist() == [1, 0.25, -1, 2, 3, 0.5, 1]
 

@@ -224,7 +224,7 @@ def test_the_fingerprint_tells_data_apart_and_not_how_they_are_shared(ranks):
         bounds = [90 * rank // ranks for rank in range(ranks + 1)]
         first, last = bounds[comm.rank], bounds[comm.rank + 1]
         matrix = changed.to_scipy()[first:last]
-        return data_fingerprint(Dataset.from_scipy(matrix, changed.labels[first:last], first=first, total=90), comm)
+        return data_fingerprint(Dataset.from_scipy(matrix, changed.labels[first:last], first_sample=first, total_samples=90), comm)
 
     known = data_fingerprint(dataset, sar.SERIAL)
     assert on_ranks(ranks, part) == [known] * ranks

@@ -24,7 +24,7 @@ from sparseallreduce.linear import (
     SparseStrategy,
     Trainer,
 )
-from sparseallreduce.linear.class_weights import of_mean_one, weighted_by_class
+from sparseallreduce.linear.data.labels import of_mean_one, weighted_by_class
 from sparseallreduce.runtime.objects import agreed
 
 X = csr_array(np.arange(1.0, 41.0).reshape(10, 4) % 7 + 1)
@@ -133,9 +133,9 @@ def test_a_test_set_has_the_features_of_the_training_set():
 
 def test_one_rank_alone_holds_all_samples():
     with pytest.raises(MismatchError, match="all ranks together hold 10 samples of 20"):
-        trained(replace(GOOD, total=20))
+        trained(replace(GOOD, total_samples=20))
     with pytest.raises(MismatchError, match="rank 0 holds 10 of 20 samples from number 5 on"):
-        trained(replace(GOOD, first=5, total=20))
+        trained(replace(GOOD, first_sample=5, total_samples=20))
 
 
 def test_weights_to_start_from_are_of_the_models_size():
@@ -161,8 +161,8 @@ def told(ranks, function, error):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 11])
 def test_the_samples_of_the_ranks_make_one_data_set(ranks):
     made = on_ranks(ranks, lambda comm: Dataset.of_ranks(X[parts(comm)], Y[parts(comm)], comm))
-    assert {(part.total, part.features) for part in made} == {(10, 4)}
-    assert [part.first for part in made] == [sum(part.rows for part in made[:rank]) for rank in range(ranks)]
+    assert {(part.total_samples, part.features) for part in made} == {(10, 4)}
+    assert [part.first_sample for part in made] == [sum(part.rows for part in made[:rank]) for rank in range(ranks)]
     np.testing.assert_array_equal(np.vstack([part.to_scipy().toarray() for part in made]), X.toarray())
 
 
@@ -175,7 +175,7 @@ def test_a_data_set_that_all_ranks_give_whole_is_dealt_out(ranks, weights):
         return strategy.dataset
 
     made = on_ranks(ranks, own)
-    assert [part.total for part in made] == [10] * ranks
+    assert [part.total_samples for part in made] == [10] * ranks
     assert max(part.rows for part in made) - min(part.rows for part in made) <= 1
     np.testing.assert_array_equal(np.vstack([part.to_scipy().toarray() for part in made]), X.toarray())
     np.testing.assert_array_equal(np.concatenate([part.labels for part in made]), Y)
@@ -205,9 +205,9 @@ def test_different_samples_that_are_said_to_be_all_are_refused(what):
 
 PARTS = {
     "one has none": lambda rank: Dataset.from_scipy(X[: 10 * rank], Y[: 10 * rank]),
-    "twice the same": lambda rank: Dataset.from_scipy(X, Y, total=20),
-    "too few": lambda rank: Dataset.from_scipy(X, Y, first=10 * rank, total=30),
-    "other totals": lambda rank: Dataset.from_scipy(X, Y, first=10 * rank, total=20 + rank),
+    "twice the same": lambda rank: Dataset.from_scipy(X, Y, total_samples=20),
+    "too few": lambda rank: Dataset.from_scipy(X, Y, first_sample=10 * rank, total_samples=30),
+    "other totals": lambda rank: Dataset.from_scipy(X, Y, first_sample=10 * rank, total_samples=20 + rank),
 }
 
 

@@ -18,7 +18,7 @@ from thread_ranks import on_ranks
 import sparseallreduce as sar
 from sparseallreduce.cli import main
 from sparseallreduce.linear import DatasetError, load
-from sparseallreduce.linear.convert import convert
+from sparseallreduce.linear.data.convert import convert
 
 COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
@@ -108,7 +108,8 @@ def test_what_cannot_be_converted_is_refused(tmp_path, text):
 
 def start(folder, *arguments, limit=None, slow=False):
     """The command in a process of its own, with a limit on the size of a file, or slow enough to be interrupted."""
-    code = "import sys, time\nfrom sparseallreduce.cli import main\nfrom sparseallreduce.linear.binary_writer import BinaryWriter\n"
+    code = "import sys, time\nfrom sparseallreduce.cli import main\n"
+    code += "from sparseallreduce.linear.data.binary.writer import BinaryWriter\n"
     if slow:
         code += "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background processes ignore it
         code += "append = BinaryWriter.append\n"
@@ -160,7 +161,7 @@ def convert_and_die(folder, doomed):
     """Convert on all ranks, of which one is killed when it has written its first samples."""
     from mpi4py import MPI
 
-    from sparseallreduce.linear.binary_writer import BinaryWriter
+    from sparseallreduce.linear.data.binary.writer import BinaryWriter
 
     append = BinaryWriter.append
 

@@ -17,9 +17,11 @@ from thread_ranks import on_ranks
 import sparseallreduce as sar
 from sparseallreduce.cache import CACHE_VARIABLE, default_cache
 from sparseallreduce.cli import main
-from sparseallreduce.linear import DatasetError, download, load
-from sparseallreduce.linear.convert import convert
-from sparseallreduce.linear.fetch import SETS, Remote, fetch
+from sparseallreduce.linear import DatasetError, load
+from sparseallreduce.linear.data.collection import download
+from sparseallreduce.linear.data.collection.fetch import fetch
+from sparseallreduce.linear.data.collection.sets import SETS, Remote
+from sparseallreduce.linear.data.convert import convert
 
 TEXT = b"".join(b"%d 1:%d 7:0.5\n" % (number % 2, number * 7919 % 99991 + 1) for number in range(20_000))
 FILE = bz2.compress(TEXT)
@@ -219,7 +221,7 @@ def test_training_and_test_set(server, tmp_path, monkeypatch):
     monkeypatch.setitem(SETS, "little", Remote(99_999, "little", 20_000, "little.t", 2, (".bz2",)))
     server.files["little.t.bz2"] = bz2.compress(b"1 5:1\n0 6:1\n")
     train, test = fetched(server, tmp_path)
-    assert [part.total for part in load(train, test, comm=sar.SERIAL)] == [20_000, 2]
+    assert [part.total_samples for part in load(train, test, comm=sar.SERIAL)] == [20_000, 2]
 
 
 def test_ranks_fetch_once_and_fail_together(server, tmp_path):
@@ -232,7 +234,8 @@ def test_ranks_fetch_once_and_fail_together(server, tmp_path):
 
 def test_processes_that_share_a_cache_fetch_once(server, tmp_path):
     code = (
-        "import sys\nimport sparseallreduce as sar\nfrom sparseallreduce.linear.fetch import SETS, Remote, fetch\n"
+        "import sys\nimport sparseallreduce as sar\nfrom sparseallreduce.linear.data.collection.fetch import fetch\n"
+        "from sparseallreduce.linear.data.collection.sets import SETS, Remote\n"
         "SETS['little'] = Remote(99_999, 'little', 20_000, suffixes=('.bz2',))\n"
         "print(*fetch('little', sar.SERIAL, cache=sys.argv[1], mirror=sys.argv[2]))\n"
     )

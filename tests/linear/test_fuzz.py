@@ -3,7 +3,8 @@
 import fuzz_readers
 import pytest
 
-from sparseallreduce.linear import binary, svmlight
+from sparseallreduce.linear.data.binary import reader as binary
+from sparseallreduce.linear.data.svmlight import reader as svmlight
 
 
 def test_damaged_files_are_refused_or_read_as_a_slow_reader_does():

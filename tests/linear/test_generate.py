@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import sparseallreduce as sar
-from sparseallreduce.linear.datasets import load, open_text, two_classes
-from sparseallreduce.linear.generate import KINDS, generate
+from sparseallreduce.linear.data.files import open_text
+from sparseallreduce.linear.data.generate import KINDS, generate
+from sparseallreduce.linear.data.labels import two_classes
+from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.models import Logistic
 from sparseallreduce.linear.schedules import Constant
 from sparseallreduce.linear.strategies import SparseStrategy

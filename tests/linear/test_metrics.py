@@ -9,7 +9,7 @@ from thread_ranks import on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.linear import MODELS, Dataset, metrics
-from sparseallreduce.linear.class_weights import weighted_by_class
+from sparseallreduce.linear.data.labels import weighted_by_class
 from sparseallreduce.linear.metrics import area_under_curve, class_threshold, evaluate
 
 

@@ -10,7 +10,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparseallreduce.linear.modelfile import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 
 BINARY = FittedModel("logistic", np.float32([0.5, -2, 0]), 0.25, np.array([-1.0, 1.0]))
 MULTI = FittedModel("svm", np.eye(3, 4), np.array([0.0, 0.5, 0.0]), np.array(["ant", "bee", "wasp"]))

@@ -15,9 +15,12 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import svmlight, text_pieces
-from sparseallreduce.linear.datasets import DatasetError, load, two_classes
-from sparseallreduce.linear.svmlight import svmlight_blocks
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.labels import two_classes
+from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.svmlight import line_blocks
+from sparseallreduce.linear.data.svmlight import reader as svmlight
+from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
 
 COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
@@ -29,7 +32,7 @@ def samples(rows=97, features=50, seed=0):
 
 def joined(parts):
     """The samples and labels of all ranks, in the order of their numbers."""
-    parts = sorted(parts, key=lambda part: part.first)
+    parts = sorted(parts, key=lambda part: part.first_sample)
     return scipy.sparse.vstack([part.to_scipy() for part in parts]), np.concatenate([part.labels for part in parts])
 
 
@@ -68,8 +71,8 @@ def test_every_sample_is_on_one_rank_in_the_order_of_the_file(svm_file, suffix, 
     read, read_labels = joined(parts)
     np.testing.assert_array_equal(read.toarray(), matrix.toarray())
     np.testing.assert_array_equal(read_labels, labels)
-    assert [part.total for part in parts] == [97] * ranks
-    assert [part.first for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
+    assert [part.total_samples for part in parts] == [97] * ranks
+    assert [part.first_sample for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
 
 
 @settings(max_examples=30)
@@ -89,7 +92,7 @@ def test_lines_of_any_length_are_shared_without_loss_or_repetition(tmp_path_fact
 def test_small_chunks_of_text_give_the_same_samples(svm_file, monkeypatch):
     matrix, labels = samples()
     path = svm_file(matrix, labels)
-    monkeypatch.setattr(text_pieces, "_PIECE", 100)
+    monkeypatch.setattr(line_blocks, "_BLOCK", 100)
     seen = []
 
     train, _ = load(path, comm=sar.SERIAL, n_features=50, progress=seen.append)
@@ -122,7 +125,7 @@ def test_comments_blank_lines_and_windows_line_ends_are_skipped(text_file):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_a_malformed_line_far_in_is_named_on_every_rank(text_file, monkeypatch, suffix, ranks):
-    monkeypatch.setattr(text_pieces, "_PIECE", 64)  # so that the compressed text is not a short one
+    monkeypatch.setattr(line_blocks, "_BLOCK", 64)  # so that the compressed text is not a short one
     good = b"1 1:1 5:0.25\n-1 2:1\n"
     path = text_file(COMPRESSORS[suffix](good * 500 + b"1 2:x\n" + good * 200 + b"1 0:1\n" + good * 100), f"bad.svm{suffix}")
 
@@ -133,7 +136,7 @@ def test_a_malformed_line_far_in_is_named_on_every_rank(text_file, monkeypatch, 
 
 def test_a_rank_that_cannot_go_on_stops_the_reader(text_file, monkeypatch):
     """A rank that leaves its share, for whatever reason, neither hangs the others nor keeps rank 0 reading to the end."""
-    monkeypatch.setattr(text_pieces, "_PIECE", 64)
+    monkeypatch.setattr(line_blocks, "_BLOCK", 64)
     text = b"".join(b"1 1:%d\n" % (number * 7919 % 99991) for number in range(100_000))
     path = text_file(gzip.compress(text), "long.svm.gz")
     pieces = []
@@ -150,8 +153,8 @@ def test_a_rank_that_cannot_go_on_stops_the_reader(text_file, monkeypatch):
 
 
 def test_a_line_without_an_end_is_no_svmlight_text(text_file, monkeypatch):
-    monkeypatch.setattr(text_pieces, "_PIECE", 64)
-    monkeypatch.setattr(text_pieces, "_LONGEST_LINE", 500)
+    monkeypatch.setattr(line_blocks, "_BLOCK", 64)
+    monkeypatch.setattr(line_blocks, "_LONGEST_LINE", 500)
     path = text_file("1 1:1\n" + "1 " * 400)
     with pytest.raises(DatasetError, match=r"a line of more than 500 bytes: '1 1 1 .*'\.\.\.; this is no svmlight text"):
         load(path, comm=sar.SERIAL)

@@ -51,7 +51,7 @@ def parted(matrix, labels, ranks):
     """The data set of every rank, in blocks of different sizes."""
     bounds = [0, *sorted(np.random.default_rng(ranks).integers(0, len(labels) + 1, ranks - 1)), len(labels)]
     return [
-        Dataset.from_scipy(scipy.sparse.csr_array(matrix[first:last]), labels[first:last], first=first, total=len(labels))
+        Dataset.from_scipy(scipy.sparse.csr_array(matrix[first:last]), labels[first:last], first_sample=first, total_samples=len(labels))
         for first, last in pairwise(bounds)
     ]
 
@@ -70,7 +70,7 @@ def plain_sgd(model, matrix, labels, batch_size, rate, l2, epochs, seed=0):
 @given(total=st.integers(1, 60), size=st.integers(1, 20), ranks=st.integers(1, 7), epoch=st.integers(1, 3))
 def test_the_batches_of_all_ranks_are_those_of_one(total, size, ranks, epoch):
     def numbers(dataset):
-        return [(dataset.first + rows, count) for rows, count in batches(dataset, size, (4, epoch))]
+        return [(dataset.first_sample + rows, count) for rows, count in batches(dataset, size, (4, epoch))]
 
     def dataset(first, last):
         nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
@@ -130,8 +130,9 @@ def test_the_ranks_gradients_add_up_to_that_of_the_batch(strategy, ranks):
         rows = np.random.default_rng(1).permutation(part.rows)[: part.rows // 2]
         part_strategy = strategy(part, sar.SERIAL)
         for _ in range(2):  # what one batch leaves behind would show in the next
-            gradient = part_strategy.gradient(rows, coefficients[part.first + rows])
-        np.testing.assert_allclose(gradient.to_dense(), coefficients[part.first + rows] @ matrix[part.first + rows], rtol=1e-4, atol=1e-5)
+            gradient = part_strategy.gradient(rows, coefficients[part.first_sample + rows])
+        mine = part.first_sample + rows
+        np.testing.assert_allclose(gradient.to_dense(), coefficients[mine] @ matrix[mine], rtol=1e-4, atol=1e-5)
         total += gradient.to_dense()
     assert np.any(total)
 

@@ -10,7 +10,7 @@ import scipy.sparse
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import lazy_weights
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.runtime.threads import Threads

@@ -10,8 +10,8 @@ from mpi_cases import each, skip
 
 import sparseallreduce as sar
 from sparseallreduce.linear import DatasetError, generate, load
-from sparseallreduce.linear.binary_writer import write_binary
-from sparseallreduce.linear.convert import convert
+from sparseallreduce.linear.data.binary.writer import write_binary
+from sparseallreduce.linear.data.convert import convert
 
 RANKS = (1, 3)
 COLUMNS = ("indptr", "indices", "values", "labels")
@@ -27,16 +27,16 @@ def made(comm, path, samples=500, **arguments):
 
 def check_parts(comm, mine, whole):
     """The samples of this rank are those of the whole set from its first one on, and all ranks together have all."""
-    last = mine.first + mine.rows
-    begin, end = whole.indptr[[mine.first, last]]
-    np.testing.assert_array_equal(mine.indptr, whole.indptr[mine.first : last + 1] - begin)
+    last = mine.first_sample + mine.rows
+    begin, end = whole.indptr[[mine.first_sample, last]]
+    np.testing.assert_array_equal(mine.indptr, whole.indptr[mine.first_sample : last + 1] - begin)
     np.testing.assert_array_equal(mine.indices, whole.indices[begin:end])
     np.testing.assert_array_equal(mine.values, whole.values[begin:end])
-    np.testing.assert_array_equal(mine.labels, whole.labels[mine.first : last])
-    assert (mine.total, mine.features) == (whole.rows, whole.features)
+    np.testing.assert_array_equal(mine.labels, whole.labels[mine.first_sample : last])
+    assert (mine.total_samples, mine.features) == (whole.rows, whole.features)
     rows = comm.allgather(mine.rows)
     assert sum(rows) == whole.rows
-    assert mine.first == sum(rows[: comm.rank])
+    assert mine.first_sample == sum(rows[: comm.rank])
 
 
 @each(suffix=[".svm", ".svm.gz", ".csr"])
@@ -50,7 +50,9 @@ def case_ranks_share_the_samples(comm, suffix):
 
 @each(block=[64, 4096])
 def case_reads_begin_and_end_inside_blocks(comm, block):
-    from sparseallreduce.linear import binary, binary_format, binary_writer
+    from sparseallreduce.linear.data.binary import format as binary_format
+    from sparseallreduce.linear.data.binary import reader as binary
+    from sparseallreduce.linear.data.binary import writer as binary_writer
 
     kept = binary_format.BLOCK, binary._LONGEST_READ
     with shared_folder(comm) as folder:
@@ -128,7 +130,7 @@ def case_a_conversion_that_fails_leaves_nothing(comm, what):
 
 
 def case_one_rank_that_cannot_write_stops_all(comm):
-    from sparseallreduce.linear import binary_writer
+    from sparseallreduce.linear.data.binary import writer as binary_writer
 
     kept = binary_writer._write
     with shared_folder(comm) as folder:

@@ -27,7 +27,7 @@ def train_until_the_end_of_a_rank(kind, victim):
     comm, victim = MPI.COMM_WORLD, int(victim)
     rows = 50 if comm.rank < 2 else 0
     labels = [(-1.0) ** row for row in range(rows)]
-    dataset = Dataset.from_scipy(eye_array(50, format="csr")[:rows], labels, first=50 * comm.rank, total=100)
+    dataset = Dataset.from_scipy(eye_array(50, format="csr")[:rows], labels, first_sample=50 * comm.rank, total_samples=100)
     trainer = Trainer(Logistic(), STRATEGIES[kind](dataset, comm, Descent()), Constant(0.1), Options(10**6, 5))
     for number, _ in enumerate(trainer.run()):
         if comm.rank == victim and number == 1:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.checks import own_samples
 from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.checks import own_samples
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.launching import agree

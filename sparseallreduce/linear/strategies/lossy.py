@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.batch import CompactBatch
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.batch import CompactBatch
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
@@ -308,7 +308,7 @@ def _without_samples(dataset: Dataset) -> Dataset:
     empty = {name: getattr(dataset, name)[:0].copy() for name in ("indices", "values", "labels")}
     if dataset.weights is not None:
         empty["weights"] = dataset.weights[:0].copy()
-    return replace(dataset, indptr=np.zeros(1, np.int64), first=dataset.total, total=dataset.total, **empty)
+    return replace(dataset, indptr=np.zeros(1, np.int64), first_sample=dataset.total_samples, total_samples=dataset.total_samples, **empty)
 
 
 def _mailbox(comm: Any) -> Mailbox:

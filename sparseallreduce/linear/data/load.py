@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.binary import is_binary, read_binary
-from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.svmlight import read_svmlight
-from sparseallreduce.linear.text_pieces import PathLike, Progress, open_text
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.linear.data.binary.reader import is_binary, read_binary
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.svmlight.reader import read_svmlight
+from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset", "DatasetError", "load", "open_text", "two_classes"]
+__all__ = ["load"]
 
 
 def load(
@@ -49,29 +47,6 @@ def load(
     testing = None if test is None else _read(test, comm, n_features, progress)
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
-
-
-def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None = None) -> tuple[Dataset, tuple[float, float]]:
-    """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
-
-    With ``classes`` (of the training set) given, labels must be among them.
-
-    Raises
-    ------
-    DatasetError
-        On every rank alike, if the labels of all ranks are not two classes.
-    """
-    mine = np.unique(dataset.labels)[:10].tolist()
-    found = sorted(set().union(*gather(comm, mine)))
-    if classes is None:
-        if len(found) != 2:
-            listed = ", ".join(f"{label:g}" for label in found[:5]) + (", ..." if len(found) > 5 else "")
-            raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
-        classes = found[0], found[1]
-    strange = [label for label in found if label not in classes]
-    if strange:
-        raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's, {classes[0]:g} and {classes[1]:g}")
-    return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
 
 
 def _read(path: PathLike, comm: Any, n_features: int | None, progress: Progress) -> Dataset:

@@ -1,4 +1,4 @@
-"""Samples that count by their class."""
+"""Labels: two classes as the trainer takes them, and samples that count by their class."""
 
 from __future__ import annotations
 
@@ -9,12 +9,35 @@ from typing import Any
 import numpy as np
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import gather
 
-__all__ = ["BALANCED", "of_mean_one", "weighted_by_class"]
+__all__ = ["BALANCED", "of_mean_one", "two_classes", "weighted_by_class"]
 
 BALANCED = "balanced"
+
+
+def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None = None) -> tuple[Dataset, tuple[float, float]]:
+    """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
+
+    With ``classes`` (of the training set) given, labels must be among them.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if the labels of all ranks are not two classes.
+    """
+    mine = np.unique(dataset.labels)[:10].tolist()
+    found = sorted(set().union(*gather(comm, mine)))
+    if classes is None:
+        if len(found) != 2:
+            listed = ", ".join(f"{label:g}" for label in found[:5]) + (", ..." if len(found) > 5 else "")
+            raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
+        classes = found[0], found[1]
+    strange = [label for label in found if label not in classes]
+    if strange:
+        raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's, {classes[0]:g} and {classes[1]:g}")
+    return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
 
 
 def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, comm: Any) -> Dataset:

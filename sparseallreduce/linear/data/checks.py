@@ -16,13 +16,13 @@ from numba import types
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError, MismatchError
-from sparseallreduce.linear import binary_kernels as kernels
+from sparseallreduce.linear.data.binary import kernels
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
 if TYPE_CHECKING:
-    from sparseallreduce.linear.dataset import Dataset
+    from sparseallreduce.linear.data.dataset import Dataset
     from sparseallreduce.linear.models import LinearModel
 
 __all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum", "described", "own_samples"]
@@ -55,7 +55,7 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
         return
     strange = np.flatnonzero(np.abs(dataset.labels) != 1)
     if len(strange):
-        where = f"sample {dataset.first + strange[0]} has the label {dataset.labels[strange[0]]:g}"
+        where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
         remedy = "two_classes(dataset, comm) makes them of any two numbers"
         raise DatasetError(f"{dataset.source}: {where}, and those of a classifier ({model.name}) are -1 and +1: {remedy}")
 
@@ -79,7 +79,7 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
     agreed(comm, lambda: check_rows(dataset))
     if comm.size == 1:
         return dataset
-    whole = checksum(dataset) if dataset.first == 0 and dataset.total == dataset.rows > 0 else None
+    whole = checksum(dataset) if dataset.first_sample == 0 and dataset.total_samples == dataset.rows > 0 else None
     facts = {"use": use, "number of features": dataset.features, "dtype of values": str(dataset.values.dtype)}
     check_alike(comm, facts)
     ranks = gather(comm, (dataset.rows, whole))
@@ -98,7 +98,7 @@ def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dat
         values=dataset.values[begin:end],
         labels=dataset.labels[low:high],
         weights=None if dataset.weights is None else dataset.weights[low:high],
-        first=low,
+        first_sample=low,
     )
 
 
@@ -113,7 +113,7 @@ def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
         If the numbers of samples on the ranks do not fit together.
     """
     weight = float(dataset.rows if dataset.weights is None else dataset.weights.sum())
-    ranks = gather(comm, (dataset.rows, dataset.first, dataset.total, weight))
+    ranks = gather(comm, (dataset.rows, dataset.first_sample, dataset.total_samples, weight))
     found = 0
     for rank, (rows, first, total, _) in enumerate(ranks):
         if total != ranks[0][2] or (rows and first != found):
@@ -199,7 +199,7 @@ def _number_fault(dataset: Dataset) -> str | None:
     """What is wrong with the numbers in them."""
     _compile(dataset.indices.dtype, dataset.values.dtype)
     fault, row, entry = kernels.first_fault(dataset.indptr, dataset.indices, dataset.values, np.uint64(dataset.features))
-    sample = dataset.first + row
+    sample = dataset.first_sample + row
     if fault == kernels.ABOVE:
         return f"index {dataset.indices[entry]} of sample {sample} is not below the {dataset.features} features"
     if fault == kernels.UNSORTED:
@@ -208,9 +208,9 @@ def _number_fault(dataset: Dataset) -> str | None:
         return f"feature {dataset.indices[entry]} of sample {sample} is {dataset.values[entry]}, no finite {dataset.values.dtype}"
     strange = np.flatnonzero(~np.isfinite(dataset.labels))
     if len(strange):
-        return f"the label of sample {dataset.first + strange[0]} is {dataset.labels[strange[0]]}"
+        return f"the label of sample {dataset.first_sample + strange[0]} is {dataset.labels[strange[0]]}"
     if dataset.weights is not None:
         strange = np.flatnonzero(~((dataset.weights >= 0) & (dataset.weights < math.inf)))
         if len(strange):
-            return f"the weight of sample {dataset.first + strange[0]} is {dataset.weights[strange[0]]}, not at least 0 and finite"
+            return f"the weight of sample {dataset.first_sample + strange[0]} is {dataset.weights[strange[0]]}, not at least 0 and finite"
     return None

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.binary import is_binary
-from sparseallreduce.linear.binary_format import Header
-from sparseallreduce.linear.binary_writer import BinaryWriter
-from sparseallreduce.linear.svmlight import svmlight_blocks
-from sparseallreduce.linear.text_pieces import PathLike, Progress
+from sparseallreduce.linear.data.binary.format import Header
+from sparseallreduce.linear.data.binary.reader import is_binary
+from sparseallreduce.linear.data.binary.writer import BinaryWriter
+from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["convert"]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.text_pieces import PathLike
+from sparseallreduce.linear.data.files import PathLike
 
 __all__ = ["BLOCK", "HEADER_BYTES", "MAGIC", "SECTIONS", "Header", "Section"]
 

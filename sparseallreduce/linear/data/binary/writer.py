@@ -10,7 +10,6 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -20,14 +19,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.binary_format import BLOCK, SECTIONS, Header
-from sparseallreduce.linear.columns import Block
-from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.text_pieces import PathLike, Progress
+from sparseallreduce.linear.data.binary.format import BLOCK, SECTIONS, Header
+from sparseallreduce.linear.data.blocks import Block
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.files import PathLike, Progress, written
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["BinaryWriter", "write_binary", "written"]
+__all__ = ["BinaryWriter", "write_binary"]
 
 Array = NDArray[Any]
 
@@ -254,10 +253,3 @@ def _write(file: BinaryIO, items: Array) -> None:
         left = left[file.write(left) :]
 
 
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Every failure to write a file is a DatasetError that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise DatasetError(f"cannot write {path}: {error.strerror or error}") from None

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.binary_writer import BinaryWriter, written
-from sparseallreduce.linear.columns import Block
-from sparseallreduce.linear.text_kernels import NONZERO_CHARACTERS, format_svmlight
-from sparseallreduce.linear.text_pieces import PathLike, open_text
+from sparseallreduce.linear.data.binary.writer import BinaryWriter
+from sparseallreduce.linear.data.blocks import Block
+from sparseallreduce.linear.data.files import PathLike, open_text, written
+from sparseallreduce.linear.data.svmlight.kernels import NONZERO_CHARACTERS, format_svmlight
 from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.runtime.serial import SERIAL
 

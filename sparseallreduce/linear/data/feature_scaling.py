@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sparseallreduce.linear.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.kernels.compilation import kernel

@@ -21,10 +21,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear import binary_kernels as kernels
-from sparseallreduce.linear.binary_format import HEADER_BYTES, MAGIC, Header
-from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.text_pieces import PathLike, first_bytes, readable
+from sparseallreduce.linear.data.binary import kernels
+from sparseallreduce.linear.data.binary.format import HEADER_BYTES, MAGIC, Header
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.files import PathLike, first_bytes, readable
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype

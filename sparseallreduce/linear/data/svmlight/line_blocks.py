@@ -1,7 +1,7 @@
-"""The text of a data file, plain or compressed, in pieces of whole lines for each rank.
+"""The text of a data file, plain or compressed, in blocks of whole lines for each rank.
 
 Plain text is cut into byte ranges, one a rank. Compressed text cannot be entered in the middle: rank 0 alone decompresses it, and
-hands it on in pieces, first those for itself, then those for rank 1, and so on; while it decompresses a piece, another rank works on
+hands it on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a block, another rank works on
 the one before. A rank's share is then as large as its part of the compressed file, or of the text if that is short.
 """
 
@@ -12,36 +12,27 @@ import gzip
 import itertools
 import lzma
 import os
-import stat
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, readable
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = [
-    "PathLike",
-    "Piece",
-    "Progress",
+    "LineBlock",
     "excerpt",
-    "first_bytes",
     "line_at",
     "line_number",
-    "open_text",
     "quoted",
-    "readable",
-    "shared_pieces",
+    "shared_line_blocks",
 ]
 
-PathLike = str | os.PathLike[str]
-Progress = Callable[[int], object] | None
 
-_PIECE = 1 << 20  # bytes of text that are worked on at once, but for longer lines
+_BLOCK = 1 << 20  # bytes of text that are worked on at once, but for longer lines
 _LONGEST_LINE = 1 << 28  # bytes; who finds no end of a line until here reads something else than text
-_SHORT = 32  # pieces: a text of fewer is read before it is shared
+_SHORT = 32  # blocks: a text of fewer is read before it is shared
 _EXCERPT = 60  # characters of a bad line that an error shows
 
 # How compressed files begin, and what opens them. No line of svmlight text begins so.
@@ -52,7 +43,7 @@ _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
 }
 
 
-class Piece(NamedTuple):
+class LineBlock(NamedTuple):
     """Whole lines of a text, and how many lines there are between the origin, a place in the file, and them."""
 
     origin: int
@@ -60,14 +51,8 @@ class Piece(NamedTuple):
     text: bytes
 
 
-def open_text(path: PathLike, mode: str = "rb") -> BinaryIO:
-    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, any other plain."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return cast(BinaryIO, openers.get(Path(path).suffix, open)(path, mode))
-
-
-def shared_pieces(path: PathLike, comm: Any, progress: Progress = None) -> Generator[Piece]:
-    """This rank's pieces of a text; collective over ``comm`` until it ends or is closed.
+def shared_line_blocks(path: PathLike, comm: Any, progress: Progress = None) -> Generator[LineBlock]:
+    """This rank's blocks of a text; collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
@@ -101,40 +86,14 @@ def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
     return next((opener for magic, opener in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
-def first_bytes(path: PathLike, count: int) -> bytes:
-    """So many bytes from the beginning of a file, or all if it has fewer.
-
-    Raises
-    ------
-    DatasetError
-        If it cannot be read, or is no regular file: a pipe may keep its reader waiting for ever, and cannot be read by several.
-    """
-    with readable(path):
-        mode = os.stat(path).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise OSError("not a regular file")
-        with open(path, "rb") as file:
-            return file.read(count)
-
-
-def line_number(path: PathLike, piece: Piece, place: int) -> int:
-    """The number, from 1, of the line in which a character of the piece stands."""
+def line_number(path: PathLike, block: LineBlock, place: int) -> int:
+    """The number, from 1, of the line in which a character of the block stands."""
     with readable(path), open(path, "rb") as text:
-        left, count = piece.origin, 0
-        while left > 0 and (block := text.read(min(left, _PIECE))):
-            count += block.count(b"\n")
-            left -= len(block)
-    return count + piece.line + piece.text.count(b"\n", 0, place) + 1
-
-
-@contextmanager
-def readable(path: PathLike) -> Iterator[None]:
-    """Every failure to open, read or decompress a file is a DatasetError that names it."""
-    try:
-        yield
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise DatasetError(f"cannot read {path}: {reason}") from None
+        left, count = block.origin, 0
+        while left > 0 and (before := text.read(min(left, _BLOCK))):
+            count += before.count(b"\n")
+            left -= len(before)
+    return count + block.line + block.text.count(b"\n", 0, place) + 1
 
 
 @contextmanager
@@ -161,7 +120,7 @@ def _whole_lines(path: PathLike, text: BinaryIO, most: int) -> bytes:
     return lines
 
 
-def _own(path: PathLike, start: int, end: int | None, progress: Progress) -> Generator[Piece]:
+def _own(path: PathLike, start: int, end: int | None, progress: Progress) -> Generator[LineBlock]:
     """The lines that begin in bytes [start, end) of the text."""
     with _opened(path) as (file, text):
         origin, line = start, 0
@@ -170,8 +129,8 @@ def _own(path: PathLike, start: int, end: int | None, progress: Progress) -> Gen
             before = len(_whole_lines(path, text, 1)) - 1
             line, start = int(before > 0), start + before
         done = start
-        while (end is None or start < end) and (lines := _whole_lines(path, text, min(_PIECE, (end or start + _PIECE) - start))):
-            yield Piece(origin, line, lines)
+        while (end is None or start < end) and (lines := _whole_lines(path, text, min(_BLOCK, (end or start + _BLOCK) - start))):
+            yield LineBlock(origin, line, lines)
             line += lines.count(b"\n")
             start += len(lines)
             done = _report(progress, done, file.tell())
@@ -183,8 +142,8 @@ def _report(progress: Progress, before: int, now: int) -> int:
     return now
 
 
-def _dealt(path: PathLike, comm: Any, progress: Progress) -> Generator[Piece]:
-    """This rank's pieces of a text that rank 0 reads for all."""
+def _dealt(path: PathLike, comm: Any, progress: Progress) -> Generator[LineBlock]:
+    """This rank's blocks of a text that rank 0 reads for all."""
     own = comm.Dup()  # no message of the user's must come between
     try:
         yield from _deal(path, own, progress) if comm.rank == 0 else _receive(own)
@@ -192,20 +151,20 @@ def _dealt(path: PathLike, comm: Any, progress: Progress) -> Generator[Piece]:
         own.Free()
 
 
-def _deal(path: PathLike, comm: Any, progress: Progress) -> Generator[Piece]:
+def _deal(path: PathLike, comm: Any, progress: Progress) -> Generator[LineBlock]:
     """Read, hand on what is another rank's, and yield what is rank 0's own; a rank that says no ends it all."""
     busy = 0  # the rank that has not yet said how it went
     try:
         with closing(_shares(path, comm.size, progress)) as shares:
-            for rank, piece in shares:
+            for rank, block in shares:
                 if busy and not comm.recv(source=busy):
                     busy = 0
                     return
                 busy = rank
                 if rank == 0:
-                    yield piece
+                    yield block
                 else:
-                    comm.send(piece, dest=rank)
+                    comm.send(block, dest=rank)
     finally:
         if busy:
             comm.recv(source=busy)
@@ -213,12 +172,12 @@ def _deal(path: PathLike, comm: Any, progress: Progress) -> Generator[Piece]:
             comm.send(None, dest=rank)
 
 
-def _receive(comm: Any) -> Generator[Piece]:
-    """What rank 0 hands on, and an answer to each piece: whether this rank takes more."""
-    while (piece := comm.recv(source=0)) is not None:
+def _receive(comm: Any) -> Generator[LineBlock]:
+    """What rank 0 hands on, and an answer to each block: whether this rank takes more."""
+    while (block := comm.recv(source=0)) is not None:
         takes_more = False
         try:
-            yield piece
+            yield block
             takes_more = True
         finally:
             comm.send(takes_more, dest=0)
@@ -226,27 +185,27 @@ def _receive(comm: Any) -> Generator[Piece]:
                 comm.recv(source=0)  # that there is no more
 
 
-def _shares(path: PathLike, ranks: int, progress: Progress) -> Generator[tuple[int, Piece]]:
-    """The pieces of a compressed text in their order, each with the rank that it is for."""
+def _shares(path: PathLike, ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:
+    """The blocks of a compressed text in their order, each with the rank that it is for."""
     with _opened(path) as (file, text):
         size = os.fstat(file.fileno()).st_size
-        pieces = _positioned(path, file, text, progress)
+        blocks = _positioned(path, file, text, progress)
         dealt: Iterator[tuple[int, bytes]]
-        head = list(itertools.islice(pieces, _SHORT))
+        head = list(itertools.islice(blocks, _SHORT))
         if len(head) < _SHORT:
             dealt = enumerate(_cut(b"".join(lines for _, lines in head), ranks))
         else:
-            dealt = ((min(position * ranks // size, ranks - 1), lines) for position, lines in itertools.chain(head, pieces))
+            dealt = ((min(position * ranks // size, ranks - 1), lines) for position, lines in itertools.chain(head, blocks))
         line = 0
         for rank, lines in dealt:
-            yield rank, Piece(0, line, lines)
+            yield rank, LineBlock(0, line, lines)
             line += lines.count(b"\n")
 
 
 def _positioned(path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress) -> Iterator[tuple[int, bytes]]:
-    """The pieces of a text, and how far the file was read before each."""
+    """The blocks of a text, and how far the file was read before each."""
     position = 0
-    while lines := _whole_lines(path, text, _PIECE):
+    while lines := _whole_lines(path, text, _BLOCK):
         yield position, lines
         position = _report(progress, position, file.tell())
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sparseallreduce.errors import DatasetError, MismatchError
-from sparseallreduce.linear.checks import check_rows
+from sparseallreduce.linear.data.checks import check_rows
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
@@ -43,8 +43,8 @@ class Dataset:
     values: Array  # float32, or float64 for training in that; one a non-zero
     labels: Array  # float64, one a sample
     features: int  # dimension N
-    first: int = 0  # number of this rank's first sample among all
-    total: int = -1  # samples of all ranks; those of this rank if not given
+    first_sample: int = 0  # number of this rank's first sample among all
+    total_samples: int = -1  # samples of all ranks; those of this rank if not given
     source: str = "samples"  # what errors call them
     weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
 
@@ -52,8 +52,8 @@ class Dataset:
         for name in ("indptr", "indices", "values", "labels", "weights"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, read_only(np.asarray(getattr(self, name))))
-        if self.total < 0:
-            object.__setattr__(self, "total", self.rows)
+        if self.total_samples < 0:
+            object.__setattr__(self, "total_samples", self.rows)
 
     @property
     def rows(self) -> int:
@@ -70,11 +70,11 @@ class Dataset:
         return csr_array((self.values, self.indices.astype(np.int64), self.indptr), shape=(self.rows, self.features))
 
     @classmethod
-    def from_scipy(cls, samples: Any, labels: Any, *, first: int = 0, total: int = -1) -> Dataset:
+    def from_scipy(cls, samples: Any, labels: Any, *, first_sample: int = 0, total_samples: int = -1) -> Dataset:
         """The data set of a ``scipy.sparse`` matrix or array, or a dense one, with a row a sample.
 
-        Without ``first`` and ``total`` these are all samples there are. Where several ranks train, every one of them gives the same,
-        and takes its share of them: ranks that have samples of their own give them to :meth:`of_ranks`.
+        Without ``first_sample`` and ``total_samples`` these are all samples there are. Where several ranks train, every one of them
+        gives the same, and takes its share of them: ranks that have samples of their own give them to :meth:`of_ranks`.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class Dataset:
             Of numbers, which are taken as float32. Features of a row are sorted, and duplicates added up, where they have to be.
         labels : array-like, shape (samples,)
             Numbers.
-        first, total : int, optional
+        first_sample, total_samples : int, optional
             Where ranks count their samples themselves: the number of this one's first, and the samples of all ranks.
 
         Raises
@@ -94,7 +94,7 @@ class Dataset:
         --------
         >>> from scipy.sparse import csr_array
         >>> dataset = Dataset.from_scipy(csr_array([[0.0, 2.0], [3.0, 0.0]]), [1, -1])
-        >>> dataset.indices, dataset.features, dataset.total
+        >>> dataset.indices, dataset.features, dataset.total_samples
         (array([1, 0], dtype=uint32), 2, 2)
         """
         rows = _compressed(samples)
@@ -106,8 +106,8 @@ class Dataset:
             values,
             _numbers(labels),
             rows.shape[1],
-            first,
-            total,
+            first_sample,
+            total_samples,
         )
 
     @classmethod
@@ -132,7 +132,7 @@ class Dataset:
         --------
         >>> import sparseallreduce as sar
         >>> dataset = Dataset.of_ranks(csr_array([[0.0, 2.0], [3.0, 0.0]]), [1, -1], sar.SERIAL)
-        >>> dataset.first, dataset.rows, dataset.total
+        >>> dataset.first_sample, dataset.rows, dataset.total_samples
         (0, 2, 2)
         """
         comm = world() if comm is None else comm
@@ -150,7 +150,8 @@ class Dataset:
             raise MismatchError(f"all ranks must give as many features, but ranks 0 to {comm.size - 1} give {listed}")
         features, total = widths.pop(), sum(rows for rows, _ in ranks)
         indices = mine.indices.astype(index_dtype(features), copy=False)
-        return replace(mine, features=features, indices=indices, first=sum(rows for rows, _ in ranks[: comm.rank]), total=total)
+        first = sum(rows for rows, _ in ranks[: comm.rank])
+        return replace(mine, features=features, indices=indices, first_sample=first, total_samples=total)
 
 
 def _compressed(samples: Any) -> csr_array:

@@ -17,10 +17,11 @@ from numba import types
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear import text_kernels as kernels
-from sparseallreduce.linear.columns import Block, Column
-from sparseallreduce.linear.dataset import Dataset
-from sparseallreduce.linear.text_pieces import PathLike, Progress, excerpt, line_at, line_number, quoted, shared_pieces
+from sparseallreduce.linear.data.blocks import Block, Column
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.svmlight import kernels
+from sparseallreduce.linear.data.svmlight.line_blocks import excerpt, line_at, line_number, quoted, shared_line_blocks
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
@@ -33,7 +34,7 @@ _HIGHEST = 2**32  # features, where their number is not given
 
 
 class _Fault(Exception):
-    """What is wrong, and at which character of a piece."""
+    """What is wrong, and at which character of a block of lines."""
 
     def __init__(self, reason: str, place: int) -> None:
         self.reason, self.place = reason, place
@@ -58,7 +59,7 @@ def read_svmlight(path: PathLike, comm: Any, *, n_features: int | None = None, p
     if total == 0:
         raise DatasetError(f"{path}: no samples in it")
     features = n_features or max(features for _, features in shares)
-    return replace(mine, features=features, first=sum(rows for rows, _ in shares[: comm.rank]), total=total)
+    return replace(mine, features=features, first_sample=sum(rows for rows, _ in shares[: comm.rank]), total_samples=total)
 
 
 def svmlight_blocks(
@@ -93,17 +94,17 @@ def svmlight_blocks(
         With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
     """
     parser = _Parser(n_features, zero_based, np.dtype(dtype))
-    with closing(shared_pieces(path, comm, progress)) as pieces:
-        for piece in pieces:
+    with closing(shared_line_blocks(path, comm, progress)) as blocks:
+        for lines in blocks:
             try:
-                yield parser.parse(piece.text)
+                yield parser.parse(lines.text)
             except _Fault as fault:
-                line = line_number(path, piece, fault.place)
-                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(piece.text, fault.place)}") from None
+                line = line_number(path, lines, fault.place)
+                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
 
 
 class _Parser:
-    """Parses piece after piece into the same arrays."""
+    """Parses block after block of lines into the same arrays."""
 
     def __init__(self, features: int | None, zero_based: bool, dtype: np.dtype[Any]) -> None:
         self._given = features is not None

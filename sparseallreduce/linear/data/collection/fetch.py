@@ -18,54 +18,18 @@ from filelock import FileLock
 
 from sparseallreduce.cache import default_cache
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.binary_format import Header
-from sparseallreduce.linear.binary_writer import written
-from sparseallreduce.linear.convert import convert
-from sparseallreduce.linear.download import AbsentError, Downloader
-from sparseallreduce.linear.text_pieces import PathLike
+from sparseallreduce.linear.data.binary.format import Header
+from sparseallreduce.linear.data.collection.download import AbsentError, Downloader
+from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
+from sparseallreduce.linear.data.convert import convert
+from sparseallreduce.linear.data.files import PathLike, written
 from sparseallreduce.runtime.objects import agreed, gather
 
-__all__ = ["COLLECTION", "SETS", "Remote", "fetch"]
+__all__ = ["fetch"]
 
-#: Where the collection is at home.
-COLLECTION = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
 Converter = Callable[..., Header]
 Received = Callable[[int, int | None], object] | None
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A data set of the collection: its files without the suffix of their compression, and its published size."""
-
-    features: int
-    train: str
-    samples: int
-    test: str | None = None
-    test_samples: int | None = None
-    suffixes: tuple[str, ...] = (".xz", ".bz2")  # over the years the collection has compressed its files anew: the first found is taken
-
-    @property
-    def files(self) -> dict[str, int | None]:
-        """The samples of each file."""
-        return {self.train: self.samples} | ({self.test: self.test_samples} if self.test else {})
-
-
-SETS = {
-    "a9a": Remote(123, "a9a", 32_561, "a9a.t", 16_281, ("",)),
-    "avazu": Remote(1_000_000, "avazu-app", 14_596_137, "avazu-app.t", 1_719_304),
-    "epsilon": Remote(2_000, "epsilon_normalized", 400_000, "epsilon_normalized.t", 100_000),
-    "kdd12": Remote(54_686_452, "kdd12", 149_639_105),
-    "kdda": Remote(20_216_830, "kdda", 8_407_752, "kdda.t", 510_302),
-    "kddb": Remote(29_890_095, "kddb", 19_264_097, "kddb.t", 748_401),
-    "news20": Remote(1_355_191, "news20.binary", 19_996),
-    "rcv1": Remote(47_236, "rcv1_train.binary", 20_242, "rcv1_test.binary", 677_399),
-    "real-sim": Remote(20_958, "real-sim", 72_309),
-    "url": Remote(3_231_961, "url_combined", 2_396_130),
-    "w8a": Remote(300, "w8a", 49_749, "w8a.t", 14_951, ("",)),
-    "webspam": Remote(16_609_143, "webspam_wc_normalized_trigram.svm", 350_000),
-    "webspam-unigram": Remote(254, "webspam_wc_normalized_unigram.svm", 350_000),
-}
 
 
 def fetch(
@@ -98,7 +62,7 @@ def fetch(
     binary : bool
         Whether to convert the files; otherwise they stay the text that they are.
     convert : callable
-        As :func:`sparseallreduce.linear.convert.convert`.
+        As :func:`sparseallreduce.linear.data.convert.convert`.
     on_received : callable, optional
         Called with how many bytes of a file there are, and how many there will be, if known.
 

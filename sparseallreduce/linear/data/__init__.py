@@ -1,0 +1,1 @@
+"""Samples: in files, on their way, and as the arrays that training reads."""
