@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.linear import lazy_kernels
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels import lazy as lazy_kernels
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.runtime.threads import Threads
 

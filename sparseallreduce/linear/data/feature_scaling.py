@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import gather
-from sparseallreduce.streams.kernels.compilation import kernel
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["feature_magnitudes", "feature_scales", "largest_eigenvalue", "scaled"]
@@ -26,7 +26,7 @@ _ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues
 def feature_magnitudes(dataset: Dataset, comm: Any, before: Array | None = None) -> Array:
     """The largest magnitude of every feature on any rank, and in ``before``; zero if it does not occur. Collective over ``comm``."""
     largest = np.zeros(dataset.features, dataset.values.dtype) if before is None else before.astype(dataset.values.dtype)
-    _raise_to_magnitudes(dataset.indices, dataset.values, largest)
+    raise_to_magnitudes(dataset.indices, dataset.values, largest)
     return allreduce(SparseStream.from_dense(largest), comm, op="max").to_dense() if comm.size > 1 else largest
 
 
@@ -89,11 +89,3 @@ def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> floa
         direction = np.append(columns @ scores, scores.sum() * intercept)
         length = float(np.linalg.norm(direction))
     return length
-
-
-@kernel
-def _raise_to_magnitudes(indices: Array, values: Array, largest: Array) -> None:
-    """``largest[index] = max(largest[index], abs(value))`` for every non-zero."""
-    for entry in range(indices.size):
-        index = np.uint64(indices[entry])
-        largest[index] = max(largest[index], abs(values[entry]))

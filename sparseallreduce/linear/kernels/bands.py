@@ -19,19 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.linear.kernels.rows import FAR, NEAR, fetch
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import LINE, count_bits, lowest_bit, prefetch
 
 __all__ = [
-    "FAR",
-    "NEAR",
     "ROOM",
     "add",
     "add_in_bands",
     "bands_in_place",
     "collect",
-    "fetch",
-    "lines_of",
     "product",
     "products",
     "scores_in_bands",
@@ -40,8 +37,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-FAR = 64  # entries that a weight, or a sum, is fetched before its turn
-NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
 ROOM = 8  # places more than there are features for what is written of them
 
 _ZERO, _ONE, _TWO, _THREE, _FOUR = (np.uint64(number) for number in range(5))
@@ -307,19 +302,6 @@ def _entries(places: Array, ends: Array) -> Any:
     for i in range(places.size):
         total += ends[i] - places[i]
     return total
-
-
-@inlined
-def lines_of(array: Array, entries: int) -> Any:
-    """How many cache lines hold so many entries."""
-    return (entries * np.uint64(array.itemsize) + np.uint64(LINE - 1)) // np.uint64(LINE)
-
-
-@inlined
-def fetch(array: Array, entry: int, lines: int) -> None:
-    """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
-    for line in range(lines):
-        prefetch(array, entry + np.uint64(line) * np.uint64(LINE // array.itemsize))
 
 
 @inlined

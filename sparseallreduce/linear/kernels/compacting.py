@@ -1,0 +1,199 @@
+"""A batch's rows in one place, with their features renumbered, see :mod:`sparseallreduce.linear.kernels`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.kernels.rows import FAR, NEAR, ROW_AHEAD, bands_of, fetch, lines_of
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
+
+__all__ = ["bitmap", "compact", "marked", "move_marks", "renumber", "take_rows", "unmark"]
+
+Array = NDArray[Any]
+
+_ZERO, _ONE, _FOUR, _SIX, _TWELVE, _SIXTEEN, _LOW_SIX = (np.uint64(number) for number in (0, 1, 4, 6, 12, 16, 63))
+_LINES = np.uint64(4)  # of a row that are fetched
+_FAR = np.uint64(FAR)
+_PART_LINES = np.uint64(6)  # of the part of a row to fetch
+_PART_AHEAD = 2  # rows before its turn
+_PENDING = np.uint64(4096)  # entries that are copied before they are marked
+_EVERY = np.uint64(2**64 - 1)  # above all indices
+
+
+def bitmap(size: int) -> tuple[Array, Array]:
+    """A cleared bitmap over ``size`` entries: words of 64 entries, and a byte for each block of 64 words."""
+    words = -(-size // 64)
+    return np.zeros(words, np.uint64), np.zeros(-(-words // 64), np.uint8)
+
+
+@kernel
+def take_rows(
+    indices: Array,
+    values: Array,
+    starts: Array,
+    offsets: Array,
+    words: Array,
+    blocks: Array,
+    out_indices: Array,
+    out_values: Array,
+) -> None:
+    """Copy the entries of each row, which begin at ``starts[i]``, to the output arrays from ``offsets[i]`` on, and mark the indices.
+
+    ``offsets`` also says where the last of the rows ends there. Values are not copied to an empty array.
+    """
+    both = out_values.size > 0
+    rows, pending, last = starts.size, np.uint64(offsets[0]), np.uint64(offsets[starts.size])
+    sparse = last - pending < np.uint64(words.size)
+    if not sparse:  # hardly a block without a mark
+        blocks[:] = 1
+    for i in range(rows):
+        if i + ROW_AHEAD < rows:
+            length = np.uint64(offsets[i + ROW_AHEAD + 1] - offsets[i + ROW_AHEAD])
+            fetch(indices, np.uint64(starts[i + ROW_AHEAD]), min(_LINES, lines_of(indices, length)))
+            if both:
+                fetch(values, np.uint64(starts[i + ROW_AHEAD]), min(_LINES, lines_of(values, length)))
+        begin, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
+        shift = np.uint64(starts[i]) - begin
+        # Two loops, because each is vectorised; and marks afterwards, since then they do not wait for what is still to come.
+        if both:
+            for entry in range(begin, end):
+                out_values[entry] = values[entry + shift]
+        for entry in range(begin, end):
+            out_indices[entry] = indices[entry + shift]
+        if end - pending >= _PENDING or i + 1 == rows:
+            _mark(out_indices, pending, end, words)
+            if sparse:
+                _mark_blocks(out_indices, pending, end, blocks)
+            pending = end
+
+
+@inlined
+def _mark(indices: Array, begin: int, end: int, words: Array) -> None:
+    """Mark the entries from ``begin`` to ``end``."""
+    if words.size * words.itemsize > NEAR:
+        for entry in range(begin, end):
+            if entry + _FAR < end:
+                prefetch(words, np.uint64(indices[entry + _FAR]) >> _SIX)
+            words[np.uint64(indices[entry]) >> _SIX] |= _ONE << (np.uint64(indices[entry]) & _LOW_SIX)
+    else:
+        for entry in range(begin, end):
+            words[np.uint64(indices[entry]) >> _SIX] |= _ONE << (np.uint64(indices[entry]) & _LOW_SIX)
+
+
+@inlined
+def _mark_blocks(indices: Array, begin: int, end: int, blocks: Array) -> None:
+    """Mark the blocks of the entries from ``begin`` to ``end``."""
+    for entry in range(begin, end):
+        blocks[np.uint64(indices[entry]) >> _TWELVE] = 1
+
+
+@kernel
+def move_marks(words: Array, blocks: Array, out_words: Array, out_blocks: Array) -> None:
+    """Add the marks of a bitmap to those of another, and clear it."""
+    for block in range(np.uint64(blocks.size)):
+        if blocks[block] == 0:
+            continue
+        blocks[block] = 0
+        out_blocks[block] = 1
+        for word in range(block << _SIX, min((block + _ONE) << _SIX, np.uint64(words.size))):
+            out_words[word] |= words[word]
+            words[word] = _ZERO
+
+
+@kernel
+def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
+    """Write the places of all marks in order; returns their number. Of each word, ``before`` tells how many marks precede it.
+
+    Of words without marks nothing is told. The output array has room for :data:`.bands.ROOM` places more. The blocks are cleared, and
+    the words stay: see :func:`unmark`.
+    """
+    marked_words = np.empty(64, np.uint64)
+    count = _ZERO
+    for block in range(np.uint64(blocks.size)):
+        if blocks[block] == 0:
+            continue
+        blocks[block] = 0
+        found = _ZERO
+        for word in range(block << _SIX, min((block + _ONE) << _SIX, np.uint64(words.size))):
+            marked_words[found] = word
+            found += np.uint64(words[word] != _ZERO)
+        for number in range(found):
+            word = marked_words[number]
+            marks = words[word]
+            before[word] = count
+            end = count + count_bits(marks)
+            while count < end:  # seldom more than once: how many marks a word has cannot be foreseen
+                for place in range(_FOUR):
+                    out[count + place] = (word << _SIX) + lowest_bit(marks)
+                    marks &= marks - _ONE
+                count += _FOUR
+            count = end
+    return int(count)
+
+
+@kernel
+def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None:
+    """Replace each index of some rows, which is marked, by the number of marks before it."""
+    rows = indptr.size - 1
+    bands, width = bands_of(indptr, words.size, words.itemsize + before.itemsize)
+    places = np.empty(rows, np.uint64)
+    for i in range(rows):
+        places[i] = indptr[i]
+    for band in range(bands):
+        limit = _EVERY if band + 1 == bands else (np.uint64(band + 1) * width) << _SIX
+        for i in range(rows):
+            if bands > 1 and i + _PART_AHEAD < rows:
+                fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
+            entry, end = places[i], np.uint64(indptr[i + 1])
+            while entry + _SIXTEEN <= end and np.uint64(indices[entry + _SIXTEEN - _ONE]) < limit:
+                for near in range(entry, entry + _SIXTEEN):  # a loop that is vectorised
+                    indices[near] = _number(indices[near], words, before)
+                entry += _SIXTEEN
+            if band + 1 == bands:
+                for near in range(entry, end):
+                    indices[near] = _number(indices[near], words, before)
+            places[i] = entry
+
+
+@inlined
+def _number(index: int, words: Array, before: Array) -> Any:
+    """The number of marks before an index, which is marked."""
+    word = np.uint64(index) >> _SIX
+    return np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (np.uint64(index) & _LOW_SIX)) - _ONE))
+
+
+@kernel
+def unmark(places: Array, words: Array) -> None:
+    """Clear a bitmap in which these places are marked."""
+    if places.size > words.size >> 2:
+        words[:] = _ZERO
+        return
+    for entry in range(places.size):
+        words[np.uint64(places[entry]) >> _SIX] = _ZERO
+
+
+@kernel
+def compact(
+    indices: Array,
+    values: Array,
+    starts: Array,
+    offsets: Array,
+    words: Array,
+    blocks: Array,
+    before: Array,
+    out_indices: Array,
+    out_values: Array,
+    out: Array,
+) -> int:
+    """All that makes a batch of rows: :func:`take_rows`, :func:`marked`, :func:`renumber` and :func:`unmark` in one call."""
+    take_rows(indices, values, starts, offsets, words, blocks, out_indices, out_values)
+    count = marked(words, blocks, before, out)
+    renumber(offsets, out_indices, words, before)
+    unmark(out[:count], words)
+    return int(count)
+
+

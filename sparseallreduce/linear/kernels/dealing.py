@@ -1,0 +1,69 @@
+"""Dealing samples to batches, in an order that is computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+
+__all__ = ["deal"]
+
+Array = NDArray[Any]
+
+_ONE, _TWO, _THIRTY_TWO = np.uint64(1), np.uint64(2), np.uint64(32)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def deal(first: int, total: int, size: int, keys: Array, starts: Array, order: Array) -> None:
+    """Deal the numbers below ``total`` to batches of ``size``, and list which of those from ``first`` on each batch gets.
+
+    A number goes to batch p // size, where p is its place in a permutation of all: that of a Feistel network on pairs of numbers, which
+    is gone through again where it leads beyond ``total`` (Black and Rogaway, 2002). So a rank only computes the places of its own.
+
+    Parameters
+    ----------
+    first, total, size : int
+    keys : ndarray
+        uint64: random numbers, an even number of them, a round each.
+    starts : ndarray
+        int64 zeros, one more than there are batches. Afterwards batch i gets ``order[starts[i] : starts[i + 1]]``.
+    order : ndarray
+        int64, for as many numbers as are to be dealt; afterwards each less ``first``, increasing within a batch.
+    """
+    width = np.uint64(max(1, math.ceil(math.sqrt(total))))
+    height = (np.uint64(total) + width - _ONE) // width
+    batches = np.empty(order.size, np.uint64)
+    for number in range(order.size):
+        place = np.uint64(first + number)
+        while True:
+            left, right = place // height, place % height
+            for turn in range(np.uint64(0), np.uint64(keys.size), _TWO):
+                left = _moved(left, right ^ keys[turn], width)
+                right = _moved(right, left ^ keys[turn + _ONE], height)
+            place = left * height + right
+            if place < np.uint64(total):
+                break
+        batches[number] = place // np.uint64(size)
+        if batches[number] + _TWO < np.uint64(starts.size):
+            starts[batches[number] + _TWO] += 1
+    for batch in range(2, starts.size):
+        starts[batch] += starts[batch - 1]
+    # The beginning of each batch stands one place late, where it moves on to its end.
+    for number in range(order.size):
+        batch = batches[number] + _ONE
+        order[starts[batch]] = number
+        starts[batch] += 1
+
+
+@inlined
+def _moved(place: Any, key: Any, size: Any) -> Any:
+    """A place of ``size``, at most 2**32, moved on around them by a distance that depends on the key."""
+    key *= _MIX
+    key = (key ^ (key >> _THIRTY_TWO)) * np.uint64(0xD6E8FEB86659FD93)
+    place += ((key >> _THIRTY_TWO) * size) >> _THIRTY_TWO
+    return place - size * np.uint64(place >= size)
