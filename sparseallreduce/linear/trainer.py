@@ -362,7 +362,7 @@ class Trainer:
         rate, descent = self.schedule(step), self.strategy.descent
         if not 0 <= rate < math.inf:
             raise AlgorithmError(f"a learning rate must be at least 0 and finite, not {rate:g} as in step {step + 1}: change the schedule")
-        if rate * descent.l2 * descent.pull >= 1:
+        if rate * descent.l2 * descent.penalty_factor >= 1:
             below = f"1 minus the momentum, {1 - descent.momentum:g}" if descent.momentum else "1"
             reason = f"learning rate times l2 must be below {below}, not {rate:g} * {descent.l2:g} as in step {step + 1}"
             raise AlgorithmError(f"{reason}: lower one of them")

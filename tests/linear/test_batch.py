@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array, random_array
 
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.gradient import DenseGradient
-from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.weights import Descent
+from sparseallreduce.linear.gradients.compact import CompactBatch
+from sparseallreduce.linear.gradients.dense import DenseGradient
+from sparseallreduce.linear.weights import Descent, new_weights
 from sparseallreduce.runtime.threads import Threads
 
 

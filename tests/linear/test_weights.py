@@ -9,10 +9,9 @@ import scipy.sparse
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
-from sparseallreduce.linear import lazy_weights
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights import Descent, Weights, new_weights
+from sparseallreduce.linear.weights import lazy as lazy_weights
 from sparseallreduce.runtime.threads import Threads
 
 
@@ -57,10 +56,10 @@ def plain_steps(descent, gradients, rates):
     weights, velocity, total, averaged = (np.zeros(gradients.shape[1]) for _ in range(4))
     count = 0
     for step, (gradient, rate) in enumerate(zip(gradients.astype(float), rates), start=1):
-        weights = np.where(shrunk, (1 - rate * descent.l2 * descent.pull) * weights, weights)
+        weights = np.where(shrunk, (1 - rate * descent.l2 * descent.penalty_factor) * weights, weights)
         velocity = descent.momentum * velocity + gradient
         weights = weights - rate * (gradient + descent.momentum * velocity if descent.nesterov else velocity)
-        soft = np.sign(weights) * np.maximum(np.abs(weights) - rate * descent.l1 * descent.pull, 0)
+        soft = np.sign(weights) * np.maximum(np.abs(weights) - rate * descent.l1 * descent.penalty_factor, 0)
         weights = np.where(shrunk, soft, weights)
         if descent.averages and step > descent.average_from:
             total, count = total + weights, count + 1

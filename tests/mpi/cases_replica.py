@@ -21,14 +21,13 @@ from sparseallreduce.linear import (
     SparseStrategy,
     Trainer,
     generate,
-    lazy_weights,
     load,
-    replica,
     two_classes,
 )
-from sparseallreduce.linear.lazy_weights import new_weights
 from sparseallreduce.linear.strategies.lossy import OkTopkStrategy
-from sparseallreduce.linear.weights import Weights
+from sparseallreduce.linear.weights import Weights, new_weights
+from sparseallreduce.linear.weights import lazy as lazy_weights
+from sparseallreduce.linear.weights import shared as replica
 from sparseallreduce.runtime.hosts import this_place
 from sparseallreduce.runtime.memory import meeting
 from sparseallreduce.runtime.threads import Threads
@@ -102,7 +101,7 @@ def case_a_weight_that_is_not_finite_is_the_same_error_on_every_rank(comm, where
     for form in (None, 0.0):
         try:
             weights.descend(sar.SparseStream.from_dense(gradient, switch_density=form), 0.1)
-            weights.complete()
+            weights.wait_for_peers()
             told = None
         except DivergenceError as error:
             told = str(error)

@@ -16,8 +16,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.data.checks import own_samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.lazy_weights import new_weights
-from sparseallreduce.linear.weights import Descent
+from sparseallreduce.linear.weights import Descent, new_weights
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.threads import Threads
@@ -165,7 +164,7 @@ class Strategy(ABC):
 
     def drain(self) -> None:
         """Wait until all updates are applied, and make ``weights`` the same on every rank. Collective, servers included."""
-        self.weights.complete()
+        self.weights.wait_for_peers()
 
     def serve(self) -> None:
         """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.linear.gradient import DenseGradient
+from sparseallreduce.linear.gradients.dense import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.trace import active

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.lazy_weights import new_weights
+from sparseallreduce.linear.gradients.compact import CompactBatch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalLink, RemoteLink, answer_workers
 from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server_state import gathered_state, state_of_range
-from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights import Descent, Weights, new_weights
 from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.batch import CompactBatch
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.gradients.compact import CompactBatch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.api import allreduce

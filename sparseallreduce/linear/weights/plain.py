@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,57 +13,21 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset, Rows
-from sparseallreduce.linear.replica import Replica, shared_replica
+from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.shared import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Descent", "Weights"]
+__all__ = ["Weights"]
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Descent:
-    """How a step changes the weights, beside the gradient and the learning rate."""
-
-    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
-    intercept: bool = False  # whether a number is added to every score; it is not regularised
-    l1: float = 0.0  # factor of the penalty l1 * |w|_1, likewise
-    momentum: float = 0.0  # the share of the velocity that is left after a step
-    nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
-    average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
-
-    def __post_init__(self) -> None:
-        for name in ("l2", "l1"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.nesterov and not self.momentum:
-            raise ValueError("Nesterov's momentum needs a momentum above 0")
-        if self.average_from is not None and self.average_from < 0:
-            raise ValueError(f"average_from must be at least 0, not {self.average_from}")
-
-    @property
-    def pull(self) -> float:
-        """What a step draws weights to zero by, as a multiple of the penalty's slope.
-
-        A gradient that stays the same moves the weights by so many times itself a step, as its velocity lasts. With this the weights
-        settle where loss and penalty together are least, whatever the momentum.
-        """
-        return 1.0 / (1.0 - self.momentum)
-
-    @property
-    def averages(self) -> bool:
-        """Whether what is learned is an average."""
-        return self.average_from is not None
-
-
 class Weights:
-    """The weight vector w, kept as ``scale * direction``; and the intercept, which is the last entry where there is one.
+    """The weight vector w, kept as ``scale * unscaled``; and the intercept, which is the last entry where there is one.
 
     The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
-    gradient has entries and not N. When the scale gets small it is multiplied into the direction, which is the only pass over N.
+    gradient has entries and not N. When the scale gets small it is multiplied into the unscaled weights, which is the only pass over N.
 
     Parameters
     ----------
@@ -95,7 +58,7 @@ class Weights:
         self._threads = threads or Threads()
         self.steps = 0
         self.scale = 1.0
-        self.direction = np.zeros(size - self.descent.intercept, dtype)
+        self.unscaled = np.zeros(size - self.descent.intercept, dtype)
         self.intercept = 0.0
         self._replica: Replica | None = None
         self._changing = False  # whether other ranks may still be making their changes
@@ -119,7 +82,7 @@ class Weights:
                 for name, array in zip(names, self._replica.arrays, strict=True):
                     setattr(self, name, array)
 
-    def complete(self) -> None:
+    def wait_for_peers(self) -> None:
         """Wait until all ranks have made the changes of the last step.
 
         Raises
@@ -136,77 +99,77 @@ class Weights:
 
     def to_array(self) -> Array:
         """A copy of the weights, of shape (size,)."""
-        self.complete()
-        array = np.empty(self.size, self.direction.dtype)
-        np.multiply(self.direction, self.scale, out=array[: len(self.direction)])
-        array[len(self.direction) :] = self.intercept
+        self.wait_for_peers()
+        array = np.empty(self.size, self.unscaled.dtype)
+        np.multiply(self.unscaled, self.scale, out=array[: len(self.unscaled)])
+        array[len(self.unscaled) :] = self.intercept
         return array
 
     def assign(self, array: Array) -> None:
         """Start from these weights, of shape (size,)."""
-        features = len(self.direction)
+        features = len(self.unscaled)
         self.scale = 1.0
-        self._write(direction=array[:features])
+        self._write(unscaled=array[:features])
         if self.descent.intercept:
             self.intercept = float(array[features])
 
     def penalty(self) -> float:
         """The regularisation term of the loss; one pass over N."""
-        self.complete()
-        return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.direction, self.direction))
+        self.wait_for_peers()
+        return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.unscaled, self.unscaled))
 
     def at(self, indices: Array) -> Array:
         """The weights at sorted positions, of shape (len(indices),)."""
-        self.complete()
-        features = len(self.direction)
+        self.wait_for_peers()
+        features = len(self.unscaled)
         inside = np.searchsorted(indices, features) if self.descent.intercept else len(indices)
-        found = np.full(len(indices), self.intercept, self.direction.dtype)
-        found[:inside] = self.direction[indices[:inside]] * self.scale
+        found = np.full(len(indices), self.intercept, self.unscaled.dtype)
+        found[:inside] = self.unscaled[indices[:inside]] * self.scale
         return found
 
     @property
     def current(self) -> bool:
-        """Whether ``direction`` is what all steps have led to, at every feature."""
+        """Whether ``unscaled`` is what all steps have led to, at every feature."""
         return True
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
         """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
-        self.complete()
-        return self._scored(self.direction, dataset, rows)
+        self.wait_for_peers()
+        return self._scored(self.unscaled, dataset, rows)
 
     def compact_scores(self, samples: Rows, features: Array | None = None) -> Array:
         """The scores of all samples, whose features are only these of all, increasing, if any are given; see :class:`CompactBatch`."""
-        self.complete()
-        direction, scores = self.direction if features is None else self._gathered(features), np.empty(len(samples.starts))
+        self.wait_for_peers()
+        unscaled, scores = self.unscaled if features is None else self._gathered(features), np.empty(len(samples.starts))
 
         def fill(low: int, high: int) -> None:
             entries, starts = (samples.indptr[low : high + 1], samples.indices, samples.values), samples.starts[low:high]
-            kernels.compact_scores(*entries, starts, direction, scores[low:high])
+            kernels.compact_scores(*entries, starts, unscaled, scores[low:high])
 
         self._threads.share(self._threads.cuts(len(scores)), fill)
         return self._completed(scores)
 
     def _gathered(self, features: Array) -> Array:
-        """The direction at some features."""
-        return self._each_gathered(self.direction, features)
+        """The unscaled weights at some features."""
+        return self._each_gathered(self.unscaled, features)
 
     def _each_gathered(self, array: Array, features: Array) -> Array:
         found = np.empty(len(features), array.dtype)
         self._threads.share(self._threads.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
         return found
 
-    def _scored(self, direction: Array, dataset: Dataset, rows: Array) -> Array:
-        """The scores of rows by a direction of as many features."""
+    def _scored(self, unscaled: Array, dataset: Dataset, rows: Array) -> Array:
+        """The scores of rows by unscaled weights of as many features."""
         scores = np.empty(len(rows))
 
         def fill(low: int, high: int) -> None:
-            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], direction, scores[low:high])
+            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], unscaled, scores[low:high])
 
         self._threads.share(self._threads.cuts(len(rows)), fill)
         return self._completed(scores)
 
     def _completed(self, scores: Array) -> Array:
-        """Scores by the direction, with scale and intercept."""
+        """Scores by the unscaled weights, with scale and intercept."""
         if self.scale != 1.0:
             scores *= self.scale
         if self.intercept:
@@ -230,12 +193,12 @@ class Weights:
         Raises
         ------
         DivergenceError
-            If a weight that the gradient touches is no finite number afterwards. Where a replica is shared, ``complete`` may raise it.
+            If a weight that the gradient touches is not finite afterwards; where a replica is shared, ``wait_for_peers`` may raise it.
         """
-        self.complete()
+        self.wait_for_peers()
         self.steps += 1
         self._rate = rate
-        self._shrink(1.0 - rate * self.descent.l2 * self.descent.pull)
+        self._shrink(1.0 - rate * self.descent.l2 * self.descent.penalty_factor)
         indices, values, slope = self._parted(gradient)
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)
@@ -247,9 +210,9 @@ class Weights:
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
         size = 1 + self.descent.intercept
-        others = type(self)(size, self.descent, self.direction.dtype)
+        others = type(self)(size, self.descent, self.unscaled.dtype)
         others.scores(dataset, np.arange(0))
-        zeros = np.zeros(size, self.direction.dtype)
+        zeros = np.zeros(size, self.unscaled.dtype)
         nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)
         for gradient in (nothing, SparseStream._dense_form(zeros, size)):
             others.descend(gradient, 0.0)
@@ -258,20 +221,21 @@ class Weights:
 
     def state(self) -> dict[str, Any]:
         """All that later steps depend on, as arrays and numbers."""
-        self.complete()
-        return {"steps": self.steps, "scale": self.scale, "direction": self.direction, "intercept": self.intercept}
+        self.wait_for_peers()
+        # By "direction" checkpoints have called it from the first.
+        return {"steps": self.steps, "scale": self.scale, "direction": self.unscaled, "intercept": self.intercept}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what the weights were when ``state`` was taken."""
         self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), float(state["intercept"])
-        self._write(direction=state["direction"])
+        self._write(unscaled=state["direction"])
 
     def memory(self) -> dict[str, Any]:
         """What later steps depend on beside the weights, for a run that goes on from these: see :meth:`remember`. Collective as ``share``.
 
         Copies, of which those of an array have an entry for every feature.
         """
-        self.complete()
+        self.wait_for_peers()
         return {"steps": self.steps}
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
@@ -287,7 +251,7 @@ class Weights:
 
     def _shared_names(self) -> list[str]:
         """Of the arrays with an entry for every feature."""
-        return ["direction"]
+        return ["unscaled"]
 
     def _cuts(self, length: int) -> list[int]:
         """Where to cut this rank's share of so many things for its threads: threads + 1 bounds."""
@@ -323,13 +287,13 @@ class Weights:
         self.scale *= factor
         if self.scale < self._SMALLEST_SCALE:
             self._meet()
-            self.direction[self._own(len(self.direction))] *= self.scale
+            self.unscaled[self._own(len(self.unscaled))] *= self.scale
             self.scale = 1.0
             self._meet()
 
     def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, float]:
         """The indices (None if dense) and values of a gradient's features, and its entry of the intercept."""
-        features = len(self.direction)
+        features = len(self.unscaled)
         if gradient.is_dense:
             values = gradient._stored
             return None, values[:features], float(values[features]) if self.descent.intercept else 0.0
@@ -341,13 +305,13 @@ class Weights:
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         """Take this rank's share of the gradient, times the rate, from the weights; returns whether what becomes of them is finite."""
         cuts = self._cuts(len(values))
-        step = self.direction.dtype.type(rate / self.scale)
+        step = self.unscaled.dtype.type(rate / self.scale)
 
         def subtract(part: int) -> bool:
             if indices is None:
                 mine = slice(cuts[part], cuts[part + 1])
-                return bool(kernels.descend_dense(self.direction[mine], values[mine], step))
-            return bool(kernels.descend(self.direction, indices, values, step, self._first + part, self._parts))
+                return bool(kernels.descend_dense(self.unscaled[mine], values[mine], step))
+            return bool(kernels.descend(self.unscaled, indices, values, step, self._first + part, self._parts))
 
         return all(self._threads.each(subtract))
 

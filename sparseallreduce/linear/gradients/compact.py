@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset, Rows, read_only
-from sparseallreduce.linear.gradient import DenseGradient, ranges_of_like_work
+from sparseallreduce.linear.gradients.dense import DenseGradient, ranges_of_like_work
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
@@ -36,7 +36,7 @@ class CompactBatch:
     Parameters
     ----------
     dataset, size, threads
-        As for :class:`~sparseallreduce.linear.gradient.DenseGradient`.
+        As for :class:`~sparseallreduce.linear.gradients.dense.DenseGradient`.
     buffers : int, optional
         How many gradients may be in use at once: a stream is valid until the rows of the batch so many gradients later are taken.
 

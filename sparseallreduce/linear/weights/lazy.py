@@ -10,21 +10,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import lazy as lazy_kernels
-from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.plain import Weights
 from sparseallreduce.runtime.threads import Threads
 
-__all__ = ["LazyWeights", "new_weights"]
+__all__ = ["LazyWeights"]
 
 Array = NDArray[Any]
 
 _STEPS = 4096  # that the table holds; then comes a pass over all weights
 _FADED = 1e-12  # of a velocity may be neglected
-
-
-def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
-    """Weights of zero that descend so, lazy ones where it takes them; for the arguments see :class:`Weights`."""
-    plain = not (descent.l1 or descent.momentum or descent.averages)
-    return Weights(size, descent, dtype, threads) if plain else LazyWeights(size, descent, dtype, threads)
 
 
 class LazyWeights(Weights):
@@ -42,7 +37,7 @@ class LazyWeights(Weights):
 
     def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent, dtype, threads)
-        features = len(self.direction)
+        features = len(self.unscaled)
         nothing = np.zeros(1, dtype)
         self._velocity = np.zeros(features, dtype) if descent.momentum else nothing
         self._sums = np.zeros(features) if descent.averages else np.zeros(1)
@@ -66,15 +61,15 @@ class LazyWeights(Weights):
         return self._current
 
     def to_array(self) -> Array:
-        self.complete()
-        array = np.empty(self.size, self.direction.dtype)
-        features = len(self.direction)
-        direction, _, sums = self._present()
+        self.wait_for_peers()
+        array = np.empty(self.size, self.unscaled.dtype)
+        features = len(self.unscaled)
+        unscaled, _, sums = self._present()
         if self._averaged:
             np.divide(sums, self._averaged, out=array[:features], casting="same_kind")
             array[features:] = self._intercept_sum / self._averaged
         else:
-            np.multiply(direction, self.scale, out=array[:features])
+            np.multiply(unscaled, self.scale, out=array[:features])
             array[features:] = self.intercept
         return array
 
@@ -86,23 +81,23 @@ class LazyWeights(Weights):
         self._intercept_velocity = self._intercept_sum = 0.0
 
     def penalty(self) -> float:
-        weights = self.to_array()[: len(self.direction)]
+        weights = self.to_array()[: len(self.unscaled)]
         return self.descent.l2 / 2 * float(np.dot(weights, weights)) + self.descent.l1 * float(np.abs(weights).sum(dtype=np.float64))
 
     def at(self, indices: Array) -> Array:
-        self.complete()
-        features = len(self.direction)
+        self.wait_for_peers()
+        features = len(self.unscaled)
         inside = indices[: np.searchsorted(indices, features)].astype(np.int64)
-        found = np.full(len(indices), self.intercept, self.direction.dtype)
+        found = np.full(len(indices), self.intercept, self.unscaled.dtype)
         velocity = self._velocity[inside] if self.descent.momentum else self._velocity
-        direction, _, _ = self._evaluated(self.direction[inside], velocity, self._last[inside], self._sums, False)
-        found[: len(inside)] = direction * self.scale
+        unscaled, _, _ = self._evaluated(self.unscaled[inside], velocity, self._last[inside], self._sums, False)
+        found[: len(inside)] = unscaled * self.scale
         return found
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
         """As of other weights; with a pass over all of them first, unless they are current."""
-        self.complete()
-        return self._scored(self.direction if self.current else self._present()[0], dataset, rows)
+        self.wait_for_peers()
+        return self._scored(self.unscaled if self.current else self._present()[0], dataset, rows)
 
     def _gathered(self, features: Array) -> Array:
         velocity = self._each_gathered(self._velocity, features) if self.descent.momentum else self._velocity
@@ -110,7 +105,7 @@ class LazyWeights(Weights):
         return self._evaluated(super()._gathered(features), velocity, last, self._sums, False)[0]
 
     def final_scores(self, dataset: Dataset) -> Array:
-        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.direction.dtype, self._threads)
+        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.unscaled.dtype, self._threads)
         plain.assign(self.to_array())
         return plain.final_scores(dataset)
 
@@ -136,14 +131,14 @@ class LazyWeights(Weights):
         self._written[:, : self._now + 1] = state["table"]
 
     def memory(self) -> dict[str, Any]:
-        self.complete()
+        self.wait_for_peers()
         self._settle()
         memory = super().memory() | {"intercept_velocity": self._intercept_velocity}
         if self.descent.momentum:
             memory["velocity"] = self._velocity.copy()
         if self.descent.averages:
             # What is learned is the average, and steps go on from the last weights.
-            memory |= {"weights": self.direction.copy(), "sums": self._sums.copy(), "averaged": self._averaged}
+            memory |= {"weights": self.unscaled.copy(), "sums": self._sums.copy(), "averaged": self._averaged}
             memory |= {"intercept": self.intercept, "intercept_sum": self._intercept_sum}
         return memory
 
@@ -154,14 +149,14 @@ class LazyWeights(Weights):
             if self.descent.intercept:
                 self._intercept_velocity = memory["intercept_velocity"]
         if self.descent.averages and "sums" in memory:
-            self._write(direction=memory["weights"] * stretch, _sums=memory["sums"] * stretch)
+            self._write(unscaled=memory["weights"] * stretch, _sums=memory["sums"] * stretch)
             self._averaged = memory["averaged"]
             if self.descent.intercept:
                 self.intercept, self._intercept_sum = memory["intercept"], memory["intercept_sum"]
 
     def _shared_names(self) -> list[str]:
-        features = len(self.direction)
-        return [name for name in ("direction", "_velocity", "_sums", "_last") if len(getattr(self, name)) == features]
+        features = len(self.unscaled)
+        return [name for name in ("unscaled", "_velocity", "_sums", "_last") if len(getattr(self, name)) == features]
 
     def _shrink(self, factor: float) -> None:
         if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
@@ -171,10 +166,10 @@ class LazyWeights(Weights):
     def _settle(self) -> None:
         """Work out all weights, and begin a new table."""
         self._meet()
-        own = self._own(len(self.direction))
-        direction, velocity, last, sums = (array[own] for array in (self.direction, self._velocity, self._last, self._sums))
-        direction[:], velocity[:], sums[:] = self._evaluated(direction, velocity, last, sums, self.descent.averages)
-        direction *= self.scale
+        own = self._own(len(self.unscaled))
+        unscaled, velocity, last, sums = (array[own] for array in (self.unscaled, self._velocity, self._last, self._sums))
+        unscaled[:], velocity[:], sums[:] = self._evaluated(unscaled, velocity, last, sums, self.descent.averages)
+        unscaled *= self.scale
         last.fill(0)
         self._meet()
         self.scale = 1.0
@@ -183,18 +178,18 @@ class LazyWeights(Weights):
         self._written.fill(0)
 
     def _present(self) -> tuple[Array, Array, Array]:
-        """What direction, velocity and sums have come to."""
-        return self._evaluated(self.direction, self._velocity, self._last, self._sums, self.descent.averages)
+        """What unscaled weights, velocity and sums have come to."""
+        return self._evaluated(self.unscaled, self._velocity, self._last, self._sums, self.descent.averages)
 
-    def _evaluated(self, direction: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
-        """What some entries' direction, velocity and sums have come to, as arrays of their own."""
-        out = np.empty_like(direction), np.empty_like(velocity), np.empty_like(sums)
-        cuts = self._threads.cuts(len(direction))
+    def _evaluated(self, unscaled: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
+        """What some entries' unscaled weights, velocity and sums have come to, as arrays of their own."""
+        out = np.empty_like(unscaled), np.empty_like(velocity), np.empty_like(sums)
+        cuts = self._threads.cuts(len(unscaled))
         momentum, l1, _, fade = self._settings
 
         def evaluate(part: int) -> None:
             low, high = cuts[part], cuts[part + 1]
-            given = direction, velocity, last, sums, self._now, self._table, momentum, l1, averaging, fade, low
+            given = unscaled, velocity, last, sums, self._now, self._table, momentum, l1, averaging, fade, low
             lazy_kernels.lazy_values(*given, *(array[low:high] for array in out))
 
         self._threads.each(evaluate)
@@ -204,11 +199,11 @@ class LazyWeights(Weights):
         descent = self.descent
         averages = descent.average_from is not None and self.steps > descent.average_from
         beta = descent.momentum
-        eta, tau, share = rate / self.scale, rate * descent.l1 * descent.pull / self.scale, self.scale * averages
+        eta, tau, share = rate / self.scale, rate * descent.l1 * descent.penalty_factor / self.scale, self.scale * averages
         step = np.array([eta, tau, beta, share, beta if descent.nesterov else 0.0])
         cuts = self._cuts(len(values))
         momentum, l1, averaging, fade = self._settings
-        state = self.direction, self._velocity, self._last, self._sums, self._now, self._table, momentum, l1, averaging, fade, step
+        state = self.unscaled, self._velocity, self._last, self._sums, self._now, self._table, momentum, l1, averaging, fade, step
 
         def subtract(part: int) -> bool:
             low, high = cuts[part], cuts[part + 1]

@@ -1,0 +1,19 @@
+"""The weights of a linear model: plain, lazy, and shared by the ranks of a host."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.lazy import LazyWeights
+from sparseallreduce.linear.weights.plain import Weights
+from sparseallreduce.runtime.threads import Threads
+
+__all__ = ["Descent", "LazyWeights", "Weights", "new_weights"]
+
+
+def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
+    """Weights of zero that descend so, lazy ones where it takes them; for the arguments see :class:`Weights`."""
+    plain = not (descent.l1 or descent.momentum or descent.averages)
+    return Weights(size, descent, dtype, threads) if plain else LazyWeights(size, descent, dtype, threads)

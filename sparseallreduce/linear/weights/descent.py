@@ -1,0 +1,46 @@
+"""How a step of gradient descent changes the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Descent"]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a step changes the weights, beside the gradient and the learning rate."""
+
+    l2: float = 0.0  # factor of the penalty l2 / 2 * |w|^2, in units of the mean loss of a sample
+    intercept: bool = False  # whether a number is added to every score; it is not regularised
+    l1: float = 0.0  # factor of the penalty l1 * |w|_1, likewise
+    momentum: float = 0.0  # the share of the velocity that is left after a step
+    nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
+    average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
+
+    def __post_init__(self) -> None:
+        for name in ("l2", "l1"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("Nesterov's momentum needs a momentum above 0")
+        if self.average_from is not None and self.average_from < 0:
+            raise ValueError(f"average_from must be at least 0, not {self.average_from}")
+
+    @property
+    def penalty_factor(self) -> float:
+        """What a step draws weights to zero by, as a multiple of the penalty's slope.
+
+        A gradient that stays the same moves the weights by so many times itself a step, as its velocity lasts. With this the weights
+        settle where loss and penalty together are least, whatever the momentum.
+        """
+        return 1.0 / (1.0 - self.momentum)
+
+    @property
+    def averages(self) -> bool:
+        """Whether what is learned is an average."""
+        return self.average_from is not None
