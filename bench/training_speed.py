@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import SGDClassifier
 
 from sparseallreduce.linear import MODELS, Constant, Dataset, Options, SparseStrategy, Trainer, load, two_classes
-from sparseallreduce.linear.clock import Clock
+from sparseallreduce.linear.strategies.clock import Clock
 
 LOSSES = {"logistic": "log_loss", "svm": "hinge"}
 

@@ -15,6 +15,18 @@ NAME = PACKAGE.name
 # Each layer may use those before it and itself. Neither of two on one line may use the other.
 LAYERS = (("kernels",), ("streams",), ("algorithms",), ("runtime",), ("reducers",), ("optim",), ("linear", "torch"), ("cli",))
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
+# Likewise the rooms of linear, of which those above may use those before them.
+ROOMS = (
+    ("kernels", "models"),
+    ("data", "model_file"),
+    ("weights",),
+    ("gradients",),
+    ("strategies",),
+    ("training",),
+    ("solvers",),
+    ("estimators",),
+)
+STOREYS = {room: storey for storey, rooms in enumerate(ROOMS) for room in rooms}
 # What kernels take beside their own folder: operators, dtypes, and how arrays are allocated.
 KERNELS = ("streams.kernels", "streams.operator", "streams.memory", "streams.dtypes")
 # Packages that are not there for everyone, or take long to load: an import of what needs them may wait until it is called for.
@@ -109,6 +121,24 @@ def test_imports_point_one_way(module):
         other = layer_of(each.target) if each.target.startswith(NAME + ".") else None
         if other is not None:
             below = LEVELS[other] < LEVELS[own] or other == own
+            assert below, f"{MODULES[module].relative_to(PACKAGE)}:{each.line} imports {each.target}: {own} may not use {other}"
+
+
+def room_of(module: str) -> str | None:
+    """The room of linear that a module is in, None for those of other layers, and for the face of linear."""
+    layer, _, inside = short(module).partition(".")
+    return inside.partition(".")[0] or None if layer == "linear" else None
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module)], ids=short)
+def test_imports_between_the_rooms_of_linear_point_one_way(module):
+    own = room_of(module)
+    assert own in STOREYS, f"{own} has no place among the rooms of linear: {ROOMS}"
+    for each in imports_of(module):
+        assert each.target != f"{NAME}.linear", f"line {each.line} imports from the face of linear, which is made of its rooms"
+        other = room_of(each.target)
+        if other is not None:
+            below = STOREYS[other] < STOREYS[own] or other == own
             assert below, f"{MODULES[module].relative_to(PACKAGE)}:{each.line} imports {each.target}: {own} may not use {other}"
 
 

@@ -24,13 +24,13 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.labels import of_mean_one, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.early_stopping import WATCHED
 from sparseallreduce.linear.model_file import FittedModel, save_model
 from sparseallreduce.linear.models import MODELS, LinearModel
-from sparseallreduce.linear.schedules import SCHEDULES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.lossy import DENSITY
-from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.training.early_stopping import WATCHED
+from sparseallreduce.linear.training.schedules import SCHEDULES
+from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 

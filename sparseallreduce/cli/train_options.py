@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from sparseallreduce.linear.checkpoint import Checkpoints
 from sparseallreduce.linear.data.labels import BALANCED
-from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.models import MODELS
-from sparseallreduce.linear.schedules import SCHEDULES, LargeBatch, Schedule
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy
+from sparseallreduce.linear.training.checkpoint import Checkpoints
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
 from sparseallreduce.linear.weights import Descent
 
 __all__ = ["ClassWeights", "check", "checkpoints", "descent", "schedule", "stopping", "strategy_options"]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.errors import DatasetError, DivergenceError
-from sparseallreduce.linear.checkpoint import Checkpoints
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.generate import generate
 from sparseallreduce.linear.data.labels import two_classes
 from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
-from sparseallreduce.linear.schedules import SCHEDULES, BoldDriver, Constant, InverseScaling, InverseTime, LargeBatch, Plateau, StepDecay
 from sparseallreduce.linear.strategies import (
     LOSSY,
     STRATEGIES,
@@ -26,7 +23,20 @@ from sparseallreduce.linear.strategies import (
     SynchronousParameterServer,
     read_on_workers,
 )
-from sparseallreduce.linear.trainer import Epoch, Options, Trainer, batches
+from sparseallreduce.linear.training.batches import batches
+from sparseallreduce.linear.training.checkpoint import Checkpoints
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.schedules import (
+    SCHEDULES,
+    BoldDriver,
+    Constant,
+    InverseScaling,
+    InverseTime,
+    LargeBatch,
+    Plateau,
+    StepDecay,
+)
+from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent, Weights
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from sparseallreduce.linear import (
     SynchronousParameterServer,
     Trainer,
 )
-from sparseallreduce.linear.checkpoint import Checkpoint, data_fingerprint, read_checkpoint, write_checkpoint
-from sparseallreduce.linear.schedules import BoldDriver
+from sparseallreduce.linear.training.checkpoint import Checkpoint, data_fingerprint, read_checkpoint, write_checkpoint
+from sparseallreduce.linear.training.schedules import BoldDriver
 
 SAMPLE = Checkpoint(
     {"model": "svm", "l2": 0.1},
@@ -110,7 +110,7 @@ def test_damage_is_noticed_or_is_outside_what_the_file_holds(written, data):
 @pytest.mark.parametrize("strategy", [SparseStrategy, DenseStrategy, OverlappedStrategy, SynchronousParameterServer])
 @pytest.mark.parametrize("step", [1, 12, 13, 20, 39])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, strategy, step, monkeypatch):
-    monkeypatch.setattr("sparseallreduce.linear.trainer.Consensus", EveryStep)
+    monkeypatch.setattr("sparseallreduce.linear.training.trainer.Consensus", EveryStep)
     whole = trainer(strategy=strategy)
     epochs = list(whole.run())
     stopped_at(tmp_path, step, strategy=strategy)
@@ -240,7 +240,7 @@ def test_the_fingerprint_tells_data_apart_and_not_how_they_are_shared(ranks):
 
 def test_a_checkpoint_is_due_so_many_minutes_after_the_last(tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("sparseallreduce.linear.checkpoint.time.monotonic", lambda: now)
+    monkeypatch.setattr("sparseallreduce.linear.training.checkpoint.time.monotonic", lambda: now)
     checkpoints = Checkpoints(tmp_path, every_minutes=2)
     assert not checkpoints.overdue()
     now += 119

@@ -6,7 +6,7 @@ import pytest
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear.consensus import Consensus
+from sparseallreduce.linear.training.consensus import Consensus
 
 
 @pytest.mark.parametrize("wisher", [0, 2])

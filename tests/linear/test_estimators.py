@@ -1,7 +1,11 @@
 """The estimators on one process: scikit-learn's own checks, accuracies that users expect, and what they add to them."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,6 +376,24 @@ def test_a_pickled_model_goes_on_as_the_model_itself(average):
         twin.partial_fit(X / 2, y)
     for twin in twins:
         np.testing.assert_array_equal(twin.coef_, model.coef_)
+
+
+def test_a_pickle_from_before_its_classes_moved_is_read(tmp_path):
+    X, y = problem()
+    model = LogisticRegression(schedule=SCHEDULES["inverse-time"]).partial_fit(X, y, classes=["ant", "bee"])
+    pickled = pickle.dumps((model, X), protocol=2)  # which writes names as lines of text
+    earlier = {"estimators.classes": "estimators", "estimators.base": "estimator_base"}
+    earlier |= {"training.trainer": "trainer", "training.schedules": "schedules"}
+    for now, before in earlier.items():
+        found = f"csparseallreduce.linear.{now}\n".encode()
+        assert found in pickled
+        pickled = pickled.replace(found, f"csparseallreduce.linear.{before}\n".encode())
+    (tmp_path / "earlier.pickle").write_bytes(pickled)
+    code = "import pickle, sys; model, X = pickle.load(open(sys.argv[1], 'rb')); print(*model.predict(X)); print(len(model.history_[0]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "earlier.pickle")]
+    environment = os.environ | {"PYTHONPATH": str(Path(sar.__file__).parents[1])}
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert said.stdout.split() == [*model.predict(X), "1"]
 
 
 def test_weights_that_were_set_are_gone_on_from():

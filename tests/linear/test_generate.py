@@ -9,9 +9,9 @@ from sparseallreduce.linear.data.generate import KINDS, generate
 from sparseallreduce.linear.data.labels import two_classes
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.models import Logistic
-from sparseallreduce.linear.schedules import Constant
 from sparseallreduce.linear.strategies import SparseStrategy
-from sparseallreduce.linear.trainer import Options, Trainer
+from sparseallreduce.linear.training.schedules import Constant
+from sparseallreduce.linear.training.trainer import Options, Trainer
 
 
 def generated(tmp_path, kind, **arguments):

@@ -8,9 +8,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import MODELS, Dataset, metrics
+from sparseallreduce.linear import MODELS, Dataset
 from sparseallreduce.linear.data.labels import weighted_by_class
-from sparseallreduce.linear.metrics import area_under_curve, class_threshold, evaluate
+from sparseallreduce.linear.training import metrics
+from sparseallreduce.linear.training.metrics import area_under_curve, class_threshold, evaluate
 
 
 def dataset(labels, total=-1, weights=None):

@@ -18,9 +18,9 @@ from sparseallreduce.linear import (
     Trainer,
     Weights,
 )
-from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, SynchronousServer
-from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
-from sparseallreduce.linear.strategies.parameter_server_state import state_of_range
+from sparseallreduce.linear.strategies.parameter_server.core import AsynchronousServer, SynchronousServer
+from sparseallreduce.linear.strategies.parameter_server.ranges import balanced_bounds
+from sparseallreduce.linear.strategies.parameter_server.state import state_of_range
 
 SIZE = 100
 

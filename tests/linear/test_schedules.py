@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sparseallreduce.linear.schedules import (
+from sparseallreduce.linear.training.schedules import (
     SCHEDULES,
     BoldDriver,
     Constant,

@@ -34,7 +34,8 @@ from sparseallreduce.linear import (
     load,
     two_classes,
 )
-from sparseallreduce.linear.trainer import PHASES, batches
+from sparseallreduce.linear.training.batches import batches
+from sparseallreduce.linear.training.trainer import PHASES
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

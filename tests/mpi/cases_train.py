@@ -130,7 +130,7 @@ def case_one_rank_stops_all_and_they_go_on_where_they_were(comm, strategy, resum
         skip("needs two ranks")
     fixed = partial(strategy, algorithm="ssar_recursive_doubling") if issubclass(strategy, SparseStrategy) else strategy
     with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparseallreduce.linear.trainer.Consensus", EveryStep)
+        patch.setattr("sparseallreduce.linear.training.trainer.Consensus", EveryStep)
         if comm.rank == 0:
             generate("uniform", folder / "samples.svm", samples=100, features=500, density=0.05)
         comm.Barrier()

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamError
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.clock import Clock
 from sparseallreduce.linear.data.checks import own_samples
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.weights import Descent, new_weights
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.objects import agreed, gather

@@ -18,17 +18,17 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.gradients.compact import CompactBatch
 from sparseallreduce.linear.strategies.base import Strategy
-from sparseallreduce.linear.strategies.parameter_server_core import AsynchronousServer, Server, SynchronousServer
-from sparseallreduce.linear.strategies.parameter_server_link import Link, LocalLink, RemoteLink, answer_workers
-from sparseallreduce.linear.strategies.parameter_server_ranges import balanced_bounds
-from sparseallreduce.linear.strategies.parameter_server_state import gathered_state, state_of_range
+from sparseallreduce.linear.strategies.parameter_server.core import AsynchronousServer, Server, SynchronousServer
+from sparseallreduce.linear.strategies.parameter_server.link import Link, LocalLink, RemoteLink, answer_workers
+from sparseallreduce.linear.strategies.parameter_server.ranges import balanced_bounds
+from sparseallreduce.linear.strategies.parameter_server.state import gathered_state, state_of_range
 from sparseallreduce.linear.weights import Descent, Weights, new_weights
 from sparseallreduce.runtime.objects import agreed
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 if TYPE_CHECKING:
-    from sparseallreduce.linear.strategies.parameter_server_mailbox import Mailbox
+    from sparseallreduce.linear.strategies.parameter_server.mailbox import Mailbox
 
 __all__ = ["AsynchronousParameterServer", "ParameterServer", "SynchronousParameterServer", "read_on_workers"]
 
@@ -138,7 +138,7 @@ class ParameterServer(Strategy):
 
     def serve(self) -> None:
         assert self._mailbox is not None and self._server is not None
-        answer_workers(self._mailbox, self._server, self.clock, self._told)
+        answer_workers(self._mailbox, self._server, self.clock, self._gather_state)
 
     def drain(self) -> None:
         if self._server is not None:
@@ -147,7 +147,7 @@ class ParameterServer(Strategy):
         if not self.serves:
             self._link.drain()
         if self.comm.size > 1:
-            self._become(self._told())
+            self._adopt_state(self._gather_state())
         self.clock.lap("wait")
 
     def assign(self, array: Array) -> None:
@@ -160,10 +160,10 @@ class ParameterServer(Strategy):
     def state(self) -> dict[str, Any]:
         if not self.serves:
             self._link.pause()
-        return self._told()
+        return self._gather_state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._become(state)
+        self._adopt_state(state)
         if self.serves and self._server is not None:
             self._server.weights.restore(state_of_range(state, *self._range))
 
@@ -199,19 +199,19 @@ class ParameterServer(Strategy):
             return LocalLink(self._server)
         return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype)
 
-    def _told(self) -> dict[str, Any]:
+    def _gather_state(self) -> dict[str, Any]:
         """The state of the whole model, which servers tell each other and the workers."""
-        part = None if self._server is None else self._part(self._server.weights)
+        part = None if self._server is None else self._own_state(self._server.weights)
         if self._mailbox is None:
             assert part is not None
             return part
         return gathered_state(self._mailbox, part)
 
-    def _part(self, weights: Weights) -> dict[str, Any]:
+    def _own_state(self, weights: Weights) -> dict[str, Any]:
         """What a server tells of its weights."""
         return weights.state()
 
-    def _become(self, state: dict[str, Any]) -> None:
+    def _adopt_state(self, state: dict[str, Any]) -> None:
         """Take the state of the whole model for this rank's replica."""
         self.weights.restore(state)
 
@@ -260,10 +260,10 @@ class AsynchronousParameterServer(ParameterServer):
     def restore(self, state: dict[str, Any]) -> None:
         self.assign(state["weights"])
 
-    def _part(self, weights: Weights) -> dict[str, Any]:
+    def _own_state(self, weights: Weights) -> dict[str, Any]:
         return {"weights": weights.to_array()}  # servers have met gradients in different orders: their scales differ
 
-    def _become(self, state: dict[str, Any]) -> None:
+    def _adopt_state(self, state: dict[str, Any]) -> None:
         self.weights.assign(state["weights"])
 
 
@@ -312,7 +312,7 @@ def _without_samples(dataset: Dataset) -> Dataset:
 
 def _mailbox(comm: Any) -> Mailbox:
     # Imported here, because a rank alone needs no mpi4py.
-    from sparseallreduce.linear.strategies.parameter_server_mailbox import mailbox
+    from sparseallreduce.linear.strategies.parameter_server.mailbox import mailbox
 
     return mailbox(comm)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,30 +14,28 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
-from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.consensus import Consensus
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.early_stopping import EarlyStopping
-from sparseallreduce.linear.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.strategies import Strategy
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.linear.training.batches import batches
+from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.training.consensus import Consensus
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
+from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.trace import trace
 
-__all__ = ["PHASES", "Epoch", "Options", "Trainer", "batches"]
+__all__ = ["PHASES", "Epoch", "Options", "Trainer"]
 
 Array = NDArray[Any]
 
 #: What an epoch's seconds are spent on.
 PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate")
 
-# Of the permutation of samples. Six leave no visible trace in 70,000 samples, but prefer some orders of five to others.
-_ROUNDS = 6
-_FEW, _ROUNDS_OF_FEW = 1 << 16, 24
 _MOST = 0.99  # of the learning rate at which the L2 term would turn signs, that a schedule may come to by itself
 
 
@@ -101,7 +99,7 @@ class Trainer:
         Made of this rank's training samples and the communicator.
     schedule : callable
         From the number of a step to its learning rate: at least 0, and times ``l2`` below 1 minus the momentum. A
-        :class:`~sparseallreduce.linear.schedules.Reactive` one is told the loss.
+        :class:`~sparseallreduce.linear.training.schedules.Reactive` one is told the loss.
     options : Options
     stopping : EarlyStopping, optional
     checkpoints : Checkpoints, optional
@@ -456,37 +454,6 @@ class Trainer:
         self.step, self._position = len(self.history) * self.steps, 0
         if isinstance(self.schedule, Reactive):
             self.schedule.react(epoch.loss)
-
-
-def batches(dataset: Dataset, size: int, seed: tuple[int, int]) -> Iterator[tuple[Array, int]]:
-    """The batches of one epoch: of each, the rows that this rank holds, and how many samples all ranks hold of it.
-
-    All samples are shuffled by their numbers over all ranks, so that the batches are the same for any number of ranks; thesis
-    algorithm 1 lines 3 to 6, but for the division of a batch among the ranks, which is by who has read the sample. A rank's rows of a
-    batch come in the order in which they stand in memory.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    size : int
-        Samples of a batch, over all ranks; the last batch of an epoch may have fewer.
-    seed : (int, int)
-        Of the run, and the number of the epoch.
-
-    Examples
-    --------
-    >>> halves = [Dataset(np.zeros(4, int), np.empty(0), np.empty(0), np.zeros(3), 1, first, 6) for first in (0, 3)]
-    >>> for first, second in zip(*(batches(half, 4, (0, 3)) for half in halves)):
-    ...     print(first, second)
-    (array([1, 2]), 4) (array([0, 2]), 4)
-    (array([0]), 2) (array([1]), 2)
-    """
-    keys = np.random.SeedSequence(seed).generate_state(_ROUNDS if dataset.total_samples > _FEW else _ROUNDS_OF_FEW, np.uint64)
-    starts = np.zeros(-(-dataset.total_samples // size) + 1, np.int64)
-    order = np.empty(dataset.rows, np.int64)
-    kernels.deal(dataset.first_sample, dataset.total_samples, size, keys, starts, order)
-    for batch, (start, end) in enumerate(pairwise(starts.tolist())):
-        yield order[start:end], min(size, dataset.total_samples - batch * size)
 
 
 def _mean(numbers: list[float]) -> float:

@@ -24,12 +24,12 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
-from sparseallreduce.linear.early_stopping import EarlyStopping
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
-from sparseallreduce.linear.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
+from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather

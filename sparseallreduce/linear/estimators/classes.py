@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.estimator_base import ATTRIBUTES, PARAMETERS, PLATEAU, LinearEstimator, Samples, counts_of
+from sparseallreduce.linear.estimators.base import ATTRIBUTES, PARAMETERS, PLATEAU, LinearEstimator, Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.linear.models import Hinge, Logistic, Squared
 from sparseallreduce.runtime.objects import agreed, gather

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sparseallreduce.linear.strategies.parameter_server_mailbox import Mailbox
+    from sparseallreduce.linear.strategies.parameter_server.mailbox import Mailbox
 
 __all__ = ["gathered_state", "state_of_range"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.clock import Clock
-from sparseallreduce.linear.strategies.parameter_server_core import Answers, Server
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.linear.strategies.parameter_server.core import Answers, Server
 from sparseallreduce.streams import wire
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 if TYPE_CHECKING:
-    from sparseallreduce.linear.strategies.parameter_server_mailbox import Mailbox
+    from sparseallreduce.linear.strategies.parameter_server.mailbox import Mailbox
 
 __all__ = ["LocalLink", "RemoteLink", "answer_workers"]
 

@@ -1,0 +1,1 @@
+"""Training by mini-batch SGD: the trainer, and what it goes by."""
