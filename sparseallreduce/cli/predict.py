@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
@@ -59,7 +59,8 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
             for part in (header, *parts):
                 click.echo(part, nl=False)
         else:
-            _write(out, [header, *parts])
+            with atomic_file(out, "w") as file:
+                file.writelines([header, *parts])
         click.echo(verdict, err=out is None)
 
     agreed(comm, write if shown else lambda: None)
@@ -112,14 +113,3 @@ def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) ->
     if known < samples.total_samples:
         return f"{samples.total_samples:,} samples; no accuracy, as not all of their labels are among the model's"
     return f"{samples.total_samples:,} samples, accuracy {right / samples.total_samples:.4f} ({right:,} right)"
-
-
-def _write(path: Path, parts: list[str]) -> None:
-    """Write a file that appears under its name when it is complete."""
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

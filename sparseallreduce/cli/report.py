@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.runtime.hosts import count_cores, label_hosts, this_place
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
@@ -78,15 +78,8 @@ def write_report(
         **further,
     }
     text = json.dumps(report, indent=2, default=_plain) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp lets nobody else read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic_file(path, "w") as file:
+        file.write(text)
 
 
 def check_output(*paths: Path | None) -> None:
@@ -135,12 +128,6 @@ def processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _plain(value: Any) -> Any:

@@ -20,12 +20,12 @@ import os
 import zipfile
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.linear.models import Logistic
 from sparseallreduce.version import __version__
@@ -146,23 +146,17 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
     if fault:
         raise ModelFileError(f"{path} is not written, as this is no linear model: {fault}")
     classes = _plain_labels(model.classes)
-    path = Path(path)
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        with part.open("wb") as file:  # given a name, savez would append a suffix of its own
-            np.savez(
-                file,
-                format=_FORMAT,
-                library=model.library,
-                model=model.model,
-                n_features=model.n_features,
-                weights=model.weights,
-                intercept=model.intercept,
-                classes=classes,
-            )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path) as file:  # given a name, savez would append a suffix of its own
+        np.savez(
+            file,
+            format=_FORMAT,
+            library=model.library,
+            model=model.model,
+            n_features=model.n_features,
+            weights=model.weights,
+            intercept=model.intercept,
+            classes=classes,
+        )
 
 
 def load_model(path: str | os.PathLike[str]) -> FittedModel:

@@ -14,12 +14,12 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from operator import le
 from pathlib import Path
 
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cache import default_cache
 from sparseallreduce.version import __version__
 
@@ -120,6 +120,5 @@ def _read(path: Path) -> list[Machine]:
 
 def _write(path: Path, machines: Sequence[Machine]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+    with atomic_file(path, "w") as file:
         json.dump([machine._asdict() for machine in machines], file, indent=1)
-    os.replace(file.name, path)

@@ -8,7 +8,6 @@ size, each from its own seed, so that a file depends on nothing but its argument
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.atomic_file import atomic_path
 from sparseallreduce.linear.data.binary.writer import BinaryWriter
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.files import PathLike, open_text, written
@@ -138,18 +138,13 @@ def _write_binary(path: Path, kind: Kind, seed: int, comm: Any, progress: Callab
 
 
 def _write_text(path: Path, kind: Kind, seed: int, progress: Callable[[int], object] | None) -> None:
-    part = path.with_name(f".partial-{os.getpid()}-{path.name}")  # the suffix has to stay
-    try:
-        with written(path), open_text(part, "wb") as file:
-            for chunk in _chunks(kind, seed, 0, 1):
-                text = np.empty(4 * len(chunk.positive) + NONZERO_CHARACTERS * len(chunk.indices), np.uint8)
-                length = format_svmlight(chunk.positive, chunk.indptr[1:], chunk.indices, chunk.micros, text)
-                file.write(text[:length].data)
-                if progress is not None:
-                    progress(len(chunk.positive))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written(path), atomic_path(path) as part, open_text(part, "wb") as file:
+        for chunk in _chunks(kind, seed, 0, 1):
+            text = np.empty(4 * len(chunk.positive) + NONZERO_CHARACTERS * len(chunk.indices), np.uint8)
+            length = format_svmlight(chunk.positive, chunk.indptr[1:], chunk.indices, chunk.micros, text)
+            file.write(text[:length].data)
+            if progress is not None:
+                progress(len(chunk.positive))
 
 
 def _chunks(kind: Kind, seed: int, rank: int, ranks: int) -> Iterator[_Chunk]:

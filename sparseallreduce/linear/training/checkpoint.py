@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
@@ -113,7 +114,7 @@ class Checkpoints:
     def _found(self, resume: bool) -> tuple[Checkpoint | None, list[str]]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(".step-*.npz"):  # of a run that was killed while it wrote
+            for leftover in self.folder.glob(".*step-*.npz"):  # of a run that was killed while it wrote
                 leftover.unlink(missing_ok=True)
             names = self._names()
         except OSError as error:
@@ -162,16 +163,8 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             numbers[name] = value
     about = {"layout": _LAYOUT, "identity": checkpoint.identity, "progress": checkpoint.progress, "numbers": numbers, "arrays": [*arrays]}
     text = np.frombuffer(json.dumps(about, default=_plain).encode(), np.uint8)
-    part = path.with_name(f".{path.name}")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, about=text, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _force(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        np.savez(file, about=text, **arrays)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -222,15 +215,6 @@ def data_fingerprint(dataset: Dataset, comm: Any) -> str:
         first = dataset.first_sample + dataset.total_samples
         own += int(kernels.fingerprint(nothing, dataset.indices, bits, dataset.weights.view(np.uint64), first))
     return f"{sum(gather(comm, own)) % 2**64:016x}"
-
-
-def _force(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,6 @@ beside the result; then all ranks copy them to where they belong, each a share o
 
 from __future__ import annotations
 
-import os
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import filelock
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from sparseallreduce.atomic_file import publish
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import BLOCK, SECTIONS, Header
 from sparseallreduce.linear.data.blocks import Block
@@ -229,9 +229,7 @@ class BinaryWriter:
                 file.write(header.to_bytes())
                 file.seek(header.checksums.offset)
                 file.write(table.tobytes())
-                file.flush()
-                os.fsync(file.fileno())  # a disk on the network may say only now that it is full
-            whole.replace(self._path)
+            publish(whole, self._path)
 
 
 def _numbered_blocks(header: Header, blocks: range) -> Iterator[tuple[str, int]]:

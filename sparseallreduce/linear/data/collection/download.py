@@ -7,7 +7,6 @@ cannot send a part of a file, the whole file comes anew.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import requests
 
+from sparseallreduce.atomic_file import publish
 from sparseallreduce.errors import DatasetError
 
 __all__ = ["AbsentError", "Downloader"]
@@ -69,7 +69,7 @@ class Downloader:
                     kept = f"; the {self._received()} bytes that have come are kept for the next time" if self._received() else ""
                     raise DatasetError(f"cannot fetch {url}: {_reason(error)}{kept}") from None
                 time.sleep(_PAUSE * 2**failures)
-        os.replace(self._part, output_file)
+        publish(self._part, Path(output_file))
         self._version.unlink(missing_ok=True)
 
     def _received(self) -> int:
