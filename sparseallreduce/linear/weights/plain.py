@@ -93,7 +93,7 @@ class Weights:
         if self._changing and self._replica is not None:
             self._changing = False
             begin = time.perf_counter()
-            all_well = self._replica.wait()
+            all_well = self._replica.meeting.wait()
             self._waited(time.perf_counter() - begin)
             self._check(all_well)
 
@@ -203,7 +203,7 @@ class Weights:
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)
         if self._replica is not None:
-            self._replica.come(finite)
+            self._replica.meeting.come(finite)
             self._changing = finite = True
         self._check(finite and math.isfinite(self.intercept))
 
@@ -270,8 +270,8 @@ class Weights:
     def _meet(self) -> None:
         """Wait until all ranks have made a change, in the middle of one or apart from steps."""
         if self._replica is not None:
-            self._replica.come()
-            self._replica.wait()
+            self._replica.meeting.come()
+            self._replica.meeting.wait()
 
     def _write(self, **arrays: Any) -> None:
         """Make the arrays of these names hold these values."""

@@ -28,7 +28,7 @@ _FEW = 1 << 20  # bytes of weights that lie in the cache of a core anyway
 
 
 class Replica:
-    """Arrays in shared memory, and a place for the ranks to meet.
+    """Arrays in shared memory, and where the ranks meet that change them.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ class Replica:
     arrays : list of ndarray
     first, parts : int
         Of how many parts each change is made, and which of them is the first of this rank's.
+    meeting : Meeting
+        After its changes a rank comes, and says whether it is well; once it has waited it can read the changes of all.
     """
 
     def __init__(self, memory: Memory, arrays: list[Array], rank: int, threads: list[int], oversubscribed: bool, comm: Any) -> None:
         self.first, self.parts = sum(threads[:rank]), sum(threads)
         begin = Meeting.nbytes(len(threads))
-        meeting = Meeting(memory[:begin], rank, len(threads), oversubscribed, comm)
-        #: After its changes a rank comes, and says whether it is well; once it has waited it can read the changes of all.
-        self.come, self.wait = meeting.come, meeting.wait
+        self.meeting = Meeting(memory[:begin], rank, len(threads), oversubscribed, comm)
         self.arrays: list[Array] = []
         for array in arrays:
             self.arrays.append(memory[begin : begin + array.nbytes].view(array.dtype))
@@ -82,8 +82,8 @@ def shared_replica(arrays: list[Array], comm: Any, threads: int = 1) -> Replica 
     if sharing is None:
         return None
     replica = Replica(sharing.memory, arrays, sharing.rank, sharing.facts, sharing.oversubscribed, comm)
-    replica.come()
-    replica.wait()
+    replica.meeting.come()
+    replica.meeting.wait()
     return replica
 
 
