@@ -33,7 +33,9 @@ class Reduction:
     Attributes
     ----------
     work : int
-        Entries read by all reductions so far: what the gamma of the cost model multiplies.
+        Entries read by all sparse reductions so far: what the gamma of the cost model multiplies.
+    dense_work : int
+        Values written by all passes over dense arrays so far, be it to fill, to copy or to add: what its gamma_dense multiplies.
 
     Notes
     -----
@@ -48,7 +50,7 @@ class Reduction:
     def __init__(self, op: Operator = SUM, switch_density: float | None = None) -> None:
         self.op = op
         self.switch_density = switch_density
-        self.work = 0
+        self.work = self.dense_work = 0
 
     def limit(self, stream: SparseStream) -> int:
         """The most entries that a sparse result on the range of ``stream`` may hold."""
@@ -116,6 +118,7 @@ class Reduction:
         kernels.scatter_set(indices, values, stream.lo, array)
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
         self.work += len(indices)
+        self.dense_work += array.size
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
@@ -157,7 +160,7 @@ class Reduction:
         # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
         # of the two arrays may be reused differs between the ranks.
         out = next((array for array in (a, b) if array.flags.writeable and array.size > 1), None)
-        self.work += len(a)
+        self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
         present = None if self.op.is_sum else self._both(first, second)
@@ -174,6 +177,7 @@ class Reduction:
 
     def _copied(self, stream: SparseStream) -> SparseStream:
         array = memory.copy(stream._stored)
+        self.dense_work += array.size
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
 
     @staticmethod

@@ -227,7 +227,35 @@ def test_work_counts_the_entries_read():
     reduction.pair(dense, second)
     assert reduction.work == 4 + 3 + 4 + 3
     reduction.pair(dense, reduction.densify(second))
-    assert reduction.work == 4 + 3 + 4 + 3 + 3 + SIZE
+    assert reduction.work == 4 + 3 + 4 + 3 + 3
+
+
+def test_dense_work_counts_the_values_written():
+    reduction = Reduction()
+    first, second = entered(FIRST, reduction), entered(SECOND, reduction)
+    reduction.pair(first, second)
+    assert reduction.dense_work == 0
+    dense = reduction.densify(first)
+    assert reduction.dense_work == SIZE
+    reduction.pair(dense, second)  # in its place
+    assert reduction.dense_work == SIZE
+    frozen = reduction.freeze(dense)
+    reduction.pair(frozen, second)
+    assert reduction.dense_work == 2 * SIZE
+    reduction.pair(frozen, reduction.densify(second))
+    assert reduction.dense_work == 4 * SIZE
+    rows = SparseStream([1], np.ones((1, 3), np.float32), SIZE)
+    reduction.densify(reduction.enter(rows))
+    assert reduction.dense_work == 7 * SIZE
+
+
+def test_dense_parts_are_joined_in_one_pass():
+    reduction = Reduction()
+    whole = SparseStream.from_dense(np.arange(1, SIZE + 1, dtype=np.float32))
+    parts = [slice_range(reduction.enter(whole), lo, hi) for lo, hi in ((0, 3), (3, SIZE))]
+    assert all(part.is_dense for part in parts)
+    assert concatenate(parts, reduction).to_dense().tolist() == whole.to_dense().tolist()
+    assert reduction.dense_work == SIZE
 
 
 @pytest.mark.parametrize("op, shared, lone", [(SUM, 3, 5), (PROD, -10, 5), (MIN, -2, 5), (MAX, 5, 5), (CUSTOM, 5, 5)])
