@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sparseallreduce.algorithms.exchange import lower_power_of_two
+from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
 __all__ = ["OVERLAP", "Machine", "Problem", "Transfer", "expected_size", "predicted_time", "sent_bytes", "shared_split_time", "transfer"]
@@ -309,9 +310,15 @@ def _dense_gather(problem: Problem, machine: Machine) -> float:
     return time + machine.dense_pass(problem.size, problem.size * problem.value_bytes)
 
 
+def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
+    """Of filling a dense block, one of so many parts, and of adding streams to it: an entry takes a cache line, or all lines are taken."""
+    extent = problem.size / parts
+    lines = min(problem.entries / parts * max(CACHE_LINE / problem.value_bytes, 1.0), extent)
+    return machine.gamma * problem.entries + machine.dense_pass(extent + parts * lines, extent * problem.value_bytes)
+
+
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
-    extent = problem.size / problem.ranks
-    work = machine.gamma * problem.entries + machine.dense_pass(extent, extent * problem.value_bytes)
+    work = _block_time(problem, machine, problem.ranks)
     return _split(problem, machine, work) + _dense_gather(problem, machine)
 
 
@@ -322,7 +329,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     time = 0.0
     if group * groups < problem.ranks:
         time += _step(problem, machine, problem.ranks, k, size, _pair_time(problem, machine, k, size))
-    work = machine.gamma * k + machine.dense_pass(size / group, size / group * problem.value_bytes)
+    work = _block_time(problem, machine, group)
     time += _split(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
     halved = size / group
     while groups > 1:

@@ -84,7 +84,7 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
         else:
             indices, values = stream._entries()
             kernels.scatter_set(indices, values, first.lo, array)
-            reduction.work += len(indices)
+            reduction.scattered(len(indices), array)
             if present is not None:
                 present[places(indices, first.lo, len(present))] = True
     return joined

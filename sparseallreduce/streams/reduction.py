@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,10 @@ from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
-__all__ = ["Reduction", "Tree", "divided"]
+__all__ = ["CACHE_LINE", "Reduction", "Tree", "divided"]
+
+
+CACHE_LINE = 64  # bytes
 
 
 class Reduction:
@@ -35,7 +39,8 @@ class Reduction:
     work : int
         Entries read by all sparse reductions so far: what the gamma of the cost model multiplies.
     dense_work : int
-        Values written by all passes over dense arrays so far, be it to fill, to copy or to add: what its gamma_dense multiplies.
+        Values written by all passes over dense arrays so far, be it to fill, to copy or to add, and those in the cache lines that
+        entries were written to: what its gamma_dense multiplies.
 
     Notes
     -----
@@ -117,8 +122,8 @@ class Reduction:
         array = memory.full(shape, neutral)
         kernels.scatter_set(indices, values, stream.lo, array)
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
-        self.work += len(indices)
         self.dense_work += array.size
+        self.scattered(len(indices), array)
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
@@ -169,11 +174,17 @@ class Reduction:
     def _into(self, dense: SparseStream, sparse: SparseStream) -> SparseStream:
         target = dense if dense._stored.flags.writeable else self._copied(dense)
         indices, values = sparse._entries()
-        self.work += len(indices)
+        self.scattered(len(indices), target._stored)
         kernels.scatter(indices, values, target.lo, self.op, target._stored)
         if target._present is not None:
             target._present = self._mask(sparse, target._present.copy())
         return target
+
+    def scattered(self, entries: int, array: NDArray[Any]) -> None:
+        """Count so many entries that are written to their places in a dense array, a cache line for each, or all of its lines."""
+        each = max(array.itemsize * (array.size // max(len(array), 1)), CACHE_LINE)
+        self.work += entries
+        self.dense_work += min(entries * each // array.itemsize, array.size)
 
     def _copied(self, stream: SparseStream) -> SparseStream:
         array = memory.copy(stream._stored)
