@@ -3,9 +3,10 @@
 tools/hosts.sh up 2 1gbit && tools/hosts.sh run -n 2 python bench/simulated.py --rate 1gbit [--density 0.01 ...] [--json F] [--plot F.png]
 
 or `make bench-hosts WHAT=simulated`, which makes the hosts and removes them. The simulated network has the configured bandwidth. Its
-latency is half the time of a round trip between two ranks, unless --latency gives it, and its gamma what it takes to add two of the streams
-that are summed, by all ranks at once, for each entry. A simulated time is that of one sum, a measured one the median of samples of many
-sums back to back, of all algorithms in turn. Positions are uniformly random, different ones on each rank.
+latency is half the time of a round trip between two ranks, unless --latency gives it. Its gamma is what it takes to add two of the streams
+that are summed, for each entry, and its gamma_dense what it takes to fill or to copy a dense vector, for each value, by all ranks at once.
+A simulated time is that of one sum, a measured one the median of samples of many sums back to back, of all algorithms in turn. Positions
+are uniformly random, different ones on each rank.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def simulated(
     for density in densities:
         count = entries_of(size, density)
         given = uniform_streams(comm, comm.rank, size, count, streams)
-        network = sar.Network(latency if latency is not None else half_round_trip(comm), link, seconds_an_entry(comm, size, count))
+        alpha = half_round_trip(comm) if latency is None else latency
+        network = sar.Network(alpha, link, seconds_an_entry(comm, size, count), seconds_a_value(comm, size))
         found = checked(library_ways(comm, names, variants), given[0], comm)
         timings = in_turn(found, given, comm, **turns)
         times = alone(comm, lambda count=count, found=found, network=network: simulated_times(comm, size, count, found, network))
@@ -103,14 +105,30 @@ def seconds_an_entry(comm: MPI.Intracomm, size: int, count: int, repeats: int = 
     They have the entries of those that are summed, or so many that what a call takes besides is little.
     """
     first, second = uniform_streams(comm, comm.rank, size, max(count, min(MANY, size // 4)), 2, seed=1)
-    first + second  # compiles
+    return by_all(comm, lambda: first + second, repeats) / (first.nnz + second.nnz)
+
+
+def seconds_a_value(comm: MPI.Intracomm, size: int, repeats: int = 9) -> float:
+    """Of a pass that fills or copies a dense vector, on memory that was used before, while all ranks do so."""
+    array, copied = np.empty((2, size), np.float32)
+
+    def passes() -> None:
+        array.fill(0)
+        np.copyto(copied, array)
+
+    return by_all(comm, passes, repeats) / (2 * size)
+
+
+def by_all(comm: MPI.Intracomm, action: Callable[[], Any], repeats: int) -> float:
+    """Seconds of something that all ranks do at once: the median of the slowest rank."""
+    action()  # compiles, and takes fresh memory
     times = []
     for _ in range(repeats):
         comm.Barrier()
         start = perf_counter()
-        first + second
+        action()
         times.append(perf_counter() - start)
-    return float(comm.allreduce(np.median(times), MPI.MAX)) / (first.nnz + second.nnz)
+    return float(comm.allreduce(np.median(times), MPI.MAX))
 
 
 def alone(comm: MPI.Intracomm, action: Callable[[], Any]) -> Any:
@@ -166,8 +184,9 @@ def table(result: dict[str, Any], header: bool) -> Iterator[str]:
         yield f"{result['ranks']} ranks, {result['rate']}, N = {result['size']:,}"
     yield (
         f"\ndensity {result['density']:.4g}, k = {result['entries']:,}: latency {1e6 * network['latency']:.1f} us, "
-        f"bandwidth {network['bandwidth'] / 1e6:.0f} MB/s, gamma {1e9 * network['gamma']:.2f} ns"
-        f' ("auto" takes {1e6 * machine["alpha"]:.1f} us, {1e-6 / machine["beta"]:.0f} MB/s, {1e9 * machine["gamma"]:.2f} ns)'
+        f"bandwidth {network['bandwidth'] / 1e6:.0f} MB/s, gamma {_nanoseconds(network, 'gamma', 'gamma_dense')}"
+        f' ("auto" takes {1e6 * machine["alpha"]:.1f} us, {1e-6 / machine["beta"]:.0f} MB/s, '
+        f"{_nanoseconds(machine, 'gamma', 'gamma_dense', 'gamma_far')})"
     )
     width = max(len(row["way"]) for row in result["ways"])
     yield f"{'way':{width}} {'simulated ms':>13} {'measured ms':>12} {'fastest':>9} {'measured / simulated':>21}"
@@ -176,6 +195,10 @@ def table(result: dict[str, Any], header: bool) -> Iterator[str]:
         times = f"{1e3 * row['simulated']:13.3f} {1e3 * row['measured']:12.3f} {1e3 * min(row['seconds']):9.3f}"
         yield f"{row['way']:{width}} {times} {row['ratio']:21.3f}{mark}"
     yield from (f"left out: {name}: {why}" for name, why in result["left_out"].items())
+
+
+def _nanoseconds(constants: dict[str, float], *names: str) -> str:
+    return ", ".join(f"{1e9 * constants[name]:.2f}" for name in names) + " ns"
 
 
 def verdict(results: Sequence[dict[str, Any]]) -> str:

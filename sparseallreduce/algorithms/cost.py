@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sparseallreduce.algorithms.exchange import lower_power_of_two
+from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
-__all__ = ["Machine", "Problem", "Transfer", "expected_size", "predicted_time", "sent_bytes", "shared_split_time", "transfer"]
+__all__ = ["OVERLAP", "Machine", "Problem", "Transfer", "expected_size", "predicted_time", "sent_bytes", "shared_split_time", "transfer"]
 
+_CACHED = 1 << 22  # bytes of an array with which gamma_dense is measured
+OVERLAP = 0.9  # share of the work on a message of many pieces that is done while it travels, as it was measured
 _LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take, as where messages are written
 
 
@@ -32,6 +35,13 @@ class Machine(NamedTuple):
     overlap: float = 0.0  # share of the work on a message of many pieces that is done while it travels
     alpha_local: float | None = None  # as alpha and beta, between ranks of one host; by default the same
     beta_local: float | None = None
+    gamma_far: float | None = None  # as gamma_dense, where arrays do not fit into the caches; by default the same
+
+    def dense_pass(self, values: float, nbytes: float) -> float:
+        """Seconds of a pass that writes so many values, of an array of so many bytes: what is beyond the caches takes gamma_far."""
+        far = self.gamma_dense if self.gamma_far is None else self.gamma_far
+        near = min(_CACHED / nbytes, 1.0) if nbytes > 0 else 1.0
+        return values * (far + near * (self.gamma_dense - far))
 
 
 class Problem(NamedTuple):
@@ -101,7 +111,7 @@ def transfer(problem: Problem, machine: Machine, entries: float, extent: float, 
     if dense:
         nbytes = entries * sent + extent / 8
         if nbytes < _LEAST_GAIN * extent * sent and problem.sent_bytes is None and BITMAP.seconds < problem.value_bytes * machine.beta:
-            return Transfer(nbytes, machine.codec * BITMAP.seconds / GAPS.seconds * extent)
+            return Transfer(nbytes, 2 * machine.dense_pass(extent, extent * problem.value_bytes))
         return Transfer(extent * sent, 0.0)
     if entries <= 0 or extent <= 0:
         return Transfer(0.0, 0.0)
@@ -297,11 +307,18 @@ def _dense_gather(problem: Problem, machine: Machine) -> float:
     """The allgather of dense blocks, and the vector that they make up."""
     extent = problem.size / problem.ranks
     time = _gather_time(problem, machine, problem.held(problem.ranks) / problem.ranks, extent, dense=True)
-    return time + machine.gamma_dense * problem.size
+    return time + machine.dense_pass(problem.size, problem.size * problem.value_bytes)
+
+
+def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
+    """Of filling a dense block, one of so many parts, and of adding streams to it: an entry takes a cache line, or all lines are taken."""
+    extent = problem.size / parts
+    lines = min(problem.entries / parts * max(CACHE_LINE / problem.value_bytes, 1.0), extent)
+    return machine.gamma * problem.entries + machine.dense_pass(extent + parts * lines, extent * problem.value_bytes)
 
 
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
-    work = machine.gamma * problem.entries + machine.gamma_dense * problem.size / problem.ranks
+    work = _block_time(problem, machine, problem.ranks)
     return _split(problem, machine, work) + _dense_gather(problem, machine)
 
 
@@ -312,12 +329,12 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     time = 0.0
     if group * groups < problem.ranks:
         time += _step(problem, machine, problem.ranks, k, size, _pair_time(problem, machine, k, size))
-    work = machine.gamma * k + machine.gamma_dense * size / group
+    work = _block_time(problem, machine, group)
     time += _split(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
     halved = size / group
     while groups > 1:
         halved /= 2
-        time += machine.alpha + halved * (problem.value_bytes * machine.beta + machine.gamma_dense)
+        time += machine.alpha + halved * problem.value_bytes * machine.beta + machine.dense_pass(halved, halved * problem.value_bytes)
         groups //= 2
     return time + _dense_gather(problem, machine)
 

@@ -70,20 +70,34 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
         indices = np.concatenate([part[0] for part in entries], out=memory.empty(count, index_dtype(first.size)))
         values = np.concatenate([part[1] for part in entries], out=memory.empty((count, *shape), dtype))
         return SparseStream._sparse_form(indices, values, first.size, first.lo, last.hi, reduction.switch_density)
+    if all(stream.is_dense for stream in streams):
+        return _joined(streams, reduction)
     joined = reduction.densify(whole)
     array, present = joined._stored, joined._present
     for stream in streams:
         if stream.is_dense:
             place = slice(stream.lo - first.lo, stream.hi - first.lo)
             array[place] = stream._stored
+            reduction.dense_work += stream._stored.size
             if present is not None:
                 present[place] = stream._present
         else:
             indices, values = stream._entries()
             kernels.scatter_set(indices, values, first.lo, array)
+            reduction.scattered(len(indices), array)
             if present is not None:
                 present[places(indices, first.lo, len(present))] = True
     return joined
+
+
+def _joined(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
+    """As :func:`concatenate`, of dense streams, whose array need not be filled before they are copied to it."""
+    first, hi = streams[0], streams[-1].hi
+    array = memory.empty((hi - first.lo, *first._stored.shape[1:]), first.dtype)
+    np.concatenate([stream._stored for stream in streams], out=array)
+    reduction.dense_work += array.size
+    present = None if first._present is None else np.concatenate([stream._present for stream in streams])
+    return SparseStream._dense_form(array, first.size, first.lo, hi, present, reduction.switch_density)
 
 
 def _positions(indices: np.ndarray, bounds: Sequence[int], stream: SparseStream) -> list[int]:

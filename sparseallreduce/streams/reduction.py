@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,10 @@ from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
-__all__ = ["Reduction", "Tree", "divided"]
+__all__ = ["CACHE_LINE", "Reduction", "Tree", "divided"]
+
+
+CACHE_LINE = 64  # bytes
 
 
 class Reduction:
@@ -33,7 +37,10 @@ class Reduction:
     Attributes
     ----------
     work : int
-        Entries read by all reductions so far: what the gamma of the cost model multiplies.
+        Entries read by all sparse reductions so far: what the gamma of the cost model multiplies.
+    dense_work : int
+        Values written by all passes over dense arrays so far, be it to fill, to copy or to add, and those in the cache lines that
+        entries were written to: what its gamma_dense multiplies.
 
     Notes
     -----
@@ -48,7 +55,7 @@ class Reduction:
     def __init__(self, op: Operator = SUM, switch_density: float | None = None) -> None:
         self.op = op
         self.switch_density = switch_density
-        self.work = 0
+        self.work = self.dense_work = 0
 
     def limit(self, stream: SparseStream) -> int:
         """The most entries that a sparse result on the range of ``stream`` may hold."""
@@ -115,7 +122,8 @@ class Reduction:
         array = memory.full(shape, neutral)
         kernels.scatter_set(indices, values, stream.lo, array)
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
-        self.work += len(indices)
+        self.dense_work += array.size
+        self.scattered(len(indices), array)
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
@@ -157,7 +165,7 @@ class Reduction:
         # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
         # of the two arrays may be reused differs between the ranks.
         out = next((array for array in (a, b) if array.flags.writeable and array.size > 1), None)
-        self.work += len(a)
+        self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
         present = None if self.op.is_sum else self._both(first, second)
@@ -166,14 +174,21 @@ class Reduction:
     def _into(self, dense: SparseStream, sparse: SparseStream) -> SparseStream:
         target = dense if dense._stored.flags.writeable else self._copied(dense)
         indices, values = sparse._entries()
-        self.work += len(indices)
+        self.scattered(len(indices), target._stored)
         kernels.scatter(indices, values, target.lo, self.op, target._stored)
         if target._present is not None:
             target._present = self._mask(sparse, target._present.copy())
         return target
 
+    def scattered(self, entries: int, array: NDArray[Any]) -> None:
+        """Count so many entries that are written to their places in a dense array, a cache line for each, or all of its lines."""
+        each = max(array.itemsize * (array.size // max(len(array), 1)), CACHE_LINE)
+        self.work += entries
+        self.dense_work += min(entries * each // array.itemsize, array.size)
+
     def _copied(self, stream: SparseStream) -> SparseStream:
         array = memory.copy(stream._stored)
+        self.dense_work += array.size
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
 
     @staticmethod

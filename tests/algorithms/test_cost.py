@@ -82,6 +82,22 @@ def test_the_additions_of_recursive_doubling_are_predicted(ranks):
     assert sar.simulate(streams, "ssar_recursive_doubling", network).time == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.parametrize("algorithm", ["dsar_split_allgather", "dsar_early_switch"])
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_the_dense_passes_of_blocks_are_predicted(algorithm, ranks):
+    """Without a network, so that none of them passes while messages travel."""
+    network = Network(0.0, 1e30, gamma=1e-9, gamma_dense=1e-9)
+    streams, k = volumes.make_streams("uniform", ranks), volumes.entries_of("uniform", ranks)
+    predicted = predicted_time(algorithm, Problem(k, volumes.SIZE, ranks, index_codec="plain"), Machine(0.0, 0.0, 1e-9, 1e-9, 0.0))
+    assert sar.simulate(streams, algorithm, network, index_codec="plain").time == pytest.approx(predicted, rel=0.1)
+
+
+def test_an_array_beyond_the_caches_takes_gamma_far():
+    machine = Machine(gamma_dense=1.0, gamma_far=9.0)
+    assert [machine.dense_pass(8, nbytes) for nbytes in (0, 1 << 22, 1 << 23, 1 << 24)] == [8.0, 8.0, 40.0, 56.0]
+    assert machine._replace(gamma_far=None).dense_pass(8, 1 << 30) == 8.0
+
+
 @pytest.mark.parametrize("ranks", [3, 5, 7, 12, 33])
 def test_ranks_in_excess_are_predicted_as_two_messages_more(ranks):
     core = 1 << (ranks.bit_length() - 1)

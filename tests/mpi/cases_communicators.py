@@ -190,7 +190,7 @@ def refusal(function):
 
 def unmeasured(rank, ranks, sharing, faster_blocking, **where):
     """In place of the measurement of a machine, which would take most of the time here."""
-    return sar.Machine(alpha_dense=2e-6, beta_blocking=2e-10, alpha_local=2e-6, beta_local=1e-10)
+    return sar.Machine(alpha_dense=2e-6, beta_blocking=2e-10, alpha_local=2e-6, beta_local=1e-10, gamma_far=3e-10)
     yield
 
 

@@ -8,7 +8,7 @@ import pytest
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.runtime.calibration import Calibration
 
-FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7, 4e-9, 0.9, 1e-6, 1e-10)
+FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7, 4e-9, 0.9, 1e-6, 1e-10, 1e-9)
 HOSTS = [b"one", b"one", b"other"]
 
 

@@ -90,6 +90,29 @@ def test_gamma_turns_the_entries_read_into_time():
     assert slow.time - quick.time == approx(3 * 2 * K * gamma)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_gamma_dense_turns_passes_over_dense_arrays_into_time(ranks):
+    """To fill the block and add to it, to copy all blocks into the result; and by default at an eighth of gamma."""
+    gamma, streams = 1e-6, same_on(ranks)
+    free, slow = (sar.simulate(streams, "dsar_split_allgather", NETWORK._replace(gamma_dense=g), index_codec="plain") for g in (0.0, gamma))
+    added = min(16 * K, SIZE)  # an entry takes a cache line
+    blocks = SIZE / ranks + added + SIZE * (ranks > 1)
+    assert slow.time - free.time == pytest.approx(blocks * gamma, rel=0.05)
+    eighth, same = (sar.simulate(streams, "dsar_split_allgather", NETWORK._replace(gamma=8 * gamma, gamma_dense=g)) for g in (None, gamma))
+    assert eighth.time == same.time
+
+
+def test_blocks_that_are_written_as_bitmaps_take_two_passes_each():
+    gamma, size = 1e-6, 1 << 10
+    streams = [sar.SparseStream([rank, 600 + rank], np.ones(2, np.float32), size) for rank in range(2)]
+    slow = NETWORK._replace(gamma_dense=gamma)
+    plain, coded = (
+        [sar.simulate(streams, "dsar_split_allgather", network, index_codec=codec).time for network in (NETWORK, slow)]
+        for codec in ("plain", "bitmap")
+    )
+    assert (coded[1] - coded[0]) - (plain[1] - plain[0]) == approx(2 * size / 2 * gamma)  # of one short piece, so none while it travels
+
+
 def clocked(*steps):
     """A schedule that returns the time of the end."""
     for step in steps:  # noqa: UP028  "yield from" would send the results to the tuple

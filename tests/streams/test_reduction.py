@@ -227,7 +227,42 @@ def test_work_counts_the_entries_read():
     reduction.pair(dense, second)
     assert reduction.work == 4 + 3 + 4 + 3
     reduction.pair(dense, reduction.densify(second))
-    assert reduction.work == 4 + 3 + 4 + 3 + 3 + SIZE
+    assert reduction.work == 4 + 3 + 4 + 3 + 3
+
+
+def test_dense_work_counts_the_values_written():
+    reduction = Reduction()
+    first, second = entered(FIRST, reduction), entered(SECOND, reduction)
+    reduction.pair(first, second)
+    assert reduction.dense_work == 0
+    dense = reduction.densify(first)
+    assert reduction.dense_work == 2 * SIZE  # it is filled, and all of its few cache lines are written to
+    reduction.pair(dense, second)  # in its place
+    assert reduction.dense_work == 3 * SIZE
+    frozen = reduction.freeze(dense)
+    reduction.pair(frozen, second)
+    assert reduction.dense_work == 5 * SIZE
+    reduction.pair(frozen, reduction.densify(second))
+    assert reduction.dense_work == 8 * SIZE
+
+
+@pytest.mark.parametrize("dtype, width, each", [(np.float32, None, 16), (np.float64, None, 8), (np.float32, 3, 16), (np.float32, 100, 100)])
+def test_an_entry_of_many_takes_a_cache_line_of_a_dense_array(dtype, width, each):
+    size = 1000
+    values = np.ones(5 if width is None else (5, width), dtype)
+    stream = SparseStream(np.arange(0, size, 200), values, size)
+    reduction = Reduction()
+    reduction.densify(reduction.enter(stream))
+    assert (reduction.work, reduction.dense_work) == (5, size * (width or 1) + 5 * each)
+
+
+def test_dense_parts_are_joined_in_one_pass():
+    reduction = Reduction()
+    whole = SparseStream.from_dense(np.arange(1, SIZE + 1, dtype=np.float32))
+    parts = [slice_range(reduction.enter(whole), lo, hi) for lo, hi in ((0, 3), (3, SIZE))]
+    assert all(part.is_dense for part in parts)
+    assert concatenate(parts, reduction).to_dense().tolist() == whole.to_dense().tolist()
+    assert reduction.dense_work == SIZE
 
 
 @pytest.mark.parametrize("op, shared, lone", [(SUM, 3, 5), (PROD, -10, 5), (MIN, -2, 5), (MAX, 5, 5), (CUSTOM, 5, 5)])

@@ -37,7 +37,7 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     RUNTIME + "memory.sparse": {"_BYTES": 1 << 20},
     RUNTIME + "shortcuts.sparse_shared": {"_LITTLE": 0},
 }
-MACHINE = Machine(alpha_dense=4e-6, beta_blocking=2e-10, codec=4e-9, alpha_local=2e-6, beta_local=1e-10)
+MACHINE = Machine(alpha_dense=4e-6, beta_blocking=2e-10, codec=4e-9, alpha_local=2e-6, beta_local=1e-10, gamma_far=3e-10)
 SPINS = 2  # looks at a word before a wait is a long one
 
 

@@ -15,12 +15,12 @@ Collective: TypeAlias = DenseAllreduce | DenseAllgather | Share
 COLLECTIVES = (DenseAllreduce, DenseAllgather, Share)  # for isinstance, which takes longer for a union
 
 
-def collective(step: Collective, rank: int, ranks: int) -> Generator[Step, Any, Any]:
-    """The schedule of one rank that ends with the result of the step."""
+def collective(step: Collective, rank: int, ranks: int, joining: Reduction) -> Generator[Step, Any, Any]:
+    """The schedule of one rank that ends with the result of the step; ``joining`` joins the blocks that are gathered."""
     if isinstance(step, DenseAllreduce):
         return rabenseifner(step.stream, rank, ranks, Reduction(step.op))
     if isinstance(step, DenseAllgather):
-        return join_blocks(step.stream, rank, ranks, Reduction(step.op))
+        return join_blocks(step.stream, rank, ranks, joining)
     return _share(step, rank, ranks)
 
 

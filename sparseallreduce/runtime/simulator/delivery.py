@@ -42,7 +42,7 @@ def delivery_of(order: int | Chooser | None, network: Network, ranks: int) -> De
 class _Event(Enum):
     RESUME = "a rank goes on"
     HEAD = "the first byte of a message is at its receiver, whose port may be busy"
-    TAIL = "the last byte of a message has been received"
+    TAIL = "the last byte of a message has been received and read"
 
 
 class ByTime:
@@ -74,7 +74,7 @@ class ByTime:
                 resume(what, now)
             elif event is _Event.HEAD:
                 self._next_leaves(what.source)
-                self._at(self._ports.arrive(what.source, what.dest, what.nbytes, now), _Event.TAIL, what)
+                self._at(self._ports.arrive(what.source, what.dest, what.nbytes, now) + what.coding, _Event.TAIL, what)
             elif deliver(what):
                 self._at(now, _Event.RESUME, what.dest)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.steps import Clock, DenseAllreduce, Exchange, Payload, Quantise, Send, Shift, Step
+from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Payload, Quantise, Send, Shift, Step
 from sparseallreduce.errors import DeadlockError
 from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
 from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
 from sparseallreduce.runtime.simulator.message import Content, Message
-from sparseallreduce.runtime.simulator.network import Network
+from sparseallreduce.runtime.simulator.network import Network, coding_time, machine_of
 from sparseallreduce.runtime.simulator.rank import Rank
 from sparseallreduce.runtime.simulator.result import Simulation
 from sparseallreduce.runtime.simulator.sharing import Outputs
@@ -59,11 +59,11 @@ class _Engine:
         reductions: Sequence[Reduction],
         encoding: Encoding,
     ) -> None:
+        self._network, self._machine = network, machine_of(network)
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
-            rank.work = reduction.work
+            rank.charged = reduction.work, reduction.dense_work
         self._delivery = delivery
-        self._gamma, self._byte_seconds = network.gamma, 1 / network.bandwidth
         self._encoding = encoding
         self._through_wire = through_wire
         self._reductions = reductions
@@ -107,7 +107,9 @@ class _Engine:
                 value = rank.clock
             elif isinstance(step, COLLECTIVES):
                 rank.native = isinstance(step, DenseAllreduce)
-                rank.stack.append(collective(step, number, len(self._ranks)))
+                if isinstance(step, DenseAllgather):
+                    rank.join_by(Reduction(step.op))
+                rank.stack.append(collective(step, number, len(self._ranks), rank.joining))
             else:
                 if isinstance(step, Exchange):
                     self._send(number, step.partner, step.stream)
@@ -121,31 +123,34 @@ class _Engine:
     def _charge(self, number: int) -> None:
         """Let the time pass that a rank's reduction has taken since it was last charged."""
         if self._reductions:
-            rank, work = self._ranks[number], self._reductions[number].work
-            rank.clock += (work - rank.work) * self._gamma
-            rank.work = work
+            rank = self._ranks[number]
+            reduction, (sparse, dense) = self._reductions[number], rank.charged
+            rank.charged = reduction.work + rank.joining.work, reduction.dense_work + rank.joining.dense_work
+            rank.clock += (rank.charged[0] - sparse) * self._machine.gamma + (rank.charged[1] - dense) * self._machine.gamma_dense
 
     def _send(self, source: int, dest: int, payload: Payload | bytes) -> None:
         content: Content
         if isinstance(payload, bytes):
-            content, nbytes, frames = payload, len(payload), 0
+            content, nbytes, frames, coding = payload, len(payload), 0, 0.0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
             # What MPI does itself, it does with arrays as they lie in memory; between hosts, blocks are gathered by messages of ours.
             rank = self._ranks[source]
             native = rank.native and len(rank.stack) > 1 and self._encoding.is_exact
-            nbytes, frames, content = self._carried(streams, _AS_IT_IS if native else self._encoding)
+            encoding = _AS_IT_IS if native else self._encoding
+            nbytes, frames, content = self._carried(streams, encoding)
+            coding = self._coding_time(streams, encoding, nbytes)
         self._bytes_sent[source] += nbytes
         self._bytes_received[dest] += nbytes
         self._messages[source] += 1
         self._header_bytes[source] += frames * wire.HEADER_BYTES
-        self._delivery.send(Message(source, dest, content, nbytes), self._ranks[source].clock)
+        self._delivery.send(Message(source, dest, content, nbytes, coding), self._ranks[source].clock)
 
     def _carried(self, streams: tuple[SparseStream, ...], encoding: Encoding) -> tuple[int, int, tuple[SparseStream, ...]]:
         """Bytes and frames of a message, and its streams as they arrive."""
         for stream in streams:
             Reduction.freeze(stream)
-        codecs = [encoding.index_codec_for(stream, self._byte_seconds) for stream in streams]
+        codecs = [encoding.index_codec_for(stream, self._machine.beta) for stream in streams]
         plain = all(codec is wire.PLAIN and not isinstance(stream, wire.CodedStream) for codec, stream in zip(codecs, streams, strict=True))
         if plain and not self._through_wire:
             return wire.message_bytes(streams), len(streams), streams
@@ -159,6 +164,11 @@ class _Engine:
         if plain:  # what a message takes is the same whether it is turned to bytes here
             nbytes, frames = wire.message_bytes(streams), len(streams)
         return nbytes, frames, tuple(assembly.streams) if self._through_wire else streams
+
+    def _coding_time(self, streams: tuple[SparseStream, ...], encoding: Encoding, nbytes: int) -> float:
+        """Of the dense streams of a message that travel as their non-zeros and a bitmap."""
+        coded = (stream for stream in streams if stream.is_dense and encoding.index_codec_for(stream, self._machine.beta) is wire.BITMAP)
+        return coding_time(self._network, nbytes, sum(stream._stored.size for stream in coded))
 
     def _deliver(self, message: Message) -> bool:
         """Hand a message to its receiver; whether that lets it go on."""

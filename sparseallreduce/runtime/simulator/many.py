@@ -70,3 +70,7 @@ class _Work:
     @property
     def work(self) -> int:
         return sum(reduction.work for reduction in self._reductions)
+
+    @property
+    def dense_work(self) -> int:
+        return sum(reduction.dense_work for reduction in self._reductions)

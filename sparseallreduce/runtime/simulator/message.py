@@ -18,3 +18,4 @@ class Message(NamedTuple):
     dest: int
     content: Content
     nbytes: int  # on the wire, headers included
+    coding: float = 0.0  # seconds of writing and reading it that do not pass while it travels

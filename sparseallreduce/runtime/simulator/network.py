@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.cost import OVERLAP, Machine, Transfer
 
-__all__ = ["Network", "Ports", "machine_of"]
+__all__ = ["Network", "Ports", "coding_time", "machine_of"]
 
 
 class Network(NamedTuple):
@@ -17,13 +17,25 @@ class Network(NamedTuple):
 
     latency: float = 1e-6  # alpha, seconds
     bandwidth: float = 12.5e9  # 1 / beta, bytes a second
-    gamma: float = 0.0  # seconds for each entry that a reduction reads; the thesis leaves computation out
+    gamma: float = 0.0  # seconds for each entry that a sparse reduction reads; the thesis leaves computation out
+    gamma_dense: float | None = None  # seconds for each value that a pass over a dense array writes; by default an eighth of gamma
 
 
 def machine_of(network: Network) -> Machine:
-    """The constants by which algorithms are chosen there; to write and to read messages takes no time."""
+    """The constants by which algorithms are chosen there; to write indices and to read them takes no time."""
     beta = 1 / network.bandwidth
-    return Machine(network.latency, beta, network.gamma, network.gamma / 8, beta, codec=1e-15)
+    gamma_dense = network.gamma / 8 if network.gamma_dense is None else network.gamma_dense
+    return Machine(network.latency, beta, network.gamma, gamma_dense, beta, codec=1e-15)
+
+
+def coding_time(network: Network, nbytes: int, values: int) -> float:
+    """Seconds beyond those on the wire of a message for which so many values of dense arrays are read and written again.
+
+    Each is passed over twice, by the sender and by the receiver, most of it while pieces travel.
+    """
+    machine = machine_of(network)
+    busy = Transfer(nbytes, 2 * machine.gamma_dense * values)
+    return busy.time(0.0, machine.beta, machine._replace(overlap=OVERLAP)) - nbytes * machine.beta
 
 
 class Ports:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from sparseallreduce.algorithms.steps import Exchange, Recv, RecvAny, Shift, Step
 from sparseallreduce.runtime.simulator.message import Content
+from sparseallreduce.streams.reduction import Reduction
 
 __all__ = ["Rank", "Waiting"]
 
@@ -32,8 +33,10 @@ class Rank:
         What the schedule is resumed with.
     clock : float
         Seconds; the time up to which it has run.
-    work : int
-        What its reduction has done up to then, in entries read.
+    joining : Reduction
+        What joins dense blocks that are gathered.
+    charged : tuple of int
+        What this and its own reduction had done up to then: entries read, and values of dense arrays written.
     output : object
         What the schedule returned, once it is ``done``.
     """
@@ -43,11 +46,17 @@ class Rank:
         self.value: Any = None
         self.native = False
         self.clock = 0.0
-        self.work = 0
+        self.joining = Reduction()
+        self.charged = 0, 0
         self.output: Any = None
         self.done = False
         self._waits_for: Waiting | None = None
         self._inbox: dict[int, deque[Content]] = {}  # by source
+
+    def join_by(self, joining: Reduction) -> None:
+        """Join dense blocks by another reduction, which goes on counting where the last one ended."""
+        joining.work, joining.dense_work = self.joining.work, self.joining.dense_work
+        self.joining = joining
 
     def wait(self, step: Waiting) -> bool:
         """Wait for the message that ends a step; whether it is there already."""

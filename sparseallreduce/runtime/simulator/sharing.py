@@ -15,8 +15,8 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Outputs", "same_bits", "shared_reductions"]
 
-# The two operands, kept so that no other object takes their ids, the result, and the work that it took.
-_Results: TypeAlias = "OrderedDict[tuple[int, int], tuple[SparseStream, SparseStream, SparseStream, int]]"
+# The two operands, kept so that no other object takes their ids, the result, and the work that it took, sparse and dense.
+_Results: TypeAlias = "OrderedDict[tuple[int, int], tuple[SparseStream, SparseStream, SparseStream, int, int]]"
 
 
 def shared_reductions(settings: Sequence[tuple[Operator, float | None]]) -> list[Reduction]:
@@ -43,12 +43,13 @@ class _SharedReduction(Reduction):
         key = id(first), id(second)
         if key in self._results:
             self._results.move_to_end(key)
-            _, _, result, work = self._results[key]
+            _, _, result, work, dense_work = self._results[key]
             self.work += work
+            self.dense_work += dense_work
             return result
-        before = self.work
+        work, dense_work = self.work, self.dense_work
         result = self.freeze(super().pair(first, second))
-        self._results[key] = first, second, result, self.work - before
+        self._results[key] = first, second, result, self.work - work, self.dense_work - dense_work
         if len(self._results) > self._capacity:
             self._results.popitem(last=False)
         return result
