@@ -304,9 +304,10 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
 
 
 def _dense_gather(problem: Problem, machine: Machine) -> float:
-    """The allgather of dense blocks, and the vector that they make up."""
+    """The allgather of dense blocks, and the vector that they make up; the fullest block is the longest message, up to its extent."""
     extent = problem.size / problem.ranks
-    time = _gather_time(problem, machine, problem.held(problem.ranks) / problem.ranks, extent, dense=True)
+    fullest = min(problem.imbalance * problem.held(problem.ranks) / problem.ranks, extent)
+    time = _gather_time(problem, machine, fullest, extent, dense=True)
     return time + machine.dense_pass(problem.size, problem.size * problem.value_bytes)
 
 
