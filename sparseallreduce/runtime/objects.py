@@ -1,21 +1,92 @@
-"""What ranks say to each other about small things: values, and errors, which are raised by all or by none."""
+"""What ranks say to each other beside sums: values, arrays, and errors, which are raised by all or by none.
+
+It travels on a duplicate of the user's communicator, where it meets no message and no collective of the user's.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime.communicators import over_mpi
 
-__all__ = ["agreed", "gather"]
+__all__ = ["agreed", "broadcast_arrays", "gather", "gather_on_first", "private"]
 
+Array = NDArray[Any]
 T = TypeVar("T")
+
+_PIECE = 1 << 30  # bytes of an array that one message holds at most
+_keyval: Any = None  # of the attribute of a communicator that is its duplicate; none until there is a first
+
+
+def private(comm: Any) -> Any:
+    """The duplicate of a communicator of MPI's, made when it is first asked for and freed with it; any other as it is. Collective."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(comm, mpi.Intracomm) or comm.size == 1:
+        return comm
+    global _keyval
+    if _keyval is None:
+        _keyval = mpi.Comm.Create_keyval(delete_fn=lambda _comm, _key, kept: kept.Free())
+    duplicate: Any = comm.Get_attr(_keyval)
+    if duplicate is None:
+        duplicate, request = comm.Idup()
+        over_mpi().progress.wait_until(request.Test)
+        comm.Set_attr(_keyval, duplicate)
+    return duplicate
 
 
 def gather(comm: Any, value: T) -> list[T]:
     """What every rank gives, in the order of ranks, on every rank."""
-    return [value] if comm.size == 1 else cast("list[T]", comm.allgather(value))
+    return [value] if comm.size == 1 else cast("list[T]", private(comm).allgather(value))
+
+
+def broadcast_arrays(comm: Any, arrays: Mapping[str, Array] | None) -> dict[str, Array]:
+    """The arrays by name that the first rank gives, on every rank; the others give None. Of any size; collective."""
+    if comm.size == 1:
+        return dict(arrays or {})
+    own = private(comm)
+    outline = own.bcast(None if own.rank else [(name, array.dtype.str, array.shape) for name, array in (arrays or {}).items()])
+
+    def allocated() -> dict[str, Array]:
+        if arrays is not None:
+            return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return {name: np.empty(shape, dtype) for name, dtype, shape in outline}
+
+    received = agreed(comm, allocated)
+    for array in received.values():
+        for piece in _pieces(array):
+            own.Bcast(piece, 0)
+    return received
+
+
+def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
+    """The arrays of all ranks, whose lengths are given, behind each other on the first rank; elsewhere the own. Of any size; collective."""
+    if comm.size == 1:
+        return array
+    own = private(comm)
+    if own.rank > 0:
+        for piece in _pieces(np.ascontiguousarray(array)):
+            own.Send(piece, 0)
+        return array
+    whole = np.empty(sum(lengths), array.dtype)
+    bounds = np.cumsum([0, *lengths])
+    whole[: bounds[1]] = array
+    for source in range(1, own.size):
+        for piece in _pieces(whole[bounds[source] : bounds[source + 1]]):
+            own.Recv(piece, source)
+    return whole
+
+
+def _pieces(array: Array) -> list[Array]:
+    """The bytes of an array, in pieces that fit into a message."""
+    content = array.reshape(-1).view(np.uint8)
+    return [content[start : start + _PIECE] for start in range(0, len(content), _PIECE)]
 
 
 def agreed(comm: Any, action: Callable[[], T]) -> T:

@@ -166,6 +166,30 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path)
         Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
 
 
+def test_a_damaged_checkpoint_takes_no_place_of_the_two(tmp_path):
+    list(trainer(tmp_path, every_steps=5).run())
+    newest, _ = sorted(tmp_path.iterdir(), reverse=True)
+    newest.write_bytes(b"")
+    again = Checkpoints(tmp_path)
+    again.prepare(sar.SERIAL, resume=True)
+    for step in (36, 37, 38):
+        again.save(step, SAMPLE, sar.SERIAL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"step-{step:012}.npz" for step in (37, 38)), newest.name]
+    for step in (40, 41, 42):
+        again.save(step, SAMPLE, sar.SERIAL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:012}.npz" for step in (41, 42)]
+
+
+def test_a_checkpoint_of_another_layout_is_not_called_damaged(tmp_path, monkeypatch):
+    list(trainer(tmp_path).run())
+    with monkeypatch.context() as patch:
+        patch.setattr("sparseallreduce.linear.training.checkpoint._LAYOUT", "sparseallreduce checkpoint 99")
+        Checkpoints(tmp_path).save(1000, SAMPLE, sar.SERIAL)
+    with pytest.raises(CheckpointError, match=r"has the layout 'sparseallreduce checkpoint 99', .*: go on with the version") as raised:
+        Checkpoints(tmp_path).prepare(sar.SERIAL, resume=True)
+    assert "damaged" not in str(raised.value)
+
+
 def test_a_folder_is_taken_as_it_should_be(tmp_path):
     checkpoint, remarks = Checkpoints(tmp_path / "new").prepare(sar.SERIAL, resume=True)
     assert checkpoint is None and "starting from the beginning" in remarks[0]

@@ -13,6 +13,7 @@ import sparseallreduce as sar
 from sparseallreduce.errors import CheckpointError, TrainingStopped
 from sparseallreduce.linear import (
     MODELS,
+    STRATEGIES,
     BoldDriver,
     Checkpoints,
     Constant,
@@ -29,6 +30,7 @@ from sparseallreduce.linear import (
     two_classes,
 )
 from sparseallreduce.linear.strategies import read_on_workers
+from sparseallreduce.linear.training.checkpoint import Checkpoint
 
 RANKS = (1, 2, 3, 4, 5)  # that eight reduce as they should is shown by the algorithms
 
@@ -174,6 +176,39 @@ def case_a_checkpoint_that_rank_0_cannot_write_is_an_error_on_all(comm):
             told = str(error)
     assert told is not None and "cannot write a checkpoint" in told
     assert len(set(comm.allgather(told))) == 1
+
+
+def case_a_checkpoint_of_many_pieces_is_the_same_on_all_ranks(comm):
+    arrays = {"direction": np.arange(1001, dtype=np.float32), "last": np.zeros(0, np.uint16), "table": np.arange(6.0).reshape(2, 3)}
+    state = arrays | {"scale": 0.1, "numbers": ((1.0, 2.0),)}
+    with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparseallreduce.runtime.objects._PIECE", 100)
+        kept = Checkpoints(folder)
+        kept.prepare(comm, resume=False)
+        kept.save(7, Checkpoint({"model": "svm"}, {"step": 7}, state), comm)
+        found, remarks = kept.prepare(comm, resume=True)
+    assert not remarks
+    assert (found.identity, found.progress, found.state["scale"]) == ({"model": "svm"}, {"step": 7}, 0.1)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found.state[name], array, strict=True)
+
+
+def case_the_communicator_carries_no_message_of_a_checkpoint(comm):
+    """Whatever a user waits for on it, from anybody, of any tag."""
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            generate("uniform", folder / "samples.svm", samples=40, features=500, density=0.05)
+        comm.Barrier()
+        train, _ = two_classes(load(folder / "samples.svm", comm=comm, n_features=500)[0], comm)
+        request = comm.irecv() if comm.rank == 0 and comm.size > 1 else None
+        checkpoints = Checkpoints(folder / "checkpoints")
+        checkpoints.prepare(comm, resume=False)
+        strategy = STRATEGIES["topka"](train, comm, density=0.05)
+        list(Trainer(MODELS["logistic"](), strategy, Constant(0.2), Options(1, 4), checkpoints=checkpoints).run())
+        assert request is None or not request.test()[0]
+        if comm.rank == 1:
+            comm.send("mine", 0)
+        assert request is None or request.wait() == "mine"
 
 
 @each(l1=[0.0, 1e-3], momentum=[0.0, 0.9])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import gather, gather_on_first
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["gathered", "own_share"]
@@ -24,8 +24,8 @@ def gathered(residual: Array, comm: Any) -> dict[str, Any]:
     entries = gather(comm, len(indices))
     return {
         "residual_entries": tuple(entries),
-        "residual_indices": _on_first(indices, entries, comm),
-        "residual_values": _on_first(residual[indices], entries, comm),
+        "residual_indices": gather_on_first(comm, indices, entries),
+        "residual_values": gather_on_first(comm, residual[indices], entries),
     }
 
 
@@ -43,16 +43,3 @@ def own_share(state: dict[str, Any], residual: Array, comm: Any) -> None:
         residual[state["residual_indices"][part]] += state["residual_values"][part]
     if not alike:
         residual /= comm.size
-
-
-def _on_first(own: Array, entries: list[int], comm: Any) -> Array:
-    """The arrays of all ranks behind each other on the first of them, which receives one after the other; elsewhere the own."""
-    if comm.rank > 0:
-        comm.Send(own, 0)
-        return own
-    whole = np.empty(sum(entries), own.dtype)
-    bounds = np.cumsum([0, *entries])
-    whole[: bounds[1]] = own
-    for source in range(1, comm.size):
-        comm.Recv(whole[bounds[source] : bounds[source + 1]], source)
-    return whole

@@ -5,7 +5,8 @@ the run (data, model, options), its ``progress``, and the numbers of the strateg
 own, which ``about`` lists. As in any ZIP file each member carries a checksum (CRC-32), which is tested in reading.
 
 A checkpoint is written under another name, forced to the disk, and renamed; so a name that is there is that of a whole file. The
-last two are kept: should the newest be damaged all the same, the one before is taken.
+last two are kept: should the newest be damaged all the same, the one before is taken. What was found damaged is left where it is,
+and counts for neither of the two.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, private
 
 __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
 
 Array = NDArray[Any]
 
-_LAYOUT = "sparseallreduce checkpoint 2"
+_LAYOUT = "sparseallreduce checkpoint 3"
 _NAME = re.compile(r"step-(\d{12})\.npz")
 _KEPT = 2
 
@@ -46,6 +47,10 @@ class Checkpoint:
     identity: dict[str, Any]  # of the run: what must be the same for going on to make sense
     progress: dict[str, Any]  # of the trainer, in what JSON can express
     state: dict[str, Any]  # of the strategy: numbers, and arrays
+
+
+class _Damaged(CheckpointError):
+    """A file does not hold what was written to it."""
 
 
 class Checkpoints:
@@ -66,6 +71,7 @@ class Checkpoints:
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self._last = time.monotonic()
+        self._damaged: set[str] = set()  # names of files
 
     def prepare(self, comm: Any, resume: bool) -> tuple[Checkpoint | None, list[str]]:
         """Make the folder ready, and find where to go on; collective.
@@ -80,12 +86,12 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            On all ranks, if the folder cannot be used, if it holds checkpoints and there is no word of resuming, or if all are damaged.
+            On all ranks, if the folder cannot be used, if it holds checkpoints and there is no word of resuming, if the newest that is
+            not damaged is of another version's layout, or if all are damaged.
         """
         found = agreed(comm, lambda: self._found(resume) if comm.rank == 0 else None)
-        shared = found if comm.size == 1 else comm.bcast(found)
         self._last = time.monotonic()
-        return cast("tuple[Checkpoint | None, list[str]]", shared)
+        return cast("tuple[Checkpoint | None, list[str]]", found if comm.size == 1 else _told(found, comm))
 
     @property
     def after_epochs(self) -> bool:
@@ -127,7 +133,8 @@ class Checkpoints:
         for name in names:
             try:
                 return read_checkpoint(self.folder / name), remarks
-            except CheckpointError as error:
+            except _Damaged as error:
+                self._damaged.add(name)
                 remarks.append(f"{error}; passed over")
         if names:
             raise CheckpointError(f"all checkpoints in {self.folder} are damaged: {remarks[0].removesuffix('; passed over')}")
@@ -135,9 +142,14 @@ class Checkpoints:
 
     def _write(self, step: int, checkpoint: Checkpoint) -> None:
         try:
-            write_checkpoint(self.folder / f"step-{step:012}.npz", checkpoint)
-            for name in self._names()[_KEPT:]:
-                (self.folder / name).unlink()
+            written = self.folder / f"step-{step:012}.npz"
+            write_checkpoint(written, checkpoint)
+            self._damaged.discard(written.name)
+            names = self._names()
+            kept = [name for name in names if name not in self._damaged][:_KEPT]
+            for name in names:
+                if name < kept[-1]:
+                    (self.folder / name).unlink()
         except OSError as error:
             reason = f"cannot write a checkpoint to {self.folder}: {error.strerror}"
             raise CheckpointError(f"{reason}; make room or choose another folder") from None
@@ -173,22 +185,51 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        If it is damaged, or no checkpoint.
+        If it is damaged, no checkpoint, or one of another layout.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             members = {name: file[name] for name in file.files}
         about = json.loads(members.pop("about").tobytes())
-        if about["layout"] != _LAYOUT:
-            raise CheckpointError(f"{path} has the layout {about['layout']!r}, and this version reads {_LAYOUT!r}")
-        if set(members) != set(about["arrays"]):
-            raise CheckpointError(f"{path} is damaged (some of its arrays are missing)")
-        arrays = {name.removeprefix("state/"): array for name, array in members.items()}
-        return Checkpoint(about["identity"], about["progress"], about["numbers"] | arrays)
+        layout, named = about["layout"], about.get("arrays")
+        if layout == _LAYOUT:
+            if set(members) != set(named):
+                raise ValueError("some of its arrays are missing")
+            arrays = {name.removeprefix("state/"): array for name, array in members.items()}
+            return Checkpoint(about["identity"], about["progress"], about["numbers"] | arrays)
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())})") from None
+        raise _Damaged(f"cannot read {path}: {error.strerror or error}") from None
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise _Damaged(f"{path} is damaged ({' '.join(str(error).split())})") from None
+    what = f"{path} has the layout {layout!r}, and this version reads {_LAYOUT!r}"
+    raise CheckpointError(f"{what}: go on with the version that wrote it, or start anew in another folder")
+
+
+def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
+    """What the first rank has found, on all; arrays travel as they are."""
+    checkpoint, remarks = found or (None, [])
+    arrays, rest = None, None
+    if found is not None:
+        state = {} if checkpoint is None else checkpoint.state
+        arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+        numbers = {name: value for name, value in state.items() if name not in arrays}
+        rest = remarks, checkpoint and (checkpoint.identity, checkpoint.progress, numbers)
+    remarks, outline = private(comm).bcast(rest)
+    arrays = broadcast_arrays(comm, arrays)
+    if outline is None:
+        return None, remarks
+    identity, progress, numbers = outline
+    return Checkpoint(identity, progress, numbers | arrays), remarks
 
 
 def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> None:
