@@ -221,6 +221,80 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_difference(tmp_path, di
         resumed(tmp_path, **options)
 
 
+def with_schedule(folder, schedule, epochs=3, test=None):
+    made = SparseStrategy(problem(), sar.SERIAL)
+    return Trainer(MODELS["logistic"](), made, schedule, Options(epochs, 7), checkpoints=Checkpoints(folder))
+
+
+def falling(rate):
+    """A schedule that is a function, another object at each call."""
+
+    def at(step):
+        return rate / (1 + step) if step else 0.5
+
+    return at
+
+
+class Falling:
+    """A schedule that says nothing of itself but where it lies."""
+
+    def __call__(self, step):
+        return 0.5 / (1 + step)
+
+
+@pytest.mark.parametrize("schedule", [lambda: falling(0.5), Falling])
+def test_a_run_whose_schedule_is_a_function_is_resumed(tmp_path, schedule):
+    list(with_schedule(tmp_path, schedule()).run())
+    again = with_schedule(tmp_path, schedule(), epochs=4)
+    again.resume(again.checkpoints.prepare(sar.SERIAL, resume=True)[0])
+    assert [epoch.epoch for epoch in again.run()] == [3, 4]
+
+
+def test_a_function_that_gives_other_rates_is_another_run(tmp_path):
+    list(with_schedule(tmp_path, falling(0.5)).run())
+    again = with_schedule(tmp_path, falling(0.7))
+    checkpoint, _ = again.checkpoints.prepare(sar.SERIAL, resume=True)
+    with pytest.raises(CheckpointError, match=r"its learning rate of the last step is 0\.01.*, and here it is 0\.01"):
+        again.resume(checkpoint)
+
+
+@pytest.mark.parametrize("before,now", [(None, 5), (5, None), (5, 6)])
+def test_epochs_measured_on_another_test_set_are_no_history_of_this_run(tmp_path, before, now):
+    sets = {None: None, 5: problem(20, seed=5), 6: problem(20, seed=6)}
+    list(trainer(tmp_path).run(sets[before]))
+    again = resumed(tmp_path, epochs=5)
+    with pytest.raises(CheckpointError, match="its test set is .*, and here it is"):
+        list(again.run(sets[now]))
+    same = resumed(tmp_path, epochs=5)
+    assert [epoch.epoch for epoch in same.run(sets[before])] == [3, 4, 5]
+
+
+def test_a_run_that_was_stopped_in_its_first_epoch_may_take_another_test_set(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparseallreduce.linear.training.trainer.Consensus", EveryStep)
+    stopped_at(tmp_path, 4)
+    assert len(list(resumed(tmp_path).run(problem(20, seed=5)))) == 3
+
+
+@pytest.mark.parametrize("strategy", [SparseStrategy, OverlappedStrategy, SynchronousParameterServer])
+@pytest.mark.parametrize("every", [None, 5])
+def test_early_stopping_leaves_a_checkpoint_of_where_it_stopped(tmp_path, strategy, every):
+    def run(epochs):
+        made = strategy(problem(), sar.SERIAL, Descent(1e-3, True, 1e-4, 0.5))
+        stopping = EarlyStopping("loss", 2, tolerance=100.0)
+        checkpoints = Checkpoints(tmp_path, every)
+        return Trainer(MODELS["logistic"](), made, Constant(0.2), Options(epochs, 7), stopping=stopping, checkpoints=checkpoints)
+
+    first = run(50)
+    assert len(list(first.run())) == 3
+    again = run(80)
+    checkpoint, remarks = again.checkpoints.prepare(sar.SERIAL, resume=True)
+    again.resume(checkpoint)
+    assert again.step == first.step == 39 and not remarks
+    list(again.run())
+    assert (len(again.history), again.step) == (3, 39), "it had stopped, and has gone on"
+    np.testing.assert_array_equal(again.weights.to_array(), first.weights.to_array())
+
+
 def test_the_last_good_checkpoint_outlives_a_divergence(tmp_path):
     dataset = problem()
     wild = replace(dataset, values=dataset.values * np.float32(1e4))

@@ -1,5 +1,6 @@
 """Parameter servers under MPI: the steps of an allreduce, in or out of step, and errors that end on all ranks."""
 
+import threading
 import time
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ from cases_train import shared_folder, written
 from mpi_cases import each, limit, skip
 
 import sparseallreduce as sar
-from sparseallreduce.errors import AlgorithmError, DivergenceError
+from sparseallreduce.errors import AlgorithmError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import (
     MODELS,
     AsynchronousParameterServer,
@@ -194,6 +195,48 @@ class Slowed(Logistic):
         return super().derivative(scores, labels)
 
 
+@limit(30)
+@each(kind=BOTH, asked=["first", "worker", "server"], servers=[1, 2])
+def case_a_wish_to_stop_is_heard_within_an_epoch(comm, kind, asked, servers):
+    """From a worker or a server, by workers of different speeds; and the run goes on from there."""
+    workers = possible(comm, servers)
+    if comm.size == 1 and asked != "first":
+        skip("there is one rank")
+    if asked == "worker" and workers == 1:
+        skip("there is one worker")
+    rank = {"first": 0, "worker": workers - 1, "server": comm.size - 1}[asked]
+    with samples(comm, 4 * 200 * workers) as path, shared_folder(comm) as folder:
+        checkpoints = Checkpoints(folder / "checkpoints")
+        checkpoints.prepare(comm, resume=False)
+        slow = Slowed(True, 0.02 * (1 + (comm.rank == 0)))
+        trainer = trainer_on(path, comm, kind, servers, model=slow, epochs=1, checkpoints=checkpoints)
+        timer = threading.Timer(0.5, lambda: trainer.request_stop("SIGTERM"))
+        if comm.rank == rank:
+            timer.start()
+        with pytest.raises(TrainingStopped, match="stopped by SIGTERM after step") as raised:
+            list(trainer.run())
+        timer.cancel()
+        assert len(set(comm.allgather(str(raised.value)))) == 1
+        again = trainer_on(path, comm, kind, servers, epochs=1, checkpoints=checkpoints)
+        checkpoint, _ = checkpoints.prepare(comm, resume=True)
+        again.resume(checkpoint)
+        assert 0 < again.step < 150, "it went on to the end of the epoch"
+        (epoch,) = again.run()
+    assert epoch.train_accuracy > 0.5
+
+
+@limit(30)
+@each(text=["é" * 2000, "\U0001f600" * 2000, "a" * 5000])
+def case_a_long_error_of_a_worker_is_cut_between_characters(comm, text):
+    workers = possible(comm, 1)
+    with samples(comm) as path:
+        trainer = trainer_on(path, comm, SynchronousParameterServer, model=Failing(comm.rank == workers - 1, text=text))
+        with pytest.raises(Exception, match=text[:50]) as raised:
+            list(trainer.run())
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    assert comm.size == 1 or str(raised.value).endswith(text[:50] + "...")
+
+
 @each(kind=BOTH)
 def case_workers_without_samples_take_part(comm, kind):
     with written(comm, "1 1:1 5:2\n-1 2:1 5:-1\n") as path:
@@ -258,13 +301,13 @@ def case_run_resumed_from_a_checkpoint_ends_where_an_undisturbed_one_does(comm, 
 class Failing(Logistic):
     """Raises at one of its batches, if it is told to."""
 
-    def __init__(self, fails, batch=3):
-        self.fails, self.batch, self.batches = fails, batch, 0
+    def __init__(self, fails, batch=3, text="no luck here"):
+        self.fails, self.batch, self.batches, self.text = fails, batch, 0, text
 
     def derivative(self, scores, labels):
         self.batches += 1
         if self.fails and self.batches == self.batch:
-            raise ZeroDivisionError("no luck here")
+            raise ZeroDivisionError(self.text)
         return super().derivative(scores, labels)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -166,9 +167,20 @@ class Strategy(ABC):
         """Wait until all updates are applied, and make ``weights`` the same on every rank. Collective, servers included."""
         self.weights.wait_for_peers()
 
-    def serve(self) -> None:
-        """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too."""
+    def serve(self, asked_to_stop: Callable[[], str | None] = lambda: None) -> None:
+        """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too.
+
+        Once ``asked_to_stop`` gives a reason, the workers are told it.
+        """
         raise NotImplementedError(f"the strategy {self.name} has no servers")
+
+    def ask_to_stop(self, reason: str) -> None:  # noqa: B027  # not abstract: workers in step ask each other
+        """On a worker between two steps: let the others know, by the servers, that training is to stop."""
+
+    @property
+    def told_to_stop(self) -> str | None:
+        """Why training is to stop, where a server has told this worker so."""
+        return None
 
     def assign(self, array: Array) -> None:
         """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step.
@@ -188,6 +200,10 @@ class Strategy(ABC):
         bit what they would have done without it, so what is in flight is part of the state.
         """
         return self.weights.state()
+
+    def drained_state(self) -> dict[str, Any]:
+        """As ``state``, but after ``drain``, when servers no longer answer. Collective over the workers."""
+        return self.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a ``state``, perhaps one that another number of ranks has taken. Collective, before the first step."""

@@ -48,6 +48,11 @@ class EarlyStopping:
             self.best, self.waited = cost, 0
         else:
             self.waited += 1
+        return self.reached
+
+    @property
+    def reached(self) -> bool:
+        """Whether to stop after the epochs so far."""
         return self.waited >= self.patience
 
     def state(self) -> dict[str, float]:

@@ -144,6 +144,8 @@ class Trainer:
         self.history: list[Epoch] = []
         self._position = 0  # steps taken in the present epoch
         self._stop: str | None = None
+        self._saved = -1  # step of the last checkpoint
+        self._tested_before: str | None = None  # of a run that was resumed: which test set its epochs are measured on
         self.batch, settings = agreed(self.comm, self._checked)
         check_alike(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
@@ -197,7 +199,8 @@ class Trainer:
         Raises
         ------
         CheckpointError
-            On all ranks, if data, model or options differ, with the difference named; the number of epochs may.
+            On all ranks, if data, model or options differ, with the difference named; the number of epochs may. Whether the test set is
+            the same as before, if there was one, :meth:`run` finds out.
         """
         agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
         progress = checkpoint.progress
@@ -207,6 +210,10 @@ class Trainer:
             self.schedule.restore(progress["schedule"])
         if self.stopping is not None:
             self.stopping.restore(progress["stopping"])
+        before = {"learning rate of the last step": progress["rate"]}  # a function's name does not say what it is made of
+        agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
+        self._tested_before = progress["test set"] if self.history else None
+        self._saved = self.step
         self.strategy.restore(checkpoint.state)
 
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
@@ -229,6 +236,9 @@ class Trainer:
         ------
         DatasetError, MismatchError
             On every rank, before the first step, if the test set is not such, or given on some ranks alone.
+        CheckpointError
+            On every rank, before the first step, if the run was resumed, and had epochs that were measured on another test set, or none;
+            and if a checkpoint cannot be written.
         AlgorithmError
             On every rank, if the learning rate of a step is out of range.
         DivergenceError
@@ -237,9 +247,10 @@ class Trainer:
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
         test = self._tested(test)
+        self._note_test_set(test)
         self.strategy.warm_up()
         threshold = class_threshold(self.model, self.dataset, self.comm)
-        stop = False
+        stop = self.stopping is not None and self.stopping.reached
         while not stop and len(self.history) < self.options.epochs:
             clock = self.strategy.clock = Clock()
             with trace() as traffic:
@@ -253,6 +264,8 @@ class Trainer:
                 raise DivergenceError(f"the loss is {epoch.loss} after epoch {epoch.epoch}: lower the learning rate ({rate})")
             self._conclude(epoch)
             stop = self.stopping is not None and self.stopping.after_epoch(getattr(epoch, self.stopping.watch))
+            if stop and self._saved != self.step:
+                self._save(drained=True)
             yield epoch
 
     def _tested(self, test: Dataset | None) -> Dataset | None:
@@ -272,12 +285,20 @@ class Trainer:
         check_parts(own, self.comm, self.strategy.workers)
         return own
 
+    def _note_test_set(self, test: Dataset | None) -> None:
+        """Have checkpoints tell which test set epochs are measured on, if it is the one that they were measured on before; collective."""
+        if self.checkpoints is None:
+            return
+        self._test_set = "none" if test is None else data_fingerprint(test, self.comm)
+        if self._tested_before is not None:
+            check_identity({"test set": self._tested_before}, {"test set": self._test_set})
+
     def _train(self, on_step: Callable[[], object] | None) -> None:
         """The rest of a pass over the training set."""
         stopped = None
         try:
             if self.strategy.serves:
-                self.strategy.serve()
+                self.strategy.serve(lambda: self._stop)
             else:
                 stopped = self._take_steps(on_step)
             self.strategy.drain()
@@ -291,7 +312,7 @@ class Trainer:
         for stopped, _ in told:
             if stopped is not None:
                 raise TrainingStopped(stopped)
-        # A server cannot stop the workers within an epoch: they do in the next.
+        # Who was asked after the last step has the next epoch end at its beginning.
         self._stop = next((wish for _, wish in told if wish is not None), None)
 
     def _take_steps(self, on_step: Callable[[], object] | None) -> str | None:
@@ -310,12 +331,24 @@ class Trainer:
                 reasons = [reason for reason in wishes if reason]
                 if reasons:
                     return self._stopped(reasons[0])
+            elif self._to_stop() is not None or failure is not None:
+                break
         self.strategy.settle()
         own = (self._stop or "") if failure is None else self._failure(failure)
         reasons = self._shared(gather(self.strategy.workers_comm, own), failure)
+        if not self.strategy.in_step:  # who goes on from here takes no sample for done that one of the workers has not come to
+            self.step, self._position = min(gather(self.strategy.workers_comm, (self.step, self._position)))
         if self._due_at_end() or any(reasons):
             self._save()
         return next((self._stopped(reason) for reason in reasons if reason), None)
+
+    def _to_stop(self) -> str | None:
+        """Why this worker, which goes at its own speed, is to stop; the others are told if they do not know."""
+        told = self.strategy.told_to_stop
+        if self._stop is not None and told is None:
+            self.strategy.ask_to_stop(self._stop)
+        self._stop = self._stop or told
+        return self._stop
 
     def _called_back(self, on_step: Callable[[], object]) -> BaseException | None:
         """Call a function of the user's; returns what it raises, if the other ranks cannot hear of it before they meet."""
@@ -368,6 +401,7 @@ class Trainer:
 
     def _wish(self) -> str | None:
         """What this rank wants after a step: why to stop; no reason for just a checkpoint; or nothing."""
+        self._stop = self._stop or self.strategy.told_to_stop
         if self._stop is not None:
             return self._stop
         return "" if self.checkpoints is not None and self.checkpoints.overdue() else None
@@ -382,21 +416,30 @@ class Trainer:
         often = self.checkpoints.after_epochs or not self.strategy.in_step
         return often or self.checkpoints.due_after(self.step) or len(self.history) + 1 == self.options.epochs
 
-    def _save(self) -> None:
-        """Write a checkpoint, if there is a place for it; collective over the workers."""
+    def _save(self, drained: bool = False) -> None:
+        """Write a checkpoint, if there is a place for it; collective over the workers, or once all is ``drained`` over all ranks."""
         if self.checkpoints is None:
+            return
+        self._saved = self.step
+        if drained and self.strategy.serves:
             return
         progress = {
             "step": self.step,
             "position": self._position,
             "batch_size": self.options.batch_size,
+            "rate": self._last_rate(),
+            "test set": self._test_set,
             "epochs": [asdict(epoch) for epoch in self.history],
             "schedule": self.schedule.state() if isinstance(self.schedule, Reactive) else {},
             "stopping": self.stopping.state() if self.stopping is not None else {},
         }
-        checkpoint = Checkpoint(self._identity, progress, self.strategy.state())
+        state = self.strategy.drained_state() if drained else self.strategy.state()
+        checkpoint = Checkpoint(self._identity, progress, state)
         self.checkpoints.save(self.step, checkpoint, self.strategy.workers_comm)
         self.strategy.clock.lap("checkpoint")
+
+    def _last_rate(self) -> float | None:
+        return self.schedule(self.step - 1) if self.step else None
 
     def _stopped(self, reason: str) -> str:
         where = f"stopped by {reason} after step {self.step}"

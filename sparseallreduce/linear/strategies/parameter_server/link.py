@@ -22,13 +22,15 @@ __all__ = ["LocalLink", "RemoteLink", "answer_workers"]
 Array = NDArray[Any]
 
 # Kinds of messages: indices asked for; their weights; a rate and then a stream in wire form; the end of an epoch; that all ranks are
-# to be told the state of the servers.
-_PULL, _WEIGHTS, _PUSH, _DRAIN, _PAUSE = 1, 2, 3, 4, 5
+# to be told the state of the servers; that training is to stop, and why, which servers pass on to every worker before its next weights.
+_PULL, _WEIGHTS, _PUSH, _DRAIN, _PAUSE, _STOP = 1, 2, 3, 4, 5, 6
 _RATE = np.dtype("<f8")
 
 
 class Link(Protocol):
     """A worker's way to all servers; lists have an element a server, in their order."""
+
+    stop: str | None  # why training is to stop, once a server has said so
 
     def pull(self, indices: Sequence[Array]) -> list[Array]:
         """The weights at the sorted indices of each part, waited for."""
@@ -42,9 +44,14 @@ class Link(Protocol):
     def pause(self) -> None:
         """Say that no gradient follows until the servers have told all ranks their state."""
 
+    def ask_to_stop(self, reason: str) -> None:
+        """Have the servers tell all workers that training is to stop."""
+
 
 class LocalLink:
     """To the one server that is in this process."""
+
+    stop: str | None = None
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -60,6 +67,9 @@ class LocalLink:
 
     def pause(self) -> None:
         """The server is never behind."""
+
+    def ask_to_stop(self, reason: str) -> None:
+        """There is no other worker."""
 
 
 class RemoteLink:
@@ -78,6 +88,7 @@ class RemoteLink:
         self._mailbox = mailbox
         self._servers = servers
         self._dtype = dtype
+        self.stop: str | None = None
 
     def pull(self, indices: Sequence[Array]) -> list[Array]:
         for server, part in zip(self._servers, indices, strict=True):
@@ -85,7 +96,10 @@ class RemoteLink:
         weights: dict[int, Array] = {}
         while len(weights) < len(self._servers):
             message = self._mailbox.receive()
-            weights[message.source] = message.payload.view(self._dtype)
+            if message.kind == _STOP:
+                self.stop = message.payload.tobytes().decode()
+            else:
+                weights[message.source] = message.payload.view(self._dtype)
         return [weights[server] for server in self._servers]
 
     def push(self, gradients: Sequence[SparseStream], rate: float) -> None:
@@ -101,19 +115,27 @@ class RemoteLink:
     def pause(self) -> None:
         self._say(_PAUSE)
 
-    def _say(self, kind: int) -> None:
+    def ask_to_stop(self, reason: str) -> None:
+        self._say(_STOP, np.frombuffer(reason.encode(), np.uint8))
+
+    def _say(self, kind: int, *parts: Array) -> None:
         for server in self._servers:
-            self._mailbox.send(server, kind)
+            self._mailbox.send(server, kind, *parts)
         self._mailbox.flush()
 
 
-def answer_workers(mailbox: Mailbox, server: Server, clock: Clock, tell_state: Callable[[], object]) -> None:
+def answer_workers(
+    mailbox: Mailbox, server: Server, clock: Clock, tell_state: Callable[[], object], asked_to_stop: Callable[[], str | None]
+) -> None:
     """Do what the workers ask of a server, until all of them drain. Worker w is rank w.
 
-    When all of them pause, ``tell_state`` is called, here as on all other ranks.
+    When all of them pause, ``tell_state`` is called, here as on all other ranks. Once a worker has asked to stop, or ``asked_to_stop``
+    gives a reason, every worker is told so before it gets weights.
     """
     dtype = index_dtype(server.weights.size)
     ended: Counter[int] = Counter()
+    reason: bytes | None = None
+    told: set[int] = set()
     while ended[_DRAIN] < server.workers:
         message = mailbox.receive()
         clock.lap("wait")
@@ -123,10 +145,17 @@ def answer_workers(mailbox: Mailbox, server: Server, clock: Clock, tell_state: C
         elif message.kind == _PUSH:
             (rate,), (gradient,) = message.payload[: _RATE.itemsize].view(_RATE), wire.decode(message.payload[_RATE.itemsize :])
             answers = server.push(message.source, gradient, float(rate))
+        elif message.kind == _STOP:
+            reason = message.payload.tobytes()
         else:
             ended[message.kind] += 1
         clock.lap("update")
+        if reason is None and (own := asked_to_stop()) is not None:
+            reason = own.encode()
         for worker, weights in answers:
+            if reason is not None and worker not in told:
+                mailbox.send(worker, _STOP, np.frombuffer(reason, np.uint8))
+                told.add(worker)
             mailbox.send(worker, _WEIGHTS, weights)
         if ended[_PAUSE] == server.workers:
             del ended[_PAUSE]

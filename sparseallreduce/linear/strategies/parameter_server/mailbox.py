@@ -125,7 +125,7 @@ class Mailbox:
         for dest in range(self.ranks):
             if dest != self.rank:
                 self.send(dest, _GIVEN_UP)
-        common = self._verdict({"error": type(error).__name__[:100], "text": str(error)[:400]})
+        common = self._verdict({"error": type(error).__name__[:100], "text": str(error)})
         if common is None:
             return error
         common.__cause__ = error
@@ -170,7 +170,7 @@ class Mailbox:
         """The error that all ranks make of what each of them says, or None if some do not come to say it."""
         self.sound = False
         _farewells.append(self)
-        record = np.frombuffer(json.dumps(said).encode().ljust(_RECORD_BYTES), np.uint8)[:_RECORD_BYTES]
+        record = np.frombuffer(_record(said), np.uint8)
         records = np.empty((self.ranks, _RECORD_BYTES), np.uint8)
         request = self._verdicts.Iallgather(record, records)
         nap, end = _Nap(self._oversubscribed), time.monotonic() + _PATIENCE
@@ -188,6 +188,18 @@ class Mailbox:
                 group.Free()
         self._comm.Free()
         self._verdicts.Free()
+
+
+def _record(said: dict[str, str]) -> bytes:
+    """What a rank has to say, its text cut to what fits into a record."""
+    text = said.get("text", "")
+    kept = min(len(text), _RECORD_BYTES)
+    while True:
+        shown = said if kept >= len(text) else said | {"text": text[:kept] + "..."}
+        record = json.dumps(shown).encode()
+        if len(record) <= _RECORD_BYTES:
+            return record.ljust(_RECORD_BYTES)
+        kept -= max(1, (len(record) - _RECORD_BYTES) // 12)  # a character takes up to twelve bytes
 
 
 class WatchfulCommunicator:

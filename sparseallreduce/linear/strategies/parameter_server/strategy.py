@@ -136,9 +136,16 @@ class ParameterServer(Strategy):
         self._speed.lap()
         self.clock.lap("communicate")
 
-    def serve(self) -> None:
+    def serve(self, asked_to_stop: Callable[[], str | None] = lambda: None) -> None:
         assert self._mailbox is not None and self._server is not None
-        answer_workers(self._mailbox, self._server, self.clock, self._gather_state)
+        answer_workers(self._mailbox, self._server, self.clock, self._gather_state, asked_to_stop)
+
+    def ask_to_stop(self, reason: str) -> None:
+        self._link.ask_to_stop(reason)
+
+    @property
+    def told_to_stop(self) -> str | None:
+        return self._link.stop
 
     def drain(self) -> None:
         if self._server is not None:
@@ -161,6 +168,9 @@ class ParameterServer(Strategy):
         if not self.serves:
             self._link.pause()
         return self._gather_state()
+
+    def drained_state(self) -> dict[str, Any]:
+        return self._own_state(self.weights)
 
     def restore(self, state: dict[str, Any]) -> None:
         self._adopt_state(state)
@@ -229,7 +239,9 @@ class SynchronousParameterServer(ParameterServer):
 class AsynchronousParameterServer(ParameterServer):
     """No worker waits for another: servers apply each gradient as it comes, so that it may be stale by then.
 
-    Each worker goes through its own share of every global batch at its own speed, and waits at the end of an epoch only. A gradient
+    Each worker goes through its own share of every global batch at its own speed, and waits at the end of an epoch only, or where
+    training is to stop: then each ends after the step that it is in, and the step of the slowest is the one that a checkpoint names.
+    A gradient
     counts as what it is, the mean over a share of a global batch: a learning rate that suits a step of all workers is divided by
     their number, so that an epoch moves the weights as far as one of the synchronous kind, L2 included.
 
