@@ -248,6 +248,9 @@ def _run(trainer: Trainer, testing: Dataset | None, comm: Any, say: Callable[[st
                 say(_HEADER)
             shown += 1
             say(_line(epoch))
+    began = trainer.strategy.descent.average_from
+    if began is not None and trainer.history and trainer.step <= began:
+        say("training ended before the epoch that --average begins with: the model is the weights after the last step, no mean")
 
 
 @contextmanager

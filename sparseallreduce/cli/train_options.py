@@ -60,6 +60,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and chosen["schedule"] not in ("step-decay", "plateau"),
         "--warmup is for a rate that is scaled: give --scale-with-batch too": chosen["warmup"] > 0 and chosen["scale_with_batch"] is None,
         "--nesterov is a kind of momentum: give --momentum too": chosen["nesterov"] and not chosen["momentum"],
+        f"--average begins with an epoch, and there are {chosen['epochs']}: lower it, or raise --epochs": (chosen["average"] or 0)
+        > max(1, chosen["epochs"]),
         "--patience and --tolerance are of early stopping: give --early-stopping too": chosen["early_stopping"] is None
         and (chosen["patience"] is not None or chosen["tolerance"] is not None),
         "--early-stopping watches the test set: give --test too": (chosen["early_stopping"] or "").startswith("test") and not tested,

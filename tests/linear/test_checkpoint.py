@@ -263,7 +263,7 @@ def test_epochs_measured_on_another_test_set_are_no_history_of_this_run(tmp_path
     sets = {None: None, 5: problem(20, seed=5), 6: problem(20, seed=6)}
     list(trainer(tmp_path).run(sets[before]))
     again = resumed(tmp_path, epochs=5)
-    with pytest.raises(CheckpointError, match="its test set is .*, and here it is"):
+    with pytest.raises(CheckpointError, match=r"its test set is .*, and here it is"):
         list(again.run(sets[now]))
     same = resumed(tmp_path, epochs=5)
     assert [epoch.epoch for epoch in same.run(sets[before])] == [3, 4, 5]

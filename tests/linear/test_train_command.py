@@ -146,6 +146,13 @@ def test_early_stopping_ends_a_run(folder, tmp_path):
     assert len(json.loads((tmp_path / "out.json").read_text())["epochs"]) == 2
 
 
+def test_a_run_that_ends_before_it_averages_says_so(folder):
+    stopping = ["--early-stopping", "loss", "--patience", "1", "--tolerance", "10", "--epochs", "9"]
+    said = "training ended before the epoch that --average begins with"
+    assert said in run(folder, *stopping, "--average", "9").output
+    assert said not in run(folder, *stopping, "--average", "2").output
+
+
 def test_threads_change_no_bit(folder, tmp_path):
     for threads in (1, 3):
         run(folder, "--threads", threads, "--model-out", tmp_path / f"{threads}.npz")
@@ -218,6 +225,7 @@ def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
         (["--warmup", "2"], "give --scale-with-batch too"),
         (["--patience", "2"], "give --early-stopping too"),
         (["--early-stopping", "test_auc"], "give --test too"),
+        (["--average", "20", "--epochs", "10"], "--average begins with an epoch, and there are 10"),
         (["--resume"], "need --checkpoint"),
         (["--checkpoint-minutes", "1"], "need --checkpoint"),
         (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),
