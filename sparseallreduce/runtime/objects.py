@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import over_mpi
 
-__all__ = ["agreed", "broadcast_arrays", "gather", "gather_on_first", "private"]
+__all__ = ["agreed", "broadcast_arrays", "exchange", "gather", "gather_on_first", "private"]
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -81,6 +81,24 @@ def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
         for piece in _pieces(whole[bounds[source] : bounds[source + 1]]):
             own.Recv(piece, source)
     return whole
+
+
+def exchange(comm: Any, parts: list[Array]) -> list[Array]:
+    """What every rank has for this one, in the order of ranks, where each has an array for every rank, all of one dtype; collective."""
+    own = private(comm)
+    if own.size == 1 or not hasattr(own, "Alltoallv"):
+        return parts if own.size == 1 else cast("list[Array]", own.alltoall(parts))
+    lengths, received = [len(part) for part in parts], own.alltoall([len(part) for part in parts])
+    dtype = parts[0].dtype
+    arrived = agreed(comm, lambda: np.empty(sum(received), dtype))
+    entry = over_mpi().MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    places = [np.cumsum([0, *counts]) for counts in (lengths, received)]
+    sent = np.concatenate(parts)
+    own.Alltoallv(
+        [sent.view(np.uint8), lengths, places[0][:-1].tolist(), entry], [arrived.view(np.uint8), received, places[1][:-1].tolist(), entry]
+    )
+    entry.Free()
+    return np.split(arrived, places[1][1:-1])
 
 
 def _pieces(array: Array) -> list[Array]:

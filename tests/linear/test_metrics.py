@@ -23,15 +23,28 @@ def shares(array, ranks):
     return np.array_split(array, ranks)
 
 
-@given(data=st.data(), ranks=st.integers(1, 4), chunk=st.sampled_from([1, 3, 1000]))
-def test_the_area_is_scikit_learns(data, ranks, chunk):
+@given(data=st.data(), ranks=st.integers(1, 4), sample=st.sampled_from([1, 3, 1000]))
+def test_the_area_is_scikit_learns(data, ranks, sample):
     rows = data.draw(st.integers(2, 40))
     scores = np.array(data.draw(st.lists(st.sampled_from([-1.5, -1.0, 0.0, 0.25, 1.0, 1e30]), min_size=rows, max_size=rows)))
     positive = np.array([True, False, *data.draw(st.lists(st.booleans(), min_size=rows - 2, max_size=rows - 2))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "_CHUNK", chunk)
+        patch.setattr(metrics, "_SAMPLES", sample)
         found = on_ranks(ranks, lambda comm: area_under_curve(shares(scores, ranks)[comm.rank], shares(positive, ranks)[comm.rank], comm))
     assert found == [pytest.approx(roc_auc_score(positive, scores))] * ranks
+
+
+@pytest.mark.parametrize("scores", ["different", "few", "one"])
+def test_no_rank_is_sent_many_more_scores_than_its_share(monkeypatch, scores):
+    ranks, rows, sent = 4, 40_000, []
+    rng = np.random.default_rng(3)
+    drawn = {"different": rng.standard_normal(rows), "few": rng.integers(0, 50, rows).astype(float), "one": np.ones(rows)}[scores]
+    drawn, positive = np.sort(drawn), rng.random(rows) < 0.3
+    real = metrics.exchange
+    monkeypatch.setattr(metrics, "exchange", lambda comm, parts: sent.append(received := real(comm, parts)) or received)
+    found = on_ranks(ranks, lambda comm: area_under_curve(shares(drawn, ranks)[comm.rank], shares(positive, ranks)[comm.rank], comm))
+    assert found == [pytest.approx(roc_auc_score(positive, drawn))] * ranks
+    assert max(sum(map(len, received)) for received in sent) < {"different": 1.3 * rows * 0.7 / ranks, "few": 60, "one": 5}[scores]
 
 
 def test_there_is_no_area_without_both_classes_or_with_scores_that_are_no_numbers():

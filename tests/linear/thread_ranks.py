@@ -33,6 +33,9 @@ class ThreadRank:
         self._barrier.wait()
         return values
 
+    def alltoall(self, values: list[Any]) -> list[Any]:
+        return [row[self.rank] for row in self.allgather(values)]
+
 
 def on_ranks(size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:
     """What `function(comm)` returns on each of `size` ranks; an exception it raises stands in the place of its result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from sparseallreduce.linear.training.batches import batches
 from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
 from sparseallreduce.linear.training.consensus import Consensus
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.epoch import PHASES, Epoch, Options
 from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
@@ -33,49 +34,7 @@ __all__ = ["PHASES", "Epoch", "Options", "Trainer"]
 
 Array = NDArray[Any]
 
-#: What an epoch's seconds are spent on.
-PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate")
-
 _MOST = 0.99  # of the learning rate at which the L2 term would turn signs, that a schedule may come to by itself
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a training run is told beside its model, strategy and learning rate."""
-
-    epochs: int = 10  # passes over the training set
-    batch_size: int = 100  # samples a rank and step, the paper's B: a step averages over B * P samples
-    seed: int = 0  # of the order of samples
-    global_batch: int = 0  # samples a step over all ranks; 0 for batch_size times the ranks that hold samples
-    densities: bool = False  # whether an epoch reports the densities of every step
-    before: int = 0  # passes that earlier runs have made with this seed: orders of samples go on with the next
-
-    def __post_init__(self) -> None:
-        for name, lowest in (("epochs", 0), ("batch_size", 1), ("seed", 0), ("global_batch", 0), ("before", 0)):
-            if not getattr(self, name) >= lowest:
-                raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one pass over the training set came to, over all ranks."""
-
-    epoch: int  # from 1
-    loss: float  # mean loss of a training sample, plus the penalty, after the epoch
-    train_accuracy: float | None  # share of training samples classified rightly; None where labels are no classes
-    train_auc: float | None  # area under the ROC curve, likewise
-    test_loss: float | None  # as the loss, but of the test set, if there is one, and without penalty
-    test_accuracy: float | None
-    test_auc: float | None
-    learning_rate: float  # of the last step
-    seconds: dict[str, float]  # mean over the ranks of each of PHASES, and their total; since it was resumed, if it was
-    bytes_sent: int  # by all ranks together, in training
-    steps: int
-    gradient_density: float  # share of the N entries in what a rank gave to be summed: mean over steps and ranks
-    total_density: float  # share of the N entries in the sum: mean over steps
-    measures: dict[str, Any] = field(default_factory=dict)  # what the strategy alone has to report: see its ``measures``
-    gradient_densities: list[float] | None = None  # of every step, that of rank 0's gradient
-    total_densities: list[float] | None = None  # of every step
 
 
 class _Failure(NamedTuple):
