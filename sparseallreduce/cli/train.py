@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,18 +22,20 @@ from tqdm import tqdm
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
+from sparseallreduce.cli.train_table import COMPARISON, compared, header, line, record
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.labels import of_mean_one, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.model_file import FittedModel, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, LinearModel
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.lossy import DENSITY
+from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
@@ -75,7 +78,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
 )
-@click.option("--l2", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L2 / 2 * |w|^2.")
+@click.option(
+    "--l2",
+    type=train_options.Penalties(),
+    default=0.0,
+    show_default=True,
+    metavar="FLOAT[,FLOAT...]",
+    help="Factor of the penalty L2 / 2 * |w|^2. Of several, each is a run of its own, and --model-out the best one on --validation.",
+)
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
     "--momentum",
@@ -109,8 +119,24 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--servers", type=_COUNT, default=1, show_default=True, help="Number of ranks that are parameter servers (ps-sync, ps-async)."
 )
 @click.option("--threads", type=_COUNT, default=1, show_default=True, help="Threads of each rank. Their number changes no result.")
+@click.option(
+    "--evaluate-every",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="EPOCHS",
+    help="Evaluate the model after every so many epochs and the last; 0 for never. Else the loss is the progressive one: of samples before "
+    "their step. With 1 excepted, a schedule or early stopping that watches the loss watches that.",
+)
+@click.option(
+    "--validation",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Hold out a share of the samples. The model is that after the epoch that did best on them.",
+)
+@click.option("--initial-model", type=click.Path(path_type=Path), metavar="MODEL", help="Start from the weights of a model file.")
 @click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this figure gets no better.")
-@click.option("--patience", type=_COUNT, help="Early stopping: epochs without progress before the end [5].")
+@click.option("--patience", type=_COUNT, help="Early stopping: epochs that know the figure, without progress, before the end [5].")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Early stopping: the least change that is progress [0].")
 @click.option("--checkpoint", type=_FOLDER, metavar="FOLDER", help="Write checkpoints into FOLDER, after each epoch by default.")
 @click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every so many steps.")
@@ -122,7 +148,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
-def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
+def train(
+    data: Path, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any
+) -> None:
     """Train a linear model on DATA.
 
     DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`. Under mpiexec the ranks share its
@@ -137,26 +165,37 @@ def train(data: Path, test: Path | None, json_path: Path | None, model_out: Path
     model = MODELS[chosen["model"]]()
     samples = _read(data, test, model, chosen, comm)
     say(samples.described(data, comm))
-    trainer = _trainer(model, samples.training, chosen, comm, say)
-    _run(trainer, samples.testing, comm, say)
+    start = _initial_weights(initial_model, model, samples, chosen["intercept"], comm)
+    runs = [_run(model, samples, chosen | {"l2": l2}, start, comm, say) for l2 in train_options.penalties(chosen)]
+    best = min(runs, key=lambda run: run.cost)
+    if len(runs) > 1:
+        say(COMPARISON)
+        for run in runs:
+            say(compared(run.l2, run.history, run.best_epoch, run is best))
 
     results = {
         "samples": samples.training.total_samples,
         "test_samples": None if samples.testing is None else samples.testing.total_samples,
         "features": samples.training.features,
         "nonzeros": samples.nonzeros,
-        "nonzeros_per_second": _speed(trainer, samples.nonzeros),
+        "nonzeros_per_second": best.speed,
         "peak_memory": gather(comm, _peak_memory()),
-        "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for epoch in trainer.history)},
+        "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in runs for epoch in run.history)},
+        "l2": best.l2,
+        "best_epoch": best.best_epoch,
     }
     machine = environment(comm)
 
     def write() -> None:
         if model_out is not None:
-            save_model(model_out, _fitted(trainer, samples.classes))
+            save_model(model_out, best.fitted)
         if json_path is not None:
-            records = [_record(epoch, samples.testing is not None, chosen["densities"]) for epoch in trainer.history]
-            write_report(json_path, "train", click.get_current_context().params, machine, results, epochs=records)
+            known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
+            records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}
+            further = {"epochs": records[id(best)]}
+            if len(runs) > 1:
+                further["models"] = [{"l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]} for run in runs]
+            write_report(json_path, "train", click.get_current_context().params, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
 
@@ -210,7 +249,43 @@ def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, float
     return of_mean_one(weighted_by_class(training, chosen, comm), comm)
 
 
-def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Trainer:
+def _initial_weights(path: Path | None, model: LinearModel, samples: _Samples, intercept: bool, comm: Any) -> np.ndarray | None:
+    """The weights of a model file, read on rank 0, as those of a run on these samples; collective."""
+    if path is None:
+        return None
+
+    def read() -> np.ndarray:
+        found = load_model(path)
+        fault = _unfit(found, model, samples, intercept)
+        if fault is not None:
+            raise ModelFileError(f"{path} is no model to start from: {fault}")
+        start = np.zeros(samples.training.features + intercept, samples.training.values.dtype)
+        start[: found.n_features] = found.weights
+        start[samples.training.features :] = found.intercept
+        return start
+
+    start = agreed(comm, lambda: read() if comm.rank == 0 else None)
+    return broadcast_arrays(comm, None if start is None else {"start": start})["start"]
+
+
+def _unfit(found: FittedModel, model: LinearModel, samples: _Samples, intercept: bool) -> str | None:
+    """Why a run on these samples cannot start from a model, None if it can."""
+    features = samples.training.features
+    if found.model != model.name or found.weights.ndim > 1:
+        return f"it is of kind {found.model!r} with {np.atleast_2d(found.weights).shape[0]} scores; --model is {model.name}, with one"
+    if found.n_features > features:
+        return f"it has {found.n_features} features, and the samples {features}: give --features {found.n_features}"
+    if samples.classes is not None and found.classes.tolist() != list(samples.classes):
+        theirs, ours = (" and ".join(map(str, classes)) for classes in (found.classes.tolist(), samples.classes))
+        return f"its classes are {theirs}, and those of the samples {ours}"
+    if found.intercept and not intercept:
+        return "it has an intercept: give --intercept too"
+    return None
+
+
+def _trainer(
+    model: LinearModel, training: Dataset, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
+) -> Trainer:
     """The trainer, at its beginning or where a checkpoint has it go on; collective."""
     checkpoints = train_options.checkpoints(chosen)
     found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
@@ -222,13 +297,24 @@ def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm
     if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
         batch = found.identity["batch of all ranks"]
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
-    steps = -(-training.total_samples // batch)
+    share = chosen["validation"] or 0.0
+    steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
     strategy = kind(training, comm, train_options.descent(chosen, steps), **train_options.strategy_options(chosen))
+    if start is not None:
+        strategy.assign(start)
     trainer = Trainer(
         model,
         strategy,
         train_options.schedule(chosen, steps, batch),
-        Options(chosen["epochs"], chosen["batch_size"], chosen["seed"], batch, chosen["densities"]),
+        Options(
+            chosen["epochs"],
+            chosen["batch_size"],
+            chosen["seed"],
+            batch,
+            chosen["densities"],
+            evaluate_every=chosen["evaluate_every"],
+            validation=share,
+        ),
         stopping=train_options.stopping(chosen),
         checkpoints=checkpoints,
     )
@@ -238,19 +324,47 @@ def _trainer(model: LinearModel, training: Dataset, chosen: dict[str, Any], comm
     return trainer
 
 
-def _run(trainer: Trainer, testing: Dataset | None, comm: Any, say: Callable[[str], None]) -> None:
-    """Train, and print a line an epoch."""
-    shown = 0
+@dataclass(frozen=True)
+class _Run:
+    """A model that was trained."""
+
+    l2: float
+    history: list[Epoch]
+    fitted: FittedModel
+    speed: float | None
+    best_epoch: int | None  # after which this is the model, where samples were held out
+    cost: float  # on these
+
+
+def _run(
+    model: LinearModel, samples: _Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
+) -> _Run:
+    """Train, and print a line an epoch; collective."""
+    trainer = _trainer(model, samples.training, chosen, start, comm, say)
+    shown, held = 0, chosen["validation"] is not None
+    description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
     total = trainer.steps * trainer.options.epochs
-    with _bar(comm, desc="training", unit="step", total=total, initial=trainer.step) as bar, _stopping_on_signals(trainer):
-        for epoch in trainer.run(testing, bar.update):
+    # The time left is by the mean of all steps so far, evaluations between them included.
+    with _bar(comm, desc=description, unit="step", total=total, initial=trainer.step, smoothing=0) as bar, _stopping_on_signals(trainer):
+        for epoch in trainer.run(samples.testing, bar.update):
             if shown == 0:
-                say(_HEADER)
+                say(header(held))
             shown += 1
-            say(_line(epoch))
+            say(line(epoch, held))
     began = trainer.strategy.descent.average_from
     if began is not None and trainer.history and trainer.step <= began:
         say("training ended before the epoch that --average begins with: the model is the weights after the last step, no mean")
+    if trainer.best is not None:
+        say(f"the model is that after epoch {trainer.best.epoch}, which did best on the samples held out")
+    nonzeros = samples.nonzeros * trainer.division.total / samples.training.total_samples
+    return _Run(
+        chosen["l2"],
+        trainer.history,
+        _fitted(trainer, samples.classes),
+        _speed(trainer, nonzeros),
+        None if trainer.best is None else trainer.best.epoch,
+        math.inf if trainer.best is None else trainer.best.cost,
+    )
 
 
 @contextmanager
@@ -283,7 +397,7 @@ def _fitted(trainer: Trainer, classes: tuple[float, float] | None) -> FittedMode
     return FittedModel(trainer.model.name, weights[:features], intercept, np.array(classes or (), np.float64))
 
 
-def _speed(trainer: Trainer, nonzeros: int) -> float | None:
+def _speed(trainer: Trainer, nonzeros: float) -> float | None:
     """Non-zeros a second and rank through gradient and update, median over the epochs."""
     seconds = [epoch.seconds["compute"] + epoch.seconds["update"] for epoch in trainer.history]
     return nonzeros / trainer.strategy.workers / float(np.median(seconds)) if seconds else None
@@ -292,31 +406,3 @@ def _speed(trainer: Trainer, nonzeros: int) -> float | None:
 def _peak_memory() -> int:
     """Bytes of memory that this process has had at most."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-_HEADER = (
-    f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7}   {'compute':>8} {'select':>8} "
-    f"{'communicate':>11} {'wait':>8} {'update':>8} {'evaluate':>8} {'total s':>8}   {'sent MB':>9} {'gradient':>9} {'sum':>9}"
-)
-
-
-def _line(epoch: Epoch) -> str:
-    figures = epoch.train_accuracy, epoch.train_auc, epoch.test_accuracy, epoch.test_auc
-    train_accuracy, train_auc, test_accuracy, test_auc = ("-" if share is None else f"{share:.4f}" for share in figures)
-    seconds = epoch.seconds
-    return (
-        f"{epoch.epoch:5} {epoch.loss:10.6g} {train_accuracy:>9} {train_auc:>7} {test_accuracy:>9} {test_auc:>7}   "
-        f"{seconds['compute']:8.3f} {seconds['select']:8.3f} {seconds['communicate']:11.3f} {seconds['wait']:8.3f} "
-        f"{seconds['update']:8.3f} {seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
-        f"{epoch.bytes_sent / 1e6:9.2f} {epoch.gradient_density:9.3%} {epoch.total_density:9.3%}"
-    )
-
-
-def _record(epoch: Epoch, tested: bool, densities: bool) -> dict[str, Any]:
-    record = asdict(epoch)
-    if not tested:
-        del record["test_loss"], record["test_accuracy"], record["test_auc"]
-    if not densities:
-        del record["gradient_densities"], record["total_densities"]
-    measures: dict[str, Any] = record.pop("measures")
-    return record | measures

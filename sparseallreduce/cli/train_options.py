@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
 from sparseallreduce.linear.weights import Descent
 
-__all__ = ["ClassWeights", "check", "checkpoints", "descent", "schedule", "stopping", "strategy_options"]
+__all__ = ["ClassWeights", "Penalties", "check", "checkpoints", "descent", "penalties", "schedule", "stopping", "strategy_options"]
 
 # What --decay means to a schedule: the name of its parameter.
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
@@ -38,6 +39,26 @@ class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in lat
         return weights
 
 
+class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+    """A number from 0 on, or several, as in `1e-6,1e-5`: then a tuple."""
+
+    name = "float,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        convert: Callable[..., float] = click.FloatRange(min=0).convert  # of text, too
+        numbers = tuple(convert(each, param, ctx) for each in value.split(","))
+        if len(set(numbers)) < len(numbers):
+            self.fail(f"{value!r} names a number twice", param, ctx)
+        return numbers if len(numbers) > 1 else numbers[0]
+
+
+def penalties(chosen: dict[str, Any]) -> tuple[float, ...]:
+    """The values of --l2, each of which is a model."""
+    return chosen["l2"] if isinstance(chosen["l2"], tuple) else (chosen["l2"],)
+
+
 def check(chosen: dict[str, Any], tested: bool) -> None:
     """Refuse what does not go together.
 
@@ -48,6 +69,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     """
     kind = STRATEGIES[chosen["strategy"]]
     decays = chosen["schedule"] in _DECAY
+    several, watch = len(penalties(chosen)) > 1, chosen["early_stopping"] or ""
     wrong = {
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
@@ -64,15 +86,26 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         > max(1, chosen["epochs"]),
         "--patience and --tolerance are of early stopping: give --early-stopping too": chosen["early_stopping"] is None
         and (chosen["patience"] is not None or chosen["tolerance"] is not None),
-        "--early-stopping watches the test set: give --test too": (chosen["early_stopping"] or "").startswith("test") and not tested,
+        "--early-stopping watches the test set: give --test too": watch.startswith("test") and not tested,
+        "--early-stopping watches samples that are held out: give --validation too": watch.startswith("validation")
+        and chosen["validation"] is None,
+        f"--early-stopping watches {watch}, which --evaluate-every 0 leaves out: watch progressive_loss, or evaluate": not chosen[
+            "evaluate_every"
+        ]
+        and watch.startswith(("train", "test", "validation")),
+        "--validation chooses by evaluations, which --evaluate-every 0 leaves out: leave out one of them": chosen["validation"] is not None
+        and not chosen["evaluate_every"],
+        "several --l2 are chosen from by samples that are held out: give --validation too": several and chosen["validation"] is None,
+        "--checkpoint keeps the state of one run: give one --l2": several and chosen["checkpoint"] is not None,
         "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None
         and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
         "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
         and not MODELS[chosen["model"]].classifies,
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": 1 - chosen["momentum"]
-        <= chosen["learning_rate"] * chosen["l2"],
+        <= chosen["learning_rate"] * max(penalties(chosen)),
+        "--l2 must be a finite number": not all(map(math.isfinite, penalties(chosen))),
     }
-    for name in ("learning_rate", "l2", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    for name in ("learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:

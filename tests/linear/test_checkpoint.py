@@ -121,8 +121,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, strategy, step, monkey
 
     np.testing.assert_array_equal(again.weights.to_array(), whole.weights.to_array())
     assert again.step == whole.step == 39
-    figures = [(epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate) for epoch in epochs]
-    assert [(epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate) for epoch in again.history] == figures
+    figures = [(epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate, epoch.progressive_accuracy) for epoch in epochs]
+    assert figures == [
+        (epoch.loss, epoch.train_accuracy, epoch.train_auc, epoch.learning_rate, epoch.progressive_accuracy) for epoch in again.history
+    ]
+    assert [epoch.progressive_loss for epoch in again.history] == pytest.approx([epoch.progressive_loss for epoch in epochs], rel=1e-12)
 
 
 class EveryStep:
@@ -273,6 +276,21 @@ def test_a_run_that_was_stopped_in_its_first_epoch_may_take_another_test_set(tmp
     monkeypatch.setattr("sparseallreduce.linear.training.trainer.Consensus", EveryStep)
     stopped_at(tmp_path, 4)
     assert len(list(resumed(tmp_path).run(problem(20, seed=5)))) == 3
+
+
+@pytest.mark.parametrize("step", [3, 24, 33])
+def test_the_best_model_on_samples_held_out_is_kept_in_checkpoints(tmp_path, monkeypatch, step):
+    monkeypatch.setattr("sparseallreduce.linear.training.trainer.Consensus", EveryStep)
+    wild = {"rate": 20.0, "validation": 0.2}
+    whole = trainer(**wild)
+    list(whole.run())
+    stopped_at(tmp_path, step, **wild)
+    again = resumed(tmp_path, **wild)
+    list(again.run())
+    assert again.best.epoch == whole.best.epoch
+    np.testing.assert_array_equal(again.weights.to_array(), whole.weights.to_array())
+    with pytest.raises(CheckpointError, match=r"its share held out is 0\.2, and here it is 0"):
+        resumed(tmp_path, rate=20.0)
 
 
 @pytest.mark.parametrize("strategy", [SparseStrategy, OverlappedStrategy, SynchronousParameterServer])

@@ -1,10 +1,12 @@
 """The commands `train` and `generate` on one rank, from their arguments to what they write."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 from click_runner import CliRunner
+from tqdm import tqdm
 
 from sparseallreduce.cli import main
 
@@ -153,6 +155,92 @@ def test_a_run_that_ends_before_it_averages_says_so(folder):
     assert said not in run(folder, *stopping, "--average", "2").output
 
 
+def test_figures_that_were_not_evaluated_are_null(folder, tmp_path):
+    for every in (0, 2):
+        output = run(folder, "--test", folder / "test.svm", "--evaluate-every", every, "--json", tmp_path / "out.json").output
+        epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]
+        for epoch in epochs:
+            assert {"loss", "train_accuracy", "test_accuracy", "progressive_loss", "progressive_accuracy"} <= epoch.keys()
+            known = every == 2 and epoch["epoch"] > 1
+            assert (epoch["train_accuracy"] is not None) == (epoch["test_accuracy"] is not None) == epoch["evaluated"] == known
+            assert epoch["progressive_accuracy"] > 0.6
+            assert known or epoch["loss"] == epoch["progressive_loss"]
+        assert output.splitlines()[2].split()[:6] == ["1", "-", "-", "-", "-", "-"]
+
+
+def test_the_best_model_on_samples_held_out_is_written(folder, tmp_path):
+    files = ["--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz", "--early-stopping", "validation_loss"]
+    output = run(folder, "--validation", "0.2", "--epochs", "12", "--learning-rate", "20", *files).output
+    report = json.loads((tmp_path / "out.json").read_text())
+    losses = [epoch["validation_loss"] for epoch in report["epochs"]]
+    best = int(np.argmin(losses))
+    assert report["results"]["best_epoch"] == best + 1
+    assert f"the model is that after epoch {best + 1}, which did best on the samples held out" in output
+    assert report["epochs"][0]["steps"] == 20
+    run(folder, "--validation", "0.2", "--epochs", best + 1, "--learning-rate", "20", "--model-out", tmp_path / "short.npz")
+    np.testing.assert_array_equal(np.load(tmp_path / "model.npz")["weights"], np.load(tmp_path / "short.npz")["weights"])
+
+
+def test_of_several_penalties_the_best_on_samples_held_out_is_written(folder, tmp_path):
+    files = ["--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz"]
+    output = run(folder, "--l2", "1e-6,0.5,1e-3", "--validation", "0.2", *files).output
+    report = json.loads((tmp_path / "out.json").read_text())
+    models = report["models"]
+    assert [model["l2"] for model in models] == report["arguments"]["l2"] == [1e-6, 0.5, 1e-3]
+    costs = [min(epoch["validation_loss"] for epoch in model["epochs"]) for model in models]
+    best = models[int(np.argmin(costs))]
+    assert (report["results"]["l2"], report["epochs"]) == (best["l2"], best["epochs"]) and best["l2"] != 0.5
+    assert [line.split()[0] for line in output.splitlines()[-4:]] == ["l2", "1e-06", "0.5", "0.001"]
+    assert [line.split()[0] for line in output.splitlines() if line.endswith("best")] == [f"{best['l2']:.4g}"]
+    run(folder, "--l2", best["l2"], "--validation", "0.2", "--model-out", tmp_path / "alone.npz")
+    np.testing.assert_array_equal(np.load(tmp_path / "model.npz")["weights"], np.load(tmp_path / "alone.npz")["weights"])
+
+
+@pytest.mark.parametrize("strategy", ["sparse", "ps-sync", "oktopk"])
+def test_a_run_starts_from_a_model(folder, tmp_path, strategy):
+    run(folder, "--intercept", "--model-out", tmp_path / "first.npz", "--features", "3000")
+    again = ["--initial-model", tmp_path / "first.npz", "--intercept", "--features", "4000", "--strategy", strategy]
+    run(folder, *again, "--epochs", "0", "--model-out", tmp_path / "same.npz")
+    first, same = np.load(tmp_path / "first.npz"), np.load(tmp_path / "same.npz")
+    np.testing.assert_array_equal(same["weights"], np.concatenate([first["weights"], np.zeros(1000, np.float32)]))
+    np.testing.assert_allclose(same["intercept"], first["intercept"], rtol=1e-6)
+    run(folder, *again, "--json", tmp_path / "out.json", "--checkpoint", tmp_path / "kept")
+    assert json.loads((tmp_path / "out.json").read_text())["epochs"][0]["progressive_accuracy"] > 0.85
+    refused = run(folder, *again[2:], "--checkpoint", tmp_path / "kept", "--resume", status=1)
+    assert "its initial weights is" in refused.stderr
+    run(folder, *again, "--checkpoint", tmp_path / "kept", "--resume", "--epochs", "4")
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ([], "it has an intercept: give --intercept too"),
+        (["--intercept", "--model", "svm"], "it is of kind 'logistic' with 1 scores; --model is svm"),
+        (["--intercept", "--features", "3000"], "give --features 4000"),
+        (["--intercept", "--initial-model", "nowhere.npz"], "there is no model file nowhere.npz"),
+    ],
+)
+def test_a_model_that_does_not_suit_is_not_started_from(folder, tmp_path, arguments, message):
+    run(folder, "--intercept", "--features", "4000", "--model-out", tmp_path / "first.npz")
+    refused = run(folder, "--features", "4000", "--initial-model", tmp_path / "first.npz", *arguments, status=1)
+    assert message in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_the_bar_counts_all_steps_of_all_epochs(folder, tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options | {"disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr("sparseallreduce.cli.train.tqdm", Bar)
+    run(folder, "--validation", "0.2", "--checkpoint", tmp_path)
+    run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--resume", "--epochs", "5")
+    training = [bar for bar in bars if bar.desc == "training"]
+    assert [(bar.initial, bar.n, bar.total) for bar in training] == [(0, 60, 60), (60, 100, 100)]
+
+
 def test_threads_change_no_bit(folder, tmp_path):
     for threads in (1, 3):
         run(folder, "--threads", threads, "--model-out", tmp_path / f"{threads}.npz")
@@ -227,6 +315,17 @@ def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
         (["--early-stopping", "test_auc"], "give --test too"),
         (["--average", "20", "--epochs", "10"], "--average begins with an epoch, and there are 10"),
         (["--resume"], "need --checkpoint"),
+        (["--validation", "0"], "0.0 is not in the range"),
+        (["--validation", "0.1", "--evaluate-every", "0"], "--evaluate-every 0 leaves out"),
+        (["--early-stopping", "train_auc", "--evaluate-every", "0"], "--evaluate-every 0 leaves out"),
+        (["--early-stopping", "validation_auc"], "give --validation too"),
+        (["--l2", "0.1,0.2"], "give --validation too"),
+        (["--l2", "0.1,0.1", "--validation", "0.2"], "names a number twice"),
+        (["--l2", "0.1,x", "--validation", "0.2"], "'x' is not a valid float"),
+        (["--l2", "0.1,-2", "--validation", "0.2"], "-2.0 is not in the range"),
+        (["--l2", "0.1,nan", "--validation", "0.2"], "finite"),
+        (["--l2", "0.1,3", "--validation", "0.2"], "must be below 1"),
+        (["--l2", "0.1,0.2", "--validation", "0.2", "--checkpoint", "kept"], "give one --l2"),
         (["--checkpoint-minutes", "1"], "need --checkpoint"),
         (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),
         (["--class-weight", "1:2"], "neither 'balanced' nor of the form"),

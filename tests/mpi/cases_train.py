@@ -20,6 +20,7 @@ from sparseallreduce.linear import (
     DatasetError,
     DenseStrategy,
     Descent,
+    EarlyStopping,
     Options,
     OverlappedStrategy,
     SparseStrategy,
@@ -83,6 +84,36 @@ def case_the_same_global_batch_ends_at_the_same_weights(comm, strategy, model):
         assert epoch.test_accuracy == epoch.train_accuracy
     assert (epochs[-1].bytes_sent > 0) == (comm.size > 1)
     assert len(set(comm.allgather(repr(epochs)))) == 1, "ranks report different epochs"
+
+
+@each(strategy=[SparseStrategy, DenseStrategy, OverlappedStrategy, SynchronousParameterServer])
+def case_the_same_samples_are_held_out_and_the_same_model_is_best(comm, strategy):
+    def run(group, kind, folder, batch):
+        read = partial(load, folder / "samples.svm", n_features=2000)
+        served = kind is SynchronousParameterServer
+        parts = read_on_workers(group, 1, lambda workers: read(comm=workers)) if served else read(comm=group)
+        train, _ = two_classes(parts[0], group)
+        options = Options(4, global_batch=batch, validation=0.25, evaluate_every=3)
+        made = kind(train, group, Descent(0.01))
+        trainer = Trainer(MODELS["logistic"](), made, Constant(0.5), options, stopping=EarlyStopping("progressive_loss", 3))
+        return list(trainer.run(None)), trainer
+
+    with shared_folder(comm) as folder:
+        if comm.rank == 0:
+            generate("url-like", folder / "samples.svm", samples=80, features=2000)
+        comm.Barrier()
+        ours, trainer = run(comm, strategy, folder, 6)
+        alone, expected = run(sar.SERIAL, strategy, folder, 6)
+    for epoch, other in zip(ours, alone, strict=True):
+        assert epoch.steps == other.steps == 10
+        assert epoch.evaluated == (epoch.epoch >= 3)
+        for name in ("loss", "progressive_loss", "progressive_accuracy", "validation_loss", "validation_accuracy", "validation_auc"):
+            found, wanted = getattr(epoch, name), getattr(other, name)
+            assert (found is None) == (wanted is None)
+            assert found is None or found == pytest.approx(wanted, rel=1e-3)
+    assert trainer.best.epoch == expected.best.epoch
+    np.testing.assert_allclose(trainer.weights.to_array(), expected.weights.to_array(), rtol=1e-3, atol=1e-5)
+    assert len(set(comm.allgather(trainer.weights.to_array().tobytes()))) == 1
 
 
 @each(algorithm=["ssar_split_allgather", "dsar_split_allgather"])

@@ -84,6 +84,8 @@ class Strategy(ABC):
     in_unison = True
     #: Whether this rank holds no samples, and serves those that do.
     serves = False
+    #: What stands for the weights that were assigned last; these are zero at first.
+    start = "zero"
     #: Whether ``give_up`` reaches the other ranks wherever they wait, not in their next sum alone.
     heard_anywhere = False
 
@@ -242,7 +244,9 @@ class Strategy(ABC):
                 raise StreamError(f"start from {self.size} weights, the intercept included, not from those of shape {np.shape(array)}")
 
         agreed(self.comm, check)
-        if self.comm.size > 1 and len(set(gather(self.comm, zlib.crc32(np.ascontiguousarray(array).data)))) > 1:
+        checksum = zlib.crc32(np.ascontiguousarray(array).data)
+        self.start = f"{checksum:08x}"
+        if len(set(gather(self.comm, checksum))) > 1:
             raise MismatchError("the weights to start from differ between ranks: give the same on all")
 
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:

@@ -15,6 +15,11 @@ WATCHED = {
     "test_loss": False,
     "test_accuracy": True,
     "test_auc": True,
+    "validation_loss": False,
+    "validation_accuracy": True,
+    "validation_auc": True,
+    "progressive_loss": False,
+    "progressive_accuracy": True,
 }
 
 

@@ -137,10 +137,11 @@ def _counted(scores: Array) -> Array:
 
 
 def _cuts(above: Array, below: Array, different: int, comm: Any) -> Array:
-    """Where to cut the range of scores, of which there are so many different ones on all ranks, for each rank to have as many; collective."""
+    """Where to cut the range of scores, of which all ranks have so many different ones, for each rank to get as many; collective."""
     every = max(1, different // (_SAMPLES * comm.size))
     sample = np.sort(np.concatenate(gather(comm, np.concatenate([above["score"][::every], below["score"][::every]]))))
-    return sample[len(sample) * np.arange(1, comm.size) // comm.size]
+    cuts: Array = sample[len(sample) * np.arange(1, comm.size) // comm.size]
+    return cuts
 
 
 def _parts(counted: Array, cuts: Array) -> list[Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +19,13 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.training.batches import batches
+from sparseallreduce.linear.training.batches import dealt, divided
 from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
 from sparseallreduce.linear.training.consensus import Consensus
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.epoch import PHASES, Epoch, Options
-from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
+from sparseallreduce.linear.training.evaluation import Best, Evaluation
+from sparseallreduce.linear.training.metrics import Sums
 from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.objects import agreed, gather
@@ -70,11 +71,15 @@ class Trainer:
         Steps taken, over all epochs.
     history : list of Epoch
         The epochs that have ended, those before a resumption included.
+    division : Division
+        Which samples are trained on, and which are held out for validation.
 
     Raises
     ------
+    ValueError
+        On all ranks alike, if early stopping watches what is never evaluated.
     DatasetError
-        On all ranks alike, if there are no samples, or labels of another kind than the model's.
+        On all ranks alike, if there are no samples, too few to hold some out, or labels of another kind than the model's.
     MismatchError
         On all ranks alike, if settings differ between ranks, or their samples do not make up one data set.
     AlgorithmError
@@ -108,6 +113,10 @@ class Trainer:
         self.batch, settings = agreed(self.comm, self._checked)
         check_alike(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
+        self.division = divided(self.dataset, options.validation, options.seed, self.comm)
+        watch = self._watched if self._watched.startswith("validation") else "validation_loss"
+        self._evaluation = Evaluation(model, self.dataset, self.division, watch, self.comm)
+        self._progressive = self._evaluation.progressive
         if isinstance(schedule, Reactive) and strategy.descent.l2:
             schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
         self._identity = {} if checkpoints is None else self._identified()
@@ -116,10 +125,24 @@ class Trainer:
         """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
         batch = self.options.global_batch or self.options.batch_size * self.strategy.workers
         check_labels(self.dataset, self.model)
+        self._check_watched()
         self._rate(0)
         if isinstance(self.schedule, LargeBatch):
             self._rate(self.schedule.steps)
         return batch, {name: described(setting) for name, setting in self._settings().items()}
+
+    def _check_watched(self) -> None:
+        watch = "" if self.stopping is None else self.stopping.watch
+        if watch.startswith("validation") and not self.options.validation:
+            raise ValueError(f"early stopping watches {watch}: hold out samples by Options.validation")
+        if not self.options.evaluate_every and watch.startswith(("train", "test")):
+            raise ValueError(f"early stopping watches {watch}, which is not known without evaluations: set Options.evaluate_every above 0")
+
+    @property
+    def _watched(self) -> str:
+        """What early stopping goes by: where not every epoch is evaluated, the loss is the progressive one, as a schedule is told it."""
+        watch = "" if self.stopping is None else self.stopping.watch
+        return "progressive_loss" if watch == "loss" and self.options.evaluate_every != 1 else watch
 
     def _settings(self) -> dict[str, Any]:
         """What all ranks must have been told alike."""
@@ -140,13 +163,18 @@ class Trainer:
 
     @property
     def weights(self) -> Weights:
-        """What has been learned, the same on every rank."""
+        """What has been learned, the same on every rank; where samples are held out, after :meth:`run` what did best on them."""
         return self.strategy.weights
+
+    @property
+    def best(self) -> Best | None:
+        """The model that did best on the samples held out, by what early stopping watches of them, or by the loss; None without them."""
+        return self._evaluation.best
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        return -(-self.dataset.total_samples // self.batch)
+        return -(-self.division.total // self.batch)
 
     def request_stop(self, reason: str) -> None:
         """Stop soon, on all ranks after the same step; for signal handlers and other callers on any rank."""
@@ -173,7 +201,13 @@ class Trainer:
         agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
         self._tested_before = progress["test set"] if self.history else None
         self._saved = self.step
-        self.strategy.restore(checkpoint.state)
+        self._progressive.before = Sums(*progress["progressive"])
+        state = dict(checkpoint.state)
+        best = state.pop("best", None)
+        if best is not None:
+            cost, epoch = progress["best"]
+            self._evaluation.best = Best(cost, epoch, best)
+        self.strategy.restore(state)
 
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
         """Train epoch by epoch; collective over the strategy's communicator.
@@ -208,24 +242,34 @@ class Trainer:
         test = self._tested(test)
         self._note_test_set(test)
         self.strategy.warm_up()
-        threshold = class_threshold(self.model, self.dataset, self.comm)
+        self._evaluation.find_threshold()
         stop = self.stopping is not None and self.stopping.reached
         while not stop and len(self.history) < self.options.epochs:
             clock = self.strategy.clock = Clock()
             with trace() as traffic:
                 self._train(on_step)
-            training = self._evaluated(self.dataset, threshold)
-            testing = None if test is None else self._evaluated(test, threshold)
+            progressive = self._evaluation.before_steps()
+            at_once = self._watched.startswith("progressive")
+            stop = at_once and self._stops(progressive)
+            figures = progressive
+            if self.options.evaluates(len(self.history) + 1) or (stop and self.options.evaluate_every):
+                figures = progressive | self._evaluation.of_weights(self.weights, test)
             clock.lap("evaluate")
-            epoch = self._report(training, testing, traffic.bytes_sent)
+            epoch = self._report(figures, traffic.bytes_sent)
             if not math.isfinite(epoch.loss):
                 rate = f"{epoch.learning_rate:g} in step {epoch.epoch * self.steps}"
                 raise DivergenceError(f"the loss is {epoch.loss} after epoch {epoch.epoch}: lower the learning rate ({rate})")
             self._conclude(epoch)
-            stop = self.stopping is not None and self.stopping.after_epoch(getattr(epoch, self.stopping.watch))
+            stop = stop or (not at_once and epoch.evaluated and self._stops(asdict(epoch)))
             if stop and self._saved != self.step:
                 self._save(drained=True)
             yield epoch
+        if self._evaluation.best is not None:
+            self.strategy.assign(self._evaluation.best.weights)
+
+    def _stops(self, figures: dict[str, Any]) -> bool:
+        """Whether early stopping ends training with these figures of an epoch."""
+        return self.stopping is not None and self.stopping.after_epoch(figures[self._watched])
 
     def _tested(self, test: Dataset | None) -> Dataset | None:
         """This rank's samples of a test set; collective."""
@@ -278,9 +322,9 @@ class Trainer:
         """The steps of a worker; returns why they ended early, if they did, the same on all workers."""
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
-        order = batches(self.dataset, self.batch, (self.options.seed, self.options.before + len(self.history) + 1))
-        for rows, count in islice(order, self._position, None):
-            self._take_step(rows, count)
+        starts, order = self._dealt()
+        for start, end in pairwise(starts[self._position :]):
+            self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
             if self.strategy.in_step:
@@ -300,6 +344,13 @@ class Trainer:
         if self._due_at_end() or any(reasons):
             self._save()
         return next((self._stopped(reason) for reason in reasons if reason), None)
+
+    def _dealt(self) -> tuple[list[int], Array]:
+        """The rows of this rank in the order of this epoch's steps, and where those of each step begin."""
+        epoch = self.options.before + len(self.history) + 1
+        starts, order = dealt(self.division, self.dataset.rows, self.batch, (self.options.seed, epoch))
+        self._progressive.begin(order, starts[self._position])
+        return starts, order
 
     def _to_stop(self) -> str | None:
         """Why this worker, which goes at its own speed, is to stop; the others are told if they do not know."""
@@ -334,10 +385,12 @@ class Trainer:
             records[failure.rank] = {"error": failure.error, "text": failure.text}
         raise common_error(records) from own
 
-    def _take_step(self, rows: Array, count: int) -> None:
-        """One step, to which this rank gives its rows of a batch of ``count`` samples."""
+    def _take_step(self, rows: Array) -> None:
+        """One step, to which this rank gives its rows of a batch."""
+        count = min(self.batch, self.division.total - self._position * self.batch)
         scores, labels = self.strategy.scores(rows), np.empty(len(rows))
         kernels.gather(self.dataset.labels, rows, labels)
+        self._progressive.note(scores)
         derivatives = self.model.derivative(scores, labels)
         if self.dataset.weights is not None:
             derivatives = derivatives * self.dataset.weights[rows]
@@ -382,17 +435,22 @@ class Trainer:
         self._saved = self.step
         if drained and self.strategy.serves:
             return
+        best = self._evaluation.best
         progress = {
             "step": self.step,
             "position": self._position,
             "batch_size": self.options.batch_size,
             "rate": self._last_rate(),
             "test set": self._test_set,
+            "progressive": self._evaluation.sums_so_far(self.strategy.workers_comm) if self._position else Sums(),
+            "best": None if best is None else (best.cost, best.epoch),
             "epochs": [asdict(epoch) for epoch in self.history],
             "schedule": self.schedule.state() if isinstance(self.schedule, Reactive) else {},
             "stopping": self.stopping.state() if self.stopping is not None else {},
         }
         state = self.strategy.drained_state() if drained else self.strategy.state()
+        if best is not None:
+            state = state | {"best": best.weights}
         checkpoint = Checkpoint(self._identity, progress, state)
         self.checkpoints.save(self.step, checkpoint, self.strategy.workers_comm)
         self.strategy.clock.lap("checkpoint")
@@ -418,13 +476,12 @@ class Trainer:
             "seed": self.options.seed,
             "schedule": described(self.schedule),
             "early stopping": repr(self.stopping),
+            "share held out": self.options.validation,
+            "initial weights": self.strategy.start,
+            "watched loss": "of every epoch" if self.options.evaluate_every == 1 else "progressive",
         }
 
-    def _evaluated(self, dataset: Dataset, threshold: float | None) -> Metrics:
-        scores = self.weights.final_scores(dataset)
-        return evaluate(self.model, scores, dataset, threshold, self.comm)
-
-    def _report(self, training: Metrics, testing: Metrics | None, bytes_sent: int) -> Epoch:
+    def _report(self, figures: dict[str, Any], bytes_sent: int) -> Epoch:
         """What the epoch came to, from what every rank has noted of it; collective."""
         strategy = self.strategy
         ranks = gather(self.comm, (dict(strategy.clock.seconds), bytes_sent, strategy.given_densities, strategy.summed_densities))
@@ -433,12 +490,7 @@ class Trainer:
         seconds["total"] = sum(seconds.values())
         return Epoch(
             epoch=len(self.history) + 1,
-            loss=training.loss + self.weights.penalty(),
-            train_accuracy=training.accuracy,
-            train_auc=training.auc,
-            test_loss=None if testing is None else testing.loss,
-            test_accuracy=None if testing is None else testing.accuracy,
-            test_auc=None if testing is None else testing.auc,
+            **figures,
             learning_rate=self.schedule((len(self.history) + 1) * self.steps - 1),
             seconds=seconds,
             bytes_sent=sum(sent for _, sent, _, _ in ranks),
@@ -454,8 +506,14 @@ class Trainer:
         """Count an epoch as done, servers included."""
         self.history.append(epoch)
         self.step, self._position = len(self.history) * self.steps, 0
+        self._progressive.reset()
         if isinstance(self.schedule, Reactive):
-            self.schedule.react(epoch.loss)
+            self.schedule.react(epoch.loss if self.options.evaluate_every == 1 else _progressive_loss(epoch))
+        self._evaluation.keep_if_best(epoch, self.weights)
+
+
+def _progressive_loss(epoch: Epoch) -> float:
+    return math.inf if epoch.progressive_loss is None else epoch.progressive_loss
 
 
 def _mean(numbers: list[float]) -> float:

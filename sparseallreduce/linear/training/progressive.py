@@ -1,0 +1,65 @@
+"""Progressive validation: how well each sample was predicted before the step that it was in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.training.metrics import Sums
+
+__all__ = ["Progressive"]
+
+Array = NDArray[Any]
+
+
+class Progressive:
+    """The scores of an epoch's samples on this rank, which steps compute anyway; losses are worked out when they are asked for.
+
+    In one pass over the samples no score knows of its own label, so that loss and accuracy are those on samples not seen before (Blum,
+    Kalai and Langford, *Beating the hold-out*, 1999); in later passes weights have seen each in the pass before.
+
+    Parameters
+    ----------
+    model : LinearModel
+    dataset : Dataset
+
+    Attributes
+    ----------
+    before : Sums
+        Of all ranks, from before the run was resumed in this epoch.
+    """
+
+    def __init__(self, model: LinearModel, dataset: Dataset) -> None:
+        self._model = model
+        self._dataset = dataset
+        self._scores = np.empty(0)
+        self.reset()
+
+    def reset(self) -> None:
+        """No sample has been scored in this epoch."""
+        self.before = Sums()
+        self._order = np.empty(0, np.int64)
+        self._begin = self._end = 0
+
+    def begin(self, order: Array, start: int) -> None:
+        """The rows of this rank, in the order of steps; those from ``start`` on are to be scored."""
+        if len(self._scores) != len(order):
+            self._scores = np.empty(len(order))
+        self._order = order
+        self._begin = self._end = start
+
+    def note(self, scores: Array) -> None:
+        """The scores of the rows that come next."""
+        end = self._end + len(scores)
+        self._scores[self._end : end] = scores
+        self._end = end
+
+    def sums(self, threshold: float | None) -> Sums:
+        """Those of this rank's scores; ``before`` is not in them."""
+        rows, scores = self._order[self._begin : self._end], self._scores[self._begin : self._end]
+        labels, weights = self._dataset.labels[rows], self._dataset.weights
+        return Sums.of(self._model, scores, labels, None if weights is None else weights[rows], threshold)
