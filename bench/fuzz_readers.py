@@ -2,10 +2,11 @@
 
     python bench/fuzz_readers.py --inputs 100000 --seed 0
 
-Each input is a good file (svmlight text, compressed text or binary) in which some bytes were changed. In half of the binary ones the
+Each input is a good file of one of the formats that are read, in which some bytes were changed. In half of the binary ones the
 checksums are made to match again, so that the damage gets past them. A reader must refuse an input with a DatasetError if and only if
-the slow reader refuses it. Otherwise it must return the same data, to the bit. Compressed text has checksums: there it must refuse, or
-return what was compressed. A crash or a hang ends the run with the number of the input. `--only` repeats that input.
+the slow reader refuses it. Otherwise it must return the same data, to the bit. Compressed text and npz have checksums, and so has our
+Parquet: there it must refuse, or return what was written. A crash or a hang ends the run with the number of the input. `--only` repeats
+that input. Parquet is left out where there is no pyarrow.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import bz2
 import faulthandler
 import gzip
+import io
 import itertools
 import lzma
 import re
@@ -23,11 +25,14 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.utils.murmurhash import murmurhash3_bytes_u32
 from tqdm import tqdm
 
 import sparseallreduce as sar
@@ -47,6 +52,8 @@ WORDS = (
     *(b"123456789012345678901234567890", b"0.1234567890123456789", b"1:1", b"61:1", b"60:1", b"0:1", b":", b"::", b"qid:7", b"qid:", b"#"),
     *(b" ", b"  ", b"\t", b"\n", b"\r", b"\r\n", b"\v", b"\f", b"\0", b"\xff", b"\x1c", b",", b"1:1 1:1", b"2:1 1:1", b" 3:4\n1"),
 )
+VW_WORDS = (*WORDS, *(b"| || |a |7:2 |a:0 |: :3 :x x: x:y:z x:0 'tag 1| 99999999999999999999 \xc3\xa9 \xc3".split()))
+HASHED = 64  # features of formats that hash them
 INTEGERS = (0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 192, 255, 256, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -54,10 +61,16 @@ class Refused(Exception):
     """A slow reader refuses its input."""
 
 
+#: How often each kind is tried.
+KINDS = {"text": 0.37, "compressed": 0.06, "binary": 0.15, "binary, resealed": 0.17, "Vowpal Wabbit": 0.15, "plain text": 0.02}
+KINDS |= {"compressed, npz": 0.04, "compressed, Parquet": 0.04} if find_spec("pyarrow") else {"compressed, npz": 0.08}
+
+
 class Input(NamedTuple):
     kind: str
     content: bytes
     expected: Callable[[], list[Any]]  # what it holds; raises Refused
+    format: str | None = None
 
 
 def main() -> None:
@@ -104,8 +117,9 @@ def judge(made: Input, path: Path) -> str:
         expected = made.expected()
     except Refused:
         expected = None
+    features = HASHED if made.format in ("vw", "text") else FEATURES
     try:
-        found = contents(load(path, comm=sar.SERIAL, n_features=FEATURES)[0])
+        found = contents(load(path, comm=sar.SERIAL, n_features=features, format=made.format)[0])
     except DatasetError as error:
         if "\n" in str(error) or str(path) not in str(error):
             raise AssertionError(f"the error does not name the file in one line: {error!r}") from None
@@ -127,7 +141,16 @@ def contents(dataset: Dataset) -> list[Any]:
 
 def make(rng: np.random.Generator) -> Input:
     """An input by the state of the generator."""
-    kind = rng.choice(["text", "compressed", "binary", "binary, resealed"], p=[0.5, 0.06, 0.22, 0.22])
+    kind = rng.choice(list(KINDS), p=list(KINDS.values()))
+    if kind == "Vowpal Wabbit":
+        text = mutated(good_lines(rng), rng, VW_WORDS)
+        return Input(kind, text, lambda: read_lines(text), "vw")
+    if kind == "plain text":
+        text = mutated(good_plain(rng), rng, VW_WORDS)
+        return Input(kind, text, lambda: read_plain(text), "text")
+    if kind in ("compressed, npz", "compressed, Parquet"):
+        given, write, format = good_text(rng), *((good_npz, "npz") if kind.endswith("npz") else (good_parquet, "parquet"))
+        return Input(kind, mutated(write(given), rng, ()), lambda: read_text(given), format)
     if kind == "text":
         text = mutated(good_text(rng), rng, WORDS)
         return Input(kind, text, lambda: read_text(text))
@@ -183,6 +206,51 @@ def good_binary(rng: np.random.Generator) -> bytes:
     )
     content[: len(head)] = head
     return resealed(bytes(content))
+
+
+def good_lines(rng: np.random.Generator) -> bytes:
+    """Vowpal Wabbit's text."""
+    lines = []
+    for _ in range(rng.integers(1, 6)):
+        line = str(rng.choice(["1 ", "-1 0.5 ", "1 2 'tag ", "0.25 1 0 x"]))
+        for _ in range(rng.integers(1, 3)):
+            line += rng.choice(["|", "|ns", "|12", "|ns:0.5"]) + " "
+            names, values = rng.choice(["a", "b", "7", ""], 5), rng.choice(["", ":2", ":0.1", ":red"], 5)
+            line += " ".join(f"{name}{value}" for name, value in zip(names[: rng.integers(0, 6)], values))
+            line += " "
+        lines.append(line)
+    return ("\n".join(lines) + rng.choice(["\n", "", "\n\n", "\r\n"])).encode()
+
+
+def good_plain(rng: np.random.Generator) -> bytes:
+    words = ["good", "bad", "a", "FILM", "caf\u00e9", "it's", "\t"]
+    texts = (" ".join(rng.choice(words, rng.integers(0, 6))) for _ in range(rng.integers(1, 6)))
+    return "\n".join(f"{rng.integers(-1, 2)}\t{text}" for text in texts).encode()
+
+
+def columns_of(text: bytes) -> tuple[Any, ...]:
+    """Where rows begin, indices, values and labels of good svmlight text."""
+    _, indptr, indices, values, labels = read_text(text)
+    return tuple(np.frombuffer(raw, kind) for raw, kind in ((indptr, "i8"), (indices, "i8"), (values, "f4"), (labels, "f8")))
+
+
+def good_npz(text: bytes) -> bytes:
+    indptr, indices, values, labels = columns_of(text)
+    file = io.BytesIO()
+    arrays = {"indptr": indptr, "indices": indices.astype(np.int32), "data": values, "labels": labels}
+    np.savez_compressed(file, format=b"csr", shape=(len(labels), FEATURES), **arrays)
+    return file.getvalue()
+
+
+def good_parquet(text: bytes) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    indptr, indices, values, labels = columns_of(text)
+    lists = {name: pa.ListArray.from_arrays(indptr.astype(np.int32), flat) for name, flat in (("indices", indices), ("values", values))}
+    file = io.BytesIO()
+    parquet.write_table(pa.table({"label": labels} | lists), file, write_page_checksum=True, use_dictionary=False)
+    return file.getvalue()
 
 
 def mutated(content: bytes, rng: np.random.Generator, words: Any, keeps_length: bool = False) -> bytes:
@@ -251,6 +319,83 @@ def read_text(text: bytes) -> list[Any]:
     return packed(indptr, indices, values, labels)
 
 
+def read_lines(text: bytes) -> list[Any]:
+    """Vowpal Wabbit's text, word by word."""
+    indptr, indices, values, labels = [0], [], [], []
+    for line in text.split(b"\n"):
+        if not re.fullmatch(rb"[ \t\r]*", line):
+            head, bar, rest = line.lstrip(b" \t\r").partition(b"|")
+            demand(bool(bar))
+            words = [word for word in re.split(rb"[ \t\r]+", head) if word]
+            if words and (words[-1][:1] == b"'" or head[-1:] not in b" \t\r"):
+                words.pop()
+            demand(1 <= len(words) <= 3)
+            numbers = [number(word, np.float64) for word in words]
+            demand(numbers[1:2] >= [0.0] or len(numbers) < 2)
+            labels.append(numbers[0])
+            sums: dict[int, Any] = {}
+            for index, value in hashed(b"|" + rest):
+                sums[index % HASHED] = np.float32(sums.get(index % HASHED, np.float32(0)) + value)
+            for index in sorted(sums):
+                indices.append(index)
+                values.append(sums[index])
+            indptr.append(len(indices))
+    return packed(indptr, indices, values, labels, HASHED)
+
+
+def hashed(features: bytes) -> Iterator[tuple[int, Any]]:
+    """The features of a line, before those that meet are added up."""
+    seed, weight, unnamed = 0, 1.0, 0
+    for word in re.findall(rb"\|?[^ \t\r|]*", features):
+        if not word:
+            continue
+        name, colon, text = word.removeprefix(b"|").partition(b":")
+        if word.startswith(b"|"):
+            seed, unnamed = hash_of(name, 0) if name else 0, 0
+            weight = number(text, np.float64) if colon else 1.0
+        elif colon and not NUMBER.fullmatch(text):
+            demand(bool(name) and bool(text))
+            yield hash_of(text, hash_of(name, seed)), np.float32(1)
+        else:
+            value = finite((float(text) if colon else 1.0) * weight)
+            if (float(text) if colon else 1.0) * weight != 0:
+                yield (hash_of(name, seed) if name else seed + unnamed), value
+                unnamed += not name
+            elif not name:
+                unnamed += 1
+
+
+def finite(value: float) -> Any:
+    with np.errstate(over="ignore"):
+        demand(bool(np.isfinite(np.float32(value))))
+        return np.float32(value)
+
+
+def hash_of(name: bytes, seed: int) -> int:
+    if re.fullmatch(rb"[0-9]*", name):
+        return (int(name or b"0") + seed) % 2**64
+    return int(murmurhash3_bytes_u32(name, seed % 2**32))
+
+
+def read_plain(text: bytes) -> list[Any]:
+    labels, texts = [], []
+    for line in text.split(b"\n"):
+        if line.strip():
+            word, tab, rest = line.partition(b"\t")
+            demand(bool(tab))
+            labels.append(number(word.strip(), np.float64))
+            try:
+                texts.append(rest.decode())
+            except UnicodeDecodeError:
+                raise Refused from None
+    demand(bool(texts))
+    rows = [HashingVectorizer(n_features=HASHED, dtype=np.float32).transform([text]) for text in texts]
+    for row in rows:
+        row.sort_indices()
+    indptr = np.cumsum([0, *(row.nnz for row in rows)])
+    return packed(indptr, np.concatenate([row.indices for row in rows]), np.concatenate([row.data for row in rows]), labels, HASHED)
+
+
 def number(word: bytes, dtype: Any) -> Any:
     if not NUMBER.fullmatch(word):
         raise Refused
@@ -293,11 +438,10 @@ def checked_rows(features: int, indptr: list[int], indices: list[int], raw_value
         row = indices[begin:end]
         demand(all(one < other for one, other in itertools.pairwise(row)) and all(one < features for one in row))
     values = unpack("f" if value == 4 else "d", raw_values) if value else [1.0] * len(indices)
-    with np.errstate(over="ignore", invalid="ignore"):
-        singles = np.array(values, np.float64).astype(np.float32)
+    numbers = np.array(values, np.float64 if value == 8 else np.float32)
     labels = unpack("b" if len(raw_labels) == len(indptr) - 1 else "d", raw_labels)
-    demand(bool(np.isfinite(singles).all()) and bool(np.isfinite(labels).all()))
-    return packed(indptr, indices, singles, labels)
+    demand(bool(np.isfinite(numbers).all()) and bool(np.isfinite(labels).all()))
+    return packed(indptr, indices, numbers, labels)
 
 
 def unpack(kind: str, raw: bytes) -> list[Any]:
@@ -309,10 +453,11 @@ def demand(condition: bool) -> None:
         raise Refused
 
 
-def packed(indptr: Any, indices: Any, values: Any, labels: Any) -> list[Any]:
+def packed(indptr: Any, indices: Any, values: Any, labels: Any, features: int = FEATURES) -> list[Any]:
     demand(len(labels) > 0)
-    columns = ((indptr, np.int64), (indices, np.int64), (values, np.float32), (labels, np.float64))
-    return [FEATURES, *(np.array(column, dtype).tobytes() for column, dtype in columns)]
+    kind = values.dtype if isinstance(values, np.ndarray) else np.float32
+    columns = ((indptr, np.int64), (indices, np.int64), (values, kind), (labels, np.float64))
+    return [features, *(np.array(column, dtype).tobytes() for column, dtype in columns)]
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ BINARY = [
     _file("row unsorted", binary(indices=[0, 4, 1, 9, 2, 3, 5]), ", offset 272: index 2 of sample 2"),
     _file("index twice", binary(indices=[0, 4, 1, 2, 2, 3, 5]), ", offset 272: index 2 of sample 2"),
     _file("value is NaN", binary(values=[1, 1, 1, np.nan, 1, 1, 1]), ", offset 332: the value of index 2 of sample 2"),
-    _file("value beyond float32", binary(value_width=8, values=[1, 1, 1, 1e39, 1, 1, 1]), ", offset 344: the value of index 2"),
+    _file("float64 value is infinite", binary(value_width=8, values=[1, 1, 1, np.inf, 1, 1, 1]), ", offset 344: the value of index 2"),
     _file("label is NaN", binary(label_width=8, labels=[1, -1, np.nan, 1]), ", offset 400: the label is not finite"),
     _file("more features than asked for", binary(features=11), ": 11 features in it, more than the 10"),
     _file("three classes", binary(labels=[0, 1, 2, 1]), ": a classifier needs two classes"),

@@ -1,4 +1,4 @@
-"""`sparseallreduce convert`: svmlight text to the binary format, in parallel."""
+"""`sparseallreduce convert`: other formats to the binary one, in parallel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from sparseallreduce.cli.inputs import INPUT_FILE, format_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.binary.format import Header
@@ -20,21 +21,30 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 
 
 @click.command()
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT_FILE)
-@click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default the highest index in IN.")
-@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Type of the values in OUT.")
-@click.option("--zero-based", is_flag=True, help="The indices in IN start at 0, not at 1.")
-def convert(source: Path, out: Path, features: int | None, dtype: str, zero_based: bool) -> None:
-    """Convert svmlight text, IN, to the binary format, OUT.
+@click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default that of IN, or its highest index.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64"]),
+    default="float32",
+    show_default=True,
+    help="Type of the values in OUT, and of the weights that are trained on it.",
+)
+@click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
+@format_options
+def convert(source: Path, out: Path, features: int | None, **options: Any) -> None:
+    """Convert svmlight text, or samples of another format, IN, to the binary format, OUT.
 
-    IN may be compressed by gzip, bzip2 or xz. Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its
-    parts are in the folder .OUT.partial beside it.
+    Text may be compressed by gzip, bzip2 or xz, and come on standard input, for which IN is `-`. Vowpal Wabbit's text (.vw), compressed
+    rows of SciPy (.npz), Parquet (.parquet), and labels with plain text behind a tab (.tsv) are known by the ending of their name.
+    Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its parts are in the folder .OUT.partial beside
+    it.
     """
     stop_as_interrupted()
     comm = world()
     agreed(comm, lambda: check_output(out))
-    convert_with_bars(source, out, comm, n_features=features, dtype=dtype, zero_based=zero_based)
+    convert_with_bars(source, out, comm, n_features=features, **options)
 
 
 def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> Header:

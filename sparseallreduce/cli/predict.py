@@ -13,9 +13,11 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.cli.inputs import INPUT_FILE, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.reading import bits_of
 from sparseallreduce.linear.model_file import FittedModel, load_model
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
@@ -27,17 +29,20 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("data", type=INPUT_FILE)
 @click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
+@format_options
+@zero_based_option(None, "as in the training data")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
-def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str) -> None:
+def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
-    There is one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear
-    regression predicts. With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in
-    LIBSVM's predict. The accuracy on the labels in DATA is printed besides.
+    DATA may be of any format that `train` takes, and come on standard input (`-`). There is one line for every sample, in the order of
+    DATA: its label, as in the training data, or the number that a linear regression predicts. With --probabilities a first line names
+    the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The accuracy on the labels in DATA, if it has
+    any, is printed besides.
     """
     comm = world()
     shown = comm.rank == 0
@@ -47,7 +52,9 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
         raise click.UsageError(f"--probabilities is for logistic models, and {model} is {fitted.model!r}: leave it out")
     with tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, desc="reading", unit="B", unit_scale=True) as bar:
         known = None if ignore_unknown else fitted.n_features
-        samples, _ = load(data, comm=comm, n_features=known, progress=bar.update)
+        how["zero_based"] = how["zero_based"] or ("yes" if fitted.zero_based else "no")
+        how["hash_bits"] = how["hash_bits"] or bits_of(fitted.n_features)
+        samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, **how)
 
     scores = _scores(fitted, samples)
     parts = gather_to_rank_0(comm, _lines(fitted, scores, probabilities))
@@ -104,6 +111,8 @@ def _texts(numbers: Array) -> list[str]:
 def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> str:
     """How well predictions and labels of all ranks agree, in words; collective over ``comm``."""
     labels, predicted = samples.labels, fitted.labels_of(scores)
+    if any(gather(comm, bool(np.isnan(labels).any()))):
+        return f"{samples.total_samples:,} samples, not all of which have labels"
     if len(fitted.classes) == 0:
         errors = float(np.square(predicted - labels, dtype=np.float64).sum())
         return f"{samples.total_samples:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}"

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options
+from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_table import COMPARISON, compared, header, line, record
 from sparseallreduce.linear.data.dataset import Dataset
@@ -43,8 +44,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("data", type=click.Path(path_type=Path))
-@click.option("--test", type=click.Path(path_type=Path), help="Samples to measure the model on after each epoch.")
+@click.argument("data", type=INPUT_FILE)
+@click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
 @click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
@@ -142,6 +143,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every so many steps.")
 @click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write a checkpoint every so many minutes.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint, if there is one.")
+@format_options
+@zero_based_option("no", "no; the test set follows DATA")
 @click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
@@ -153,12 +156,16 @@ def train(
 ) -> None:
     """Train a linear model on DATA.
 
-    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`. Under mpiexec the ranks share its
+    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`; or by its name Vowpal Wabbit's text
+    (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), or labels with plain text behind a tab (.tsv); or `-`, text on standard
+    input. Under mpiexec the ranks share its
     samples. A step averages the gradients of --batch-size samples of every rank.
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
     train_options.check(chosen, test is not None)
+    if both_standard_input(data, test):
+        raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
@@ -225,7 +232,8 @@ def _read(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, A
     with _bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
 
         def read(workers: Any) -> tuple[Dataset, Dataset | None]:
-            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update)
+            how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")}
+            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, **how)
 
         serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
@@ -234,7 +242,14 @@ def _read(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, A
         training, classes = two_classes(training, comm)
         testing = None if testing is None else two_classes(testing, comm, classes)[0]
         training = _class_weighted(training, chosen["class_weight"], classes, comm)
+    training, testing = _importances_of_mean_one(training, comm), testing and _importances_of_mean_one(testing, comm)
     return _Samples(training, testing, classes, sum(gather(comm, training.nnz)), time.perf_counter() - start)
+
+
+def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
+    """The samples, of which those of Vowpal Wabbit's format may have weights of any scale."""
+    weighted = any(gather(comm, samples.weights is not None))
+    return of_mean_one(samples, comm) if weighted else samples
 
 
 def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, float], comm: Any) -> Dataset:
@@ -394,7 +409,8 @@ def _fitted(trainer: Trainer, classes: tuple[float, float] | None) -> FittedMode
     weights = trainer.weights.to_array()
     features = trainer.dataset.features
     intercept = float(weights[features]) if trainer.strategy.descent.intercept else 0.0
-    return FittedModel(trainer.model.name, weights[:features], intercept, np.array(classes or (), np.float64))
+    labels = np.array(classes or (), np.float64)
+    return FittedModel(trainer.model.name, weights[:features], intercept, labels, zero_based=trainer.dataset.zero_based)
 
 
 def _speed(trainer: Trainer, nonzeros: float) -> float | None:

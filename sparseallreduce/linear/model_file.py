@@ -11,6 +11,8 @@ weights          float32/64, (N,) or (K,N)  of the one score, or with more than 
 intercept        float64, () or (K,)        what is added to each score
 classes          number or string, (K,)     the labels, sorted; of two, those that a score up to zero and above it stands for;
                                             none if the score is the prediction
+zero_based       bool                       whether indices count from 0 in the svmlight text that it was trained on; left out
+                                            if it was not trained on such
 ===============  =========================  ==================================================================================
 """
 
@@ -60,6 +62,7 @@ class FittedModel:
     intercept: Array | float = 0.0  # one number, or one a class
     classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; none if the score is the prediction
     library: str = __version__  # that trained it
+    zero_based: bool | None = None  # whether indices count from 0 in the svmlight text that it was trained on; None for other data
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "intercept", np.asarray(self.intercept, np.float64))
@@ -156,6 +159,7 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
             weights=model.weights,
             intercept=model.intercept,
             classes=classes,
+            **({} if model.zero_based is None else {"zero_based": model.zero_based}),
         )
 
 
@@ -175,7 +179,8 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
         raise ModelFileError(f"{path} is not a model file that can be read: {reason}")
     try:
         model = FittedModel(
-            str(arrays["model"]), arrays["weights"], arrays["intercept"], arrays["classes"], library=str(arrays["library"])
+            str(arrays["model"]), arrays["weights"], arrays["intercept"], arrays["classes"], library=str(arrays["library"]),
+            zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
         )
         fault = _fault(model, int(arrays["n_features"]))
     except KeyError as error:

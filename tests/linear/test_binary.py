@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import malformed
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import Dataset, DatasetError, load
+from sparseallreduce.linear import Dataset, DatasetError, SparseStrategy, load
 from sparseallreduce.linear.data.binary import format as binary_format
 from sparseallreduce.linear.data.binary.reader import _plan
 from sparseallreduce.linear.data.binary.writer import BinaryWriter, write_binary
@@ -137,16 +136,23 @@ def test_forms_of_values_indices_and_labels(tmp_path, form, index, value, label)
         header = writer.finish()
     assert (header.index_width, header.value_width, header.label_width) == (index, value, label)
     read, _ = load(tmp_path / "a.csr", comm=sar.SERIAL)
-    assert (read.indices.dtype, read.values.dtype, read.labels.dtype) == (np.uint64 if index == 8 else np.uint32, np.float32, np.float64)
+    kind = np.float64 if form == "float64" else np.float32
+    assert (read.indices.dtype, read.values.dtype, read.labels.dtype) == (np.uint64 if index == 8 else np.uint32, kind, np.float64)
     np.testing.assert_array_equal(read.indices, block.indices)
-    np.testing.assert_array_equal(read.values, block.values.astype(np.float32))
+    np.testing.assert_array_equal(read.values, block.values.astype(kind))
     np.testing.assert_array_equal(read.labels, block.labels)
 
 
-def test_float64_values_are_converted_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparseallreduce.linear.data.binary.reader._CONVERTED", 7)
-    (tmp_path / "a.csr").write_bytes(malformed.binary(value_width=8))
-    assert load(tmp_path / "a.csr", comm=sar.SERIAL)[0].values.tolist() == [1, 0.25, -1, 2, 3, 0.5, 1]
+def test_float64_values_stay_what_they_are_and_so_does_a_training_in_them(tmp_path):
+    block = Block(np.array([0, 1, 2]), np.array([0, 1]), np.array([1.0, 1.0]), np.array([-1, 1]))
+    with BinaryWriter(tmp_path / "ones.csr", sar.SERIAL, features=2, dtype="float64") as writer:
+        writer.append(block)
+        assert writer.finish().value_width == 8  # what is left out would be read as float32
+    (tmp_path / "test.svm").write_text("1 1:0.1\n")
+    train, test = load(tmp_path / "ones.csr", tmp_path / "test.svm", comm=sar.SERIAL)
+    assert (train.values.dtype, test.values.dtype) == (np.float64, np.float64)
+    strategy = SparseStrategy(train, sar.SERIAL)
+    assert strategy.weights.to_array().dtype == np.float64
 
 
 def test_training_and_test_set_in_different_formats_share_the_features(tmp_path):

@@ -16,9 +16,9 @@ from thread_ranks import on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data import line_blocks
 from sparseallreduce.linear.data.labels import two_classes
 from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.data.svmlight import line_blocks
 from sparseallreduce.linear.data.svmlight import reader as svmlight
 from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
 
@@ -156,7 +156,7 @@ def test_a_line_without_an_end_is_no_svmlight_text(text_file, monkeypatch):
     monkeypatch.setattr(line_blocks, "_BLOCK", 64)
     monkeypatch.setattr(line_blocks, "_LONGEST_LINE", 500)
     path = text_file("1 1:1\n" + "1 " * 400)
-    with pytest.raises(DatasetError, match=r"a line of more than 500 bytes: '1 1 1 .*'\.\.\.; this is no svmlight text"):
+    with pytest.raises(DatasetError, match=r"a line of more than 500 bytes: '1 1 1 .*'\.\.\.; this is no text of samples"):
         load(path, comm=sar.SERIAL)
 
 

@@ -19,6 +19,7 @@ class Block(NamedTuple):
     indices: Array  # from 0, increasing within a sample
     values: Array
     labels: Array  # float64
+    weights: Array | None = None  # float64, what each sample counts; None for 1
 
 
 class Column:

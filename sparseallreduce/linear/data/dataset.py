@@ -47,6 +47,7 @@ class Dataset:
     total_samples: int = -1  # samples of all ranks; those of this rank if not given
     source: str = "samples"  # what errors call them
     weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
+    zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels", "weights"):

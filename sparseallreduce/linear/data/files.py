@@ -6,18 +6,24 @@ import bz2
 import gzip
 import lzma
 import os
+import shutil
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, cast
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.runtime.objects import agreed
 
-__all__ = ["PathLike", "Progress", "first_bytes", "open_text", "readable", "written"]
+__all__ = ["STANDARD_INPUT", "PathLike", "Progress", "StandardInput", "first_bytes", "input_file", "open_text", "readable", "written"]
 
 PathLike = str | os.PathLike[str]
+#: What stands for the standard input in the place of a file's name.
+STANDARD_INPUT = "-"
 Progress = Callable[[int], object] | None
 
 
@@ -43,8 +49,50 @@ def first_bytes(path: PathLike, count: int) -> bytes:
             return file.read(count)
 
 
+class StandardInput:
+    """What has come on standard input, in a file that rank 0 alone has: a path by another name."""
+
+    def __init__(self, copy: str) -> None:
+        self._copy = copy
+
+    def __fspath__(self) -> str:
+        return self._copy
+
+    def __str__(self) -> str:
+        return "standard input"
+
+
 @contextmanager
-def readable(path: PathLike) -> Iterator[None]:
+def input_file(path: PathLike, comm: Any) -> Iterator[PathLike]:
+    """A file to read samples from: ``path`` itself, or for ``-`` all that comes on standard input of rank 0; collective.
+
+    How many samples there are is known at the end, and every rank takes a contiguous share: so rank 0 first copies its standard
+    input to the disk, into the folder for temporary files, and reads it from there.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if the standard input cannot be read, or there is no room for it on the disk.
+    """
+    if os.fspath(path) != STANDARD_INPUT:
+        yield path
+        return
+    with ExitStack() as stack:
+
+        def copied() -> str:
+            if comm.rank != 0:
+                return ""
+            with readable("standard input"):
+                copy = stack.enter_context(NamedTemporaryFile(prefix="sparseallreduce-"))
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+                copy.flush()
+            return copy.name
+
+        yield StandardInput(agreed(comm, copied))
+
+
+@contextmanager
+def readable(path: PathLike | StandardInput) -> Iterator[None]:
     """Every failure to open, read or decompress a file is a DatasetError that names it."""
     try:
         yield

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.binary.reader import is_binary, read_binary
+from sparseallreduce.linear.data.binary.reader import read_binary
+from sparseallreduce.linear.data.collected import collected
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.files import PathLike, Progress
-from sparseallreduce.linear.data.svmlight.reader import read_svmlight
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.linear.data.files import PathLike, Progress, input_file
+from sparseallreduce.linear.data.formats import format_of, open_samples
+from sparseallreduce.linear.data.reading import AUTO, Reading
+from sparseallreduce.linear.data.svmlight.reader import ZeroIndexError
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["load"]
@@ -23,39 +27,73 @@ def load(
     comm: Any,
     n_features: int | None = None,
     progress: Progress = None,
+    format: str | None = None,
+    zero_based: str = "no",
+    hash_bits: int | None = None,
+    unlabelled: bool = False,
 ) -> tuple[Dataset, Dataset | None]:
     """Read a training set, and a test set if given, into one feature space; collective over ``comm``.
 
     Parameters
     ----------
     train, test : path
-        Files of the binary format, or of svmlight text with indices from 1, plain or compressed by gzip, bzip2 or xz; their first
-        bytes tell which.
+        Files of samples; one of them may be ``-``, text on the standard input of rank 0.
     comm : communicator
         Of the ranks that share the samples.
     n_features : int, optional
-        Dimension N; by default that of the binary file, or the highest index in the text, whichever of both files has more.
+        Dimension N; by default that of the file, or one more than the highest index, whichever of both files has more.
     progress : callable, optional
         Called with the bytes of text that this rank has worked off since the last call.
+    format : str, optional
+        A key of :data:`~sparseallreduce.linear.data.reading.FORMATS`, for both files. By default the first bytes tell the binary
+        format, and the ending of the name tells the others: ``.npz``, ``.parquet``, ``.vw``, ``.tsv``; svmlight text is all else.
+    zero_based : {"no", "yes", "auto"}
+        Whether indices of svmlight text count from 0; "auto": if there is an index 0 in the training set. The test set follows it.
+    hash_bits : int, optional
+        Of ``.vw`` and ``.tsv``: N is two to the power of it; 18 unless ``n_features`` says another.
+    unlabelled : bool
+        Whether samples of other formats than svmlight may have no labels, which are then NaN.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with the file, the line and what is wrong with it.
+        On every rank alike, with the file, the line or sample, and what is wrong with it.
     """
-    training = _read(train, comm, n_features, progress)
-    testing = None if test is None else _read(test, comm, n_features, progress)
+    reading = Reading(format, zero_based, hash_bits, unlabelled)
+    training = _read(train, comm, n_features, reading, progress)
+    testing = None
+    if test is not None:
+        if training.zero_based is not None:
+            reading = replace(reading, zero_based="yes" if training.zero_based else "no")
+        testing = _read(test, comm, n_features, reading, progress)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused where it is checked
+            testing = replace(testing, values=testing.values.astype(training.values.dtype, copy=False))
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
 
 
-def _read(path: PathLike, comm: Any, n_features: int | None, progress: Progress) -> Dataset:
-    if not agreed(comm, lambda: is_binary(path)):
-        return read_svmlight(path, comm, n_features=n_features, progress=progress)
-    dataset = read_binary(path, comm)
-    if n_features is not None and dataset.features > n_features:
-        raise DatasetError(f"{path}: {dataset.features} features in it, more than the {n_features} that are asked for")
-    return dataset
+def _read(path: PathLike, comm: Any, n_features: int | None, reading: Reading, progress: Progress) -> Dataset:
+    with input_file(path, comm) as file:
+        chosen = format_of(file, reading, comm)
+        if chosen == "binary":
+            dataset = read_binary(file, comm)
+            if n_features is not None and dataset.features > n_features:
+                raise DatasetError(f"{path}: {dataset.features} features in it, more than the {n_features} that are asked for")
+            return dataset
+
+        def read(zero_based: bool) -> Dataset:
+            given: Any = {"n_features": n_features, "zero_based": zero_based, "dtype": np.float32, "progress": progress}
+            return collected(open_samples(file, comm, chosen, reading, **given), file, comm)
+
+        if chosen != "svmlight":
+            return read(False)
+        try:
+            zero_based = reading.zero_based == "yes"
+            return replace(read(zero_based), zero_based=zero_based)
+        except ZeroIndexError as error:
+            if reading.zero_based != AUTO:
+                raise DatasetError(str(error)) from None
+        return replace(read(True), zero_based=True)
 
 
 def _widened(dataset: Dataset, features: int) -> Dataset:

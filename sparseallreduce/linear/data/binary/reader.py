@@ -35,7 +35,6 @@ Array = NDArray[Any]
 Bytes = Callable[[int, int], Array]  # the bytes of a file by offset and length
 
 _LONGEST_READ = 1 << 30  # bytes: MPI counts up to 2**31 - 1
-_CONVERTED = 1 << 22  # items converted at once
 
 
 def is_binary(path: PathLike) -> bool:
@@ -186,31 +185,24 @@ class _Rows:
         return stored.astype(stored.dtype.newbyteorder("="), copy=False)
 
     def _values(self, start: int, end: int) -> Array:
-        """As float32, whatever the file holds."""
+        """As float32 or float64, whichever the file holds."""
         if self._header.value_width == 0:
             return np.ones(end - start, np.float32)
-        if self._header.value_width == 4:
-            return self._items("values", start, end)
-        values = np.empty(end - start, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused where it is checked
-            for at in range(start, end, _CONVERTED):
-                upto = min(at + _CONVERTED, end)
-                values[at - start : upto - start] = self._items("values", at, upto)
-        return values
+        return self._items("values", start, end)
 
     def _check(self, indptr: Array, indices: Array, values: Array, first: int, start: int) -> None:
-        fault, row, entry = _compiled_check(indices.dtype)(indptr, indices, values, self._header.features)
+        fault, row, entry = _compiled_check(indices.dtype, values.dtype)(indptr, indices, values, self._header.features)
         sample, item = first + row, start + entry
         if fault == kernels.ABOVE:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} is not below the {self._header.features} features")
         if fault == kernels.UNSORTED:
             self._refuse("indices", item, f"index {indices[entry]} of sample {sample} does not follow a lower one: rows must be sorted")
         if fault == kernels.NOT_FINITE:
-            self._refuse("values", item, f"the value of index {indices[entry]} of sample {sample} is not a finite float32")
+            self._refuse("values", item, f"the value of index {indices[entry]} of sample {sample} is not a finite {values.dtype}")
 
 
 @cache
-def _compiled_check(index: np.dtype[Any]) -> Callable[..., tuple[int, int, int]]:
-    """The check of rows with indices of this dtype."""
-    arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, numba.from_dtype(index), types.float32))
+def _compiled_check(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int]]:
+    """The check of rows with indices and values of these dtypes."""
+    arrays = (types.Array(kind, 1, "C", readonly=True) for kind in (types.int64, *map(numba.from_dtype, (index, value))))
     return compiled_entry(kernels.first_fault, (*arrays, types.uint64))

@@ -131,9 +131,13 @@ class BinaryWriter:
         Raises
         ------
         DatasetError
-            If they cannot be written.
+            If they cannot be written, or do not count alike: the format has no weights of samples.
         """
         share = self._share
+        if block.weights is not None and not (block.weights == 1).all():
+            what = f"sample {share.rows + int((block.weights != 1).argmax())} of rank {self._comm.rank} has the importance"
+            weight = block.weights[(block.weights != 1).argmax()]
+            raise DatasetError(f"cannot write {self._path}: {what} {weight:g}, and the binary format has none: train on the source itself")
         with written(self._path):
             _write(self._files["indptr"], (block.indptr[1:] - block.indptr[0] + share.nnz).astype(self._dtypes["indptr"], copy=False))
             for section, items in (("indices", block.indices), ("values", block.values), ("labels", block.labels)):
@@ -179,7 +183,9 @@ class BinaryWriter:
         features = self._features or max(highest + 1, 1)
         if highest >= features:
             raise DatasetError(f"cannot write {self._path}: index {highest} is not below the {features} features")
-        value_width = 0 if all(share.ones for share in shares) else self._dtypes["values"].itemsize
+        itemsize = self._dtypes["values"].itemsize
+        # What is left out is read as float32, in which it is then trained.
+        value_width = 0 if itemsize == 4 and all(share.ones for share in shares) else itemsize
         label_width = 1 if all(share.small for share in shares) else 8
         widths = self._dtypes["indices"].itemsize, value_width, label_width
         return Header.planned(samples, features, sum(share.nnz for share in shares), widths)

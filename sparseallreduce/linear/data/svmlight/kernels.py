@@ -22,16 +22,20 @@ from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = [
     "ABOVE",
+    "BAD",
     "BAD_INDEX",
     "BAD_LABEL",
     "BAD_VALUE",
     "BELOW",
+    "EXACT",
+    "HARD",
     "NONZERO_CHARACTERS",
     "NO_COLON",
     "REPEATED",
     "SHORTEST_NONZERO",
     "UNSORTED",
     "format_svmlight",
+    "number",
     "parse_svmlight",
 ]
 
@@ -45,7 +49,7 @@ SHORTEST_NONZERO = 4
 # What is wrong with a line.
 BAD_LABEL, NO_COLON, BAD_INDEX, BELOW, UNSORTED, REPEATED, ABOVE, BAD_VALUE = range(1, 9)
 
-_EXACT, _HARD, _BAD = 0, 1, 2  # what became of a number
+EXACT, HARD, BAD = 0, 1, 2  # what became of a number
 _POWERS = 10.0 ** np.arange(23)
 _EXACT_MANTISSA = np.uint64(2**53)
 _FULL = np.uint64(10**18)  # from here on there is no room for another digit
@@ -87,11 +91,11 @@ def parse_svmlight(
             return samples, hards, 0, at
         if text[at] != _HASH:
             start = at
-            value, at, what = _number(text, at)
-            if what == _BAD:
+            value, at, what = number(text, at)
+            if what == BAD:
                 return samples, hards, BAD_LABEL, start
             labels[samples] = value
-            if what == _HARD:
+            if what == HARD:
                 hard[hards] = -1 - samples, start, at
                 hards += 1
             at = _past_query(text, at)
@@ -120,13 +124,13 @@ def parse_svmlight(
                 previous = np.int64(index)
                 indices[entries] = index
                 at += 1
-                number = at
-                value, at, what = _number(text, at)
-                if what == _BAD:
+                digits = at
+                value, at, what = number(text, at)
+                if what == BAD:
                     return samples, hards, BAD_VALUE, start
                 values[entries] = value
-                if what == _HARD:
-                    hard[hards] = entries, number, at
+                if what == HARD:
+                    hard[hards] = entries, digits, at
                     hards += 1
                 entries += 1
             samples += 1
@@ -136,8 +140,8 @@ def parse_svmlight(
 
 
 @kernel
-def _number(text: Array, at: int) -> tuple[float, int, int]:
-    """The number that begins here, where it ends, and whether it is exact, hard, or no number that ends with its word."""
+def number(text: Array, at: int) -> tuple[float, int, int]:
+    """The number that begins here, where it ends, and whether it is EXACT, HARD, or no number that ends with its word: BAD."""
     size = text.size
     negative = False
     if at < size and (text[at] == _MINUS or text[at] == _PLUS):
@@ -162,7 +166,7 @@ def _number(text: Array, at: int) -> tuple[float, int, int]:
             break
         at += 1
     if digits == 0:
-        return 0.0, at, _BAD
+        return 0.0, at, BAD
     if at < size and (text[at] == 101 or text[at] == 69):  # e, E
         at += 1
         falling = False
@@ -176,15 +180,15 @@ def _number(text: Array, at: int) -> tuple[float, int, int]:
             digits += 1
             at += 1
         if digits == 0:
-            return 0.0, at, _BAD
+            return 0.0, at, BAD
         exponent += -power if falling else power
     if at < size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
-        return 0.0, at, _BAD
+        return 0.0, at, BAD
     if cut or mantissa > _EXACT_MANTISSA or exponent < -22 or exponent > 22:
-        return 0.0, at, _HARD
+        return 0.0, at, HARD
     value = np.float64(mantissa)
     value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
-    return -value if negative else value, at, _EXACT
+    return -value if negative else value, at, EXACT
 
 
 @inlined

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,49 +16,26 @@ from numba import types
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.blocks import Block, Column
-from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.line_blocks import LineFault, excerpt, line_at, line_number, quoted, shared_line_blocks
 from sparseallreduce.linear.data.svmlight import kernels
-from sparseallreduce.linear.data.svmlight.line_blocks import excerpt, line_at, line_number, quoted, shared_line_blocks
-from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["read_svmlight", "svmlight_blocks"]
+__all__ = ["ZeroIndexError", "svmlight_blocks"]
 
 Array = NDArray[Any]
 
 _HIGHEST = 2**32  # features, where their number is not given
 
 
-class _Fault(Exception):
-    """What is wrong, and at which character of a block of lines."""
-
-    def __init__(self, reason: str, place: int) -> None:
-        self.reason, self.place = reason, place
+class ZeroIndexError(DatasetError):
+    """There is an index 0 where indices were to count from 1."""
 
 
-def read_svmlight(path: PathLike, comm: Any, *, n_features: int | None = None, progress: Progress = None) -> Dataset:
-    """This rank's samples of a text file; collective over ``comm``.
-
-    Parameters
-    ----------
-    path, comm, n_features, progress
-        As for :func:`svmlight_blocks`. Without ``n_features`` the data set has as many as the highest index on any rank.
-
-    Raises
-    ------
-    DatasetError
-        On every rank alike, with the file, the line and what is wrong with it.
-    """
-    mine = agreed(comm, lambda: _collected(svmlight_blocks(path, comm, n_features=n_features, progress=progress), str(path)))
-    shares = gather(comm, (mine.rows, mine.features))
-    total = sum(rows for rows, _ in shares)
-    if total == 0:
-        raise DatasetError(f"{path}: no samples in it")
-    features = n_features or max(features for _, features in shares)
-    return replace(mine, features=features, first_sample=sum(rows for rows, _ in shares[: comm.rank]), total_samples=total)
+class _ZeroIndex(LineFault):
+    """Likewise, at a character of a block of lines."""
 
 
 def svmlight_blocks(
@@ -98,9 +74,10 @@ def svmlight_blocks(
         for lines in blocks:
             try:
                 yield parser.parse(lines.text)
-            except _Fault as fault:
+            except LineFault as fault:
                 line = line_number(path, lines, fault.place)
-                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
+                kind = ZeroIndexError if isinstance(fault, _ZeroIndex) else DatasetError
+                raise kind(f"{path}, line {line}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
 
 
 class _Parser:
@@ -132,7 +109,8 @@ class _Parser:
         )
         self._convert(text, self._hard[:hards])
         if fault:
-            raise _Fault(self._reason(fault, text, place), place)
+            kind = _ZeroIndex if fault == kernels.BELOW else LineFault
+            raise kind(self._reason(fault, text, place), place)
         nonzeros = int(self._indptr[samples])
         return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], self._labels[:samples])
 
@@ -150,7 +128,7 @@ class _Parser:
         if not finite.all():
             _, start, end = hard[finite.argmin()].tolist()
             what, dtype = ("label", "float64") if labels[finite.argmin()] else ("value", self._value.name)
-            raise _Fault(f"the {what} {text[start:end].decode()} is too large for {dtype}", start)
+            raise LineFault(f"the {what} {text[start:end].decode()} is too large for {dtype}", start)
 
     def _reason(self, fault: int, text: bytes, place: int) -> str:
         """What is wrong with the part of a line at this place, in words."""
@@ -166,7 +144,7 @@ class _Parser:
             case kernels.BAD_INDEX:
                 return f"the index {quoted(index)} is not a whole number"
             case kernels.BELOW:
-                return "index 0, but indices count from 1; if they count from 0 in this file, convert it with --zero-based"
+                return "index 0, but indices count from 1; if they count from 0 in this file, say so by --zero-based"
             case kernels.UNSORTED:
                 return f"index {index.decode()} comes after a higher one, but indices must increase within a line"
             case kernels.REPEATED:
@@ -189,22 +167,3 @@ def _compiled(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple
 
 def _expected(word: bytes) -> str:
     return "finite" if word.lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity") else "a number"
-
-
-def _collected(blocks: Generator[Block], source: str) -> Dataset:
-    """The samples of all blocks in memory, with as many features as the highest index."""
-    labels, lengths, values, indices = Column(np.float64), Column(np.int64), Column(np.float32), None
-    highest = -1
-    with closing(blocks):
-        for block in blocks:
-            indices = indices or Column(block.indices.dtype)
-            labels.append(block.labels)
-            lengths.append(np.diff(block.indptr))
-            values.append(block.values)
-            indices.append(block.indices)
-            highest = max(highest, int(block.indices.max(initial=0)) if len(block.indices) else -1)
-    rows = lengths.array()
-    indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(rows, out=indptr[1:])
-    found = indices.array() if indices else np.empty(0, np.uint32)
-    return Dataset(indptr, found, values.array(), labels.array(), highest + 1, source=source)

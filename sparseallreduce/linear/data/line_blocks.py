@@ -12,16 +12,19 @@ import gzip
 import itertools
 import lzma
 import os
+import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, readable
+from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, first_bytes, readable
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = [
+    "NUMBER",
     "LineBlock",
+    "LineFault",
     "excerpt",
     "line_at",
     "line_number",
@@ -43,6 +46,17 @@ _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
 }
 
 
+#: What is a finite number in a text of samples, if float64 has room for it.
+NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class LineFault(Exception):
+    """What is wrong, and at which character of a block of lines."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        self.reason, self.place = reason, place
+
+
 class LineBlock(NamedTuple):
     """Whole lines of a text, and how many lines there are between the origin, a place in the file, and them."""
 
@@ -57,7 +71,7 @@ def shared_line_blocks(path: PathLike, comm: Any, progress: Progress = None) -> 
     Parameters
     ----------
     path : path
-        Compressed by gzip, bzip2 or xz if its first bytes say so.
+        Compressed by gzip, bzip2 or xz if its first bytes say so. Standard input is dealt out by rank 0, as compressed text is.
     comm : communicator
     progress : callable, optional
         Called with the bytes of the file that this rank has worked off since the last call.
@@ -67,8 +81,9 @@ def shared_line_blocks(path: PathLike, comm: Any, progress: Progress = None) -> 
     DatasetError
         If the file cannot be read; on every rank, if it cannot be opened.
     """
-    compressed = agreed(comm, lambda: _compression(path) is not None)
-    if compressed:
+    if isinstance(path, StandardInput) and comm.size > 1:
+        return _dealt(path, comm, progress)
+    if agreed(comm, lambda: _compression(path) is not None):
         return _dealt(path, comm, progress) if comm.size > 1 else _own(path, 0, None, progress)
     size = gather(comm, os.stat(path).st_size)[0]
     return _own(path, size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size, progress)
@@ -88,8 +103,11 @@ def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
 
 def line_number(path: PathLike, block: LineBlock, place: int) -> int:
     """The number, from 1, of the line in which a character of the block stands."""
+    count = 0
+    if block.origin == 0:
+        return block.line + block.text.count(b"\n", 0, place) + 1
     with readable(path), open(path, "rb") as text:
-        left, count = block.origin, 0
+        left = block.origin
         while left > 0 and (before := text.read(min(left, _BLOCK))):
             count += before.count(b"\n")
             left -= len(before)
@@ -116,7 +134,7 @@ def _whole_lines(path: PathLike, text: BinaryIO, most: int) -> bytes:
         lines += rest
         if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
             shown = excerpt(lines, len(lines) - 1)
-            raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is no svmlight text")
+            raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is no text of samples")
     return lines
 
 

@@ -1,0 +1,80 @@
+"""Plain text: a line a sample, its label, a tab, and words, whose counts are hashed by scikit-learn's HashingVectorizer.
+
+Words are what the vectorizer takes for words by default, in lower case, two characters and more; a sample has unit length. Every rank
+reads its own contiguous block of lines, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.blocks import Block
+from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.line_blocks import NUMBER, LineFault, line_number, quoted, shared_line_blocks
+
+__all__ = ["hashed_text_blocks"]
+
+
+
+def hashed_text_blocks(
+    path: PathLike, comm: Any, *, bits: int, unlabelled: bool = False, dtype: DTypeLike = np.float32, progress: Progress = None
+) -> Generator[Block]:
+    """This rank's samples of a file, block by block; collective over ``comm`` until it ends or is closed.
+
+    Parameters
+    ----------
+    path, comm, progress
+        As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`; UTF-8.
+    bits : int
+        There are two to the power of it features.
+    unlabelled : bool
+        Whether there may be nothing in front of the tab; the label is then NaN.
+    dtype : dtype
+        Of the values, float32 or float64.
+
+    Raises
+    ------
+    DatasetError
+        With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
+    """
+    # Not before it is needed: scikit-learn takes two seconds to load, on every rank.
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(n_features=1 << bits, dtype=np.dtype(dtype).type)
+    with closing(shared_line_blocks(path, comm, progress)) as blocks:
+        for lines in blocks:
+            try:
+                labels, texts = _split(lines.text, unlabelled)
+            except LineFault as fault:
+                raise DatasetError(f"{path}, line {line_number(path, lines, fault.place)}: {fault.reason}") from None
+            rows = vectorizer.transform(texts) if texts else None
+            if rows is not None:
+                rows.sort_indices()
+                yield Block(rows.indptr.astype(np.int64), rows.indices.astype(np.uint32), rows.data, np.array(labels))
+
+
+def _split(text: bytes, unlabelled: bool) -> tuple[list[float], list[str]]:
+    """Labels and texts of lines; those that are blank are left out."""
+    labels, texts, place = [], [], 0
+    for line in text.split(b"\n"):
+        if line.strip():
+            word, tab, rest = line.partition(b"\t")
+            word = word.strip()
+            if not tab:
+                raise LineFault(f"there is no tab between label and text: {quoted(line)}", place)
+            if not (NUMBER.fullmatch(word) and math.isfinite(float(word))) and (word or not unlabelled):
+                raise LineFault(f"the label {quoted(word)} is not a finite number: {quoted(line)}", place)
+            try:
+                texts.append(rest.decode())
+            except UnicodeDecodeError as error:
+                raise LineFault(f"{error.reason} of UTF-8 in {quoted(rest)}", place) from None
+            labels.append(float(word) if word else math.nan)
+        place += len(line) + 1
+    return labels, texts

@@ -1,0 +1,243 @@
+"""Compressed rows as ``scipy.sparse.save_npz`` writes them: every rank reads its own contiguous rows, in bounded memory.
+
+Labels are an array ``labels`` or ``y`` in the same file, or the file ``NAME.labels.npy`` beside ``NAME.npz``. A rank goes through the
+arrays up to the end of its rows, since they are compressed, and keeps what is its own. The last rank reads all of each, and with it the
+checksum at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.blocks import Block
+from sparseallreduce.linear.data.compressed_rows import NONZEROS_AT_ONCE, checked_block
+from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes
+from sparseallreduce.runtime.objects import agreed
+
+__all__ = ["npz_blocks"]
+
+Array = NDArray[Any]
+
+_LABELS = ("labels", "y")
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
+_PIECE = 1 << 22  # bytes that are skipped at once
+_ROWS = 1 << 16  # read at once
+
+
+def npz_blocks(
+    path: PathLike,
+    comm: Any,
+    *,
+    n_features: int | None = None,
+    unlabelled: bool = False,
+    dtype: DTypeLike = np.float32,
+    progress: Progress = None,
+) -> tuple[Generator[Block], int]:
+    """This rank's samples of a file, block by block, and the number of features; collective over ``comm``.
+
+    Parameters
+    ----------
+    path, comm
+        Ranks take about the same number of samples each.
+    n_features : int, optional
+        How many features the file may have at most.
+    unlabelled : bool
+        Whether there may be no labels, which are then NaN.
+    dtype : dtype
+        Of the values, float32 or float64.
+    progress : callable, optional
+        Called with the bytes of arrays that this rank has read since the last call.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if this is no such file, or has no labels. From the generator, with the file and the sample that is wrong.
+    """
+    rows, features = agreed(comm, lambda: _outline(path, unlabelled))
+    if n_features is not None and features > n_features:
+        raise DatasetError(f"{path}: {features} features in it, more than the {n_features} that are asked for")
+    first, last = (rows * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    whole = comm.rank == comm.size - 1
+    return _blocks(path, first, last, features, np.dtype(dtype), whole, progress), features
+
+
+def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
+    """Samples and features of a file, if it is one that can be read."""
+    with _arrays(path) as arrays:
+        kind = arrays.small("format")
+        if kind not in (b"csr", "csr"):
+            shown = kind.decode(errors="replace") if isinstance(kind, bytes) else kind
+            raise DatasetError(f"{path}: the matrix is of format {shown!r}, not compressed rows: save X.tocsr()")
+        shape = arrays.small("shape")
+        if np.shape(shape) != (2,) or np.asarray(shape).dtype.kind not in "iu" or not all(0 <= int(extent) < 2**63 for extent in shape):
+            raise DatasetError(f"{path}: the shape {shape!r} is none of a matrix")
+        rows, features = (int(extent) for extent in shape)
+        lengths = {name: arrays.stream(name).length for name in ("indptr", "indices", "data")}
+        if lengths["indptr"] != rows + 1 or lengths["indices"] != lengths["data"]:
+            raise DatasetError(f"{path}: there are {lengths} numbers for {rows} samples: the file is damaged")
+        labels = arrays.labels()
+        if labels is None and not unlabelled:
+            raise DatasetError(f"{path}: no labels: put an array 'labels' into it, or write them to {_beside(path)} by numpy.save")
+        if labels is not None and labels.length != rows:
+            raise DatasetError(f"{path}: there are {labels.length} labels for {rows} samples")
+        return rows, features
+
+
+def _blocks(
+    path: PathLike, first: int, last: int, features: int, dtype: np.dtype[Any], whole: bool, progress: Progress
+) -> Generator[Block]:
+    """The samples [first, last)."""
+    with _arrays(path) as arrays:
+        indptr, indices, values = (arrays.stream(name, progress) for name in ("indptr", "indices", "data"))
+        labels = arrays.labels()
+        indptr.skip(first)
+        if labels is not None:
+            labels.skip(first)
+        start = int(indptr.take(1)[0])
+        if (first == 0 and start != 0) or not 0 <= start <= indices.length:
+            raise DatasetError(f"{path}, sample {first}: it begins at non-zero {start} of {indices.length}")
+        for stream in (indices, values):
+            stream.skip(start)
+        for begin in range(first, last, _ROWS):
+            count = min(_ROWS, last - begin)
+            ends = np.append(start, indptr.take(count).astype(np.int64))
+            falling = np.flatnonzero((ends[1:] < ends[:-1]) | (ends[1:] > indices.length))
+            if len(falling):
+                what = f"it ends at non-zero {ends[falling[0] + 1]} of {indices.length}, and begins at {ends[falling[0]]}"
+                raise DatasetError(f"{path}, sample {begin + falling[0]}: {what}")
+            targets = np.full(count, math.nan) if labels is None else labels.take(count)
+            if labels is not None and not np.isfinite(targets).all():
+                raise DatasetError(f"{path}, sample {begin + int(np.isfinite(targets).argmin())}: the label is not finite")
+            for low, high in _pieces(ends):
+                inside = ends[low : high + 1] - ends[low]
+                given = inside, indices.take(int(inside[-1])), values.take(int(inside[-1])), targets[low:high]
+                yield checked_block(*given, features=features, first=begin + low, source=path, dtype=dtype)
+            start = int(ends[-1])
+        if whole:
+            if start != indices.length:
+                raise DatasetError(f"{path}: the samples end at non-zero {start} of {indices.length}")
+            arrays.finish()
+
+
+def _pieces(ends: Array) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with not too many non-zeros each."""
+    low, rows = 0, len(ends) - 1
+    while low < rows:
+        high = int(np.searchsorted(ends, ends[low] + NONZEROS_AT_ONCE, "right")) - 1
+        high = min(max(high, low + 1), rows)
+        yield low, high
+        low = high
+
+
+class _Stream:
+    """An array in a file, read from its beginning to its end."""
+
+    def __init__(self, file: IO[bytes], name: str, kinds: str, progress: Progress = None) -> None:
+        self._file, self._name, self._progress = file, name, progress
+        version = npy_format.read_magic(file)
+        readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+        if version not in readers:
+            raise ValueError(f"the array {name} is of version {version}")
+        shape, _, self.dtype = readers[version](file)
+        if len(shape) > 1 or self.dtype.kind not in kinds or self.dtype.hasobject:
+            raise ValueError(f"the array {name} is {self.dtype} of shape {shape}, not numbers in one dimension")
+        self.length = int(np.prod(shape, dtype=np.uint64))
+        if not 0 <= self.length * self.dtype.itemsize < 2**63:
+            raise ValueError(f"the array {name} has {self.length} items")
+
+    def take(self, count: int) -> Array:
+        """The next so many items."""
+        parts, left = [], count * self.dtype.itemsize
+        while left > 0:
+            part = self._file.read(min(left, _PIECE))
+            if not part:
+                raise ValueError(f"the array {self._name} ends too early")
+            parts.append(part)
+            left -= len(part)
+        if self._progress is not None:
+            self._progress(count * self.dtype.itemsize)
+        items = np.frombuffer(b"".join(parts), self.dtype)
+        return items.astype(self.dtype.newbyteorder("="), copy=False)
+
+    def skip(self, count: int) -> None:
+        """Go on behind so many items."""
+        at_once = max(1, _PIECE // max(1, self.dtype.itemsize))
+        for begin in range(0, count, at_once):
+            self.take(min(at_once, count - begin))
+
+    def finish(self) -> None:
+        """Read what is left, and the checksum behind it."""
+        while self._file.read(_PIECE):
+            pass
+
+
+class _Arrays:
+    """The arrays of an ``.npz``, and the labels beside it."""
+
+    def __init__(self, path: PathLike, archive: zipfile.ZipFile, stack: ExitStack) -> None:
+        self._path, self._archive, self._stack = path, archive, stack
+        self._names = set(archive.namelist())
+        self._streams: list[_Stream] = []
+
+    def small(self, name: str) -> Any:
+        """One of the few numbers or the word that describe the matrix."""
+        with self._archive.open(f"{name}.npy") as file:
+            value = npy_format.read_array(file, allow_pickle=False)
+            file.read()
+        return value.item() if value.ndim == 0 else value
+
+    def stream(self, name: str, progress: Progress = None) -> _Stream:
+        kinds = "biuf" if name in ("data", *_LABELS) else "iu"
+        return self._kept(self._stack.enter_context(self._archive.open(f"{name}.npy")), name, kinds, progress)
+
+    def labels(self) -> _Stream | None:
+        """None if there are none."""
+        for name in _LABELS:
+            if f"{name}.npy" in self._names:
+                return self.stream(name)
+        beside = _beside(self._path)
+        if not beside.exists():
+            return None
+        return self._kept(self._stack.enter_context(beside.open("rb")), beside.name, "biuf", None)
+
+    def finish(self) -> None:
+        """Read all arrays to their ends."""
+        for stream in self._streams:
+            stream.finish()
+
+    def _kept(self, file: IO[bytes], name: str, kinds: str, progress: Progress) -> _Stream:
+        self._streams.append(_Stream(file, name, kinds, progress))
+        return self._streams[-1]
+
+
+@contextmanager
+def _arrays(path: PathLike) -> Iterator[_Arrays]:
+    """The arrays of a file; whatever is wrong with them is a DatasetError."""
+    first_bytes(path, 1)
+    try:
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            yield _Arrays(path, archive, stack)
+    except DatasetError:
+        raise
+    except _UNREADABLE as error:
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
+        remedy = "scipy.sparse.save_npz writes what is read here"
+        raise DatasetError(f"cannot read {path}: {reason or type(error).__name__}; {remedy}") from None
+
+
+def _beside(path: PathLike) -> Path:
+    """The file of labels."""
+    path = Path(path)
+    return path.with_name(f"{path.name.removesuffix('.npz')}.labels.npy")

@@ -1,0 +1,1 @@
+"""The text format of Vowpal Wabbit."""
