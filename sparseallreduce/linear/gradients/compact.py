@@ -19,7 +19,7 @@ from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
-__all__ = ["CompactBatch"]
+__all__ = ["CompactBatch", "Room"]
 
 Array = NDArray[Any]
 
@@ -51,9 +51,10 @@ class CompactBatch:
     samples: Rows
     features: Array
 
-    def __init__(self, dataset: Dataset, size: int, threads: Threads, buffers: int = 1) -> None:
+    def __init__(self, dataset: Dataset, size: int, threads: Threads, buffers: int = 1, columns: int | None = None) -> None:
         self.dataset = dataset
         self.size = size
+        self._columns = columns
         self._threads = threads
         self._bounds = ranges_of_like_work(dataset, threads.count)
         self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
@@ -61,12 +62,12 @@ class CompactBatch:
         self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(threads.count)]
         self._words, self._blocks = self._bitmaps[0]
         self._before = np.zeros(len(self._words), dataset.indices.dtype)
-        self._indices, self._values = _Room(dataset.indices.dtype), _Room(dataset.values.dtype)
+        self._indices, self._values = Room(dataset.indices.dtype), Room(dataset.values.dtype)
         self._streams = cycle(self._stream_rooms(buffers))
         self._stream = next(self._streams)
         self._parts = self._stream_rooms(threads.count if threads.count > 1 else 0)  # of a stream, one a thread
         # Of each row, where it begins in the data set, and where among those of the batch, which then end.
-        self._places, self._offsets = _Room(np.int64), _Room(np.int64)
+        self._places, self._offsets = Room(np.int64), Room(np.int64)
         self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
         self._taken: Array | None = None
         self._all_count = True
@@ -196,9 +197,9 @@ class CompactBatch:
         """How many features the bands have in which to go through the rows where they lie; 0 where it is better to take them."""
         return kernels.width_in_place(self._measured(rows), len(rows), self.dataset.features, self.dataset.values.itemsize)
 
-    def _stream_rooms(self, count: int) -> list[tuple[_Room, _Room]]:
+    def _stream_rooms(self, count: int) -> list[tuple[Room, Room]]:
         """Indices and values of so many streams."""
-        return [(_Room(index_dtype(self.size)), _Room(self.dataset.values.dtype)) for _ in range(count)]
+        return [(Room(index_dtype(self.size)), Room(self.dataset.values.dtype)) for _ in range(count)]
 
     def _is_full(self, rows: Array) -> bool:
         """Whether to work with all features, since the rows are likely to touch most of them."""
@@ -214,10 +215,10 @@ class CompactBatch:
 
     @cached_property
     def _dense(self) -> DenseGradient:
-        return DenseGradient(self.dataset, self.size, self._threads)
+        return DenseGradient(self.dataset, self.size, self._threads, columns=self._columns)
 
 
-class _Room:
+class Room:
     """An array that is used again and grows; and a read-only view of it, since making one takes its time."""
 
     def __init__(self, dtype: DTypeLike) -> None:

@@ -31,11 +31,17 @@ class DenseGradient:
         Each of its threads sums a range of the features, in the order of the rows: so the number of threads changes no bit.
     array : ndarray, optional
         Where to sum, of this size and the dtype of the values; one of its own if there is none.
+    columns : int, optional
+        K: the array has the shape (size, K), and there are K coefficients a row.
     """
 
-    def __init__(self, dataset: Dataset, size: int, threads: Threads, array: Array | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset, size: int, threads: Threads, array: Array | None = None, *, columns: int | None = None
+    ) -> None:
         self.dataset = dataset
-        self.array = np.zeros(size, dataset.values.dtype) if array is None else array
+        self.columns = columns
+        shape = size if columns is None else (size, columns)
+        self.array = np.zeros(shape, dataset.values.dtype) if array is None else array
         self._threads = threads
         self._bounds = ranges_of_like_work(dataset, threads.count)
 
@@ -45,12 +51,16 @@ class DenseGradient:
 
         def add(part: int) -> None:
             low, high = self._bounds[part], self._bounds[part + 1]
-            self.array[low:high].fill(0)
-            given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, dataset.features
-            kernels.accumulate(*given, low, self.array[low:high])
+            total = self.array[low:high]
+            total.fill(0)
+            given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients
+            if self.columns is None:
+                kernels.accumulate(*given, dataset.features, low, total)
+            else:
+                kernels.accumulate_columns(*given, low, high, total.reshape(-1))
 
         self._threads.each(add)
-        self.array[dataset.features :] = coefficients.sum(dtype=np.float64)
+        self.array[dataset.features :] = coefficients.sum(axis=0, dtype=np.float64)
         return self.array
 
 

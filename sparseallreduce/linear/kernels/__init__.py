@@ -25,6 +25,15 @@ long by that. Four places of a word written at once took 0.6 for sorted features
 """
 
 from sparseallreduce.linear.kernels.bands import ROOM, collect, width_in_place
+from sparseallreduce.linear.kernels.columns import (
+    accumulate_columns,
+    column_scores,
+    compact_accumulate_columns,
+    compact_column_scores,
+    descend_columns,
+    gather_columns,
+    warm_up_columns,
+)
 from sparseallreduce.linear.kernels.compacting import bitmap, compact, marked, move_marks, renumber, take_rows, unmark
 from sparseallreduce.linear.kernels.dealing import deal
 from sparseallreduce.linear.kernels.fingerprints import fingerprint
@@ -37,17 +46,23 @@ from sparseallreduce.linear.kernels.warming import warm_up
 __all__ = [
     "ROOM",
     "accumulate",
+    "accumulate_columns",
     "bitmap",
     "collect",
+    "column_scores",
     "compact",
     "compact_accumulate",
+    "compact_accumulate_columns",
+    "compact_column_scores",
     "compact_scores",
     "deal",
     "descend",
+    "descend_columns",
     "descend_dense",
     "extents",
     "fingerprint",
     "gather",
+    "gather_columns",
     "marked",
     "move_marks",
     "renumber",
@@ -55,5 +70,6 @@ __all__ = [
     "take_rows",
     "unmark",
     "warm_up",
+    "warm_up_columns",
     "width_in_place",
 ]

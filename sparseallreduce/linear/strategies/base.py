@@ -55,7 +55,7 @@ class Strategy(ABC):
     dataset : Dataset
         The samples that this rank trains on: what a subclass reads, rather than what it was given.
     size : int
-        Entries of the weights, the intercept included.
+        Entries of the weights, or rows of K where the descent has columns, the intercept included.
     threads : Threads
         The threads.
     weights : Weights
@@ -116,6 +116,11 @@ class Strategy(ABC):
         self.weights = new_weights(self.size, self.descent, self.dataset.values.dtype, self.threads)
 
     @property
+    def columns(self) -> int | None:
+        """Scores of a sample, K; None if it has one, without an axis for it."""
+        return self.descent.columns
+
+    @property
     def workers_comm(self) -> Any:
         """A communicator of the ranks that hold samples; the one of all ranks where there are no servers."""
         return self.comm
@@ -136,15 +141,18 @@ class Strategy(ABC):
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         self.weights.warm_up(self.dataset)
         rows = np.arange(min(1, self.dataset.rows))
-        self.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+        self.gradient(rows, np.ones(self._shape(len(rows)), self.dataset.values.dtype))
 
     def scores(self, rows: Array) -> Array:
-        """``w.x`` plus the intercept of this rank's rows, float64."""
+        """``w.x`` plus the intercept of this rank's rows, float64 of shape (len(rows),), or (len(rows), K) where weights have columns."""
         return self.weights.scores(self.dataset, rows)
 
     @abstractmethod
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (of the values' dtype) times this rank's row ``rows[i]``; valid until ``update`` returns."""
+        """The sum of ``coefficients[i]`` (of the values' dtype) times this rank's row ``rows[i]``; valid until ``update`` returns.
+
+        Where weights have columns, there is such a sum a column, of ``coefficients[i, k]``, and the stream is of width K.
+        """
 
     @abstractmethod
     def update(self, gradient: SparseStream, rate: float) -> None:
@@ -185,7 +193,7 @@ class Strategy(ABC):
         return None
 
     def assign(self, array: Array) -> None:
-        """Start from these weights, of shape (size,), the same on every rank. Collective, before the first step.
+        """Start from these weights, of shape (size,) or (size, K), the same on every rank. Collective, before the first step.
 
         Raises
         ------
@@ -240,14 +248,19 @@ class Strategy(ABC):
 
     def _check_start(self, array: Array) -> None:
         def check() -> None:
-            if np.shape(array) != (self.size,):
-                raise StreamError(f"start from {self.size} weights, the intercept included, not from those of shape {np.shape(array)}")
+            if np.shape(array) != self._shape(self.size):
+                wanted = f"{self.size}{'' if self.columns is None else f' times {self.columns}'} weights"
+                raise StreamError(f"start from {wanted}, the intercept included, not from those of shape {np.shape(array)}")
 
         agreed(self.comm, check)
         checksum = zlib.crc32(np.ascontiguousarray(array).data)
         self.start = f"{checksum:08x}"
         if len(set(gather(self.comm, checksum))) > 1:
             raise MismatchError("the weights to start from differ between ranks: give the same on all")
+
+    def _shape(self, length: int) -> tuple[int, ...]:
+        """Of an array with so many weights, or scores, a column."""
+        return (length,) if self.columns is None else (length, self.columns)
 
     def _note(self, gradient: SparseStream, total: SparseStream) -> None:
         """Write down the densities of a step."""

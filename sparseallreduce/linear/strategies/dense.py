@@ -31,8 +31,9 @@ class DenseStrategy(Strategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._given = np.zeros(self.size + 1, self.dataset.values.dtype)
-        self._gradient = DenseGradient(self.dataset, self.size, self.threads, self._given[: self.size])
+        self._given = np.zeros(self.size * self.descent.width + 1, self.dataset.values.dtype)
+        array = self._given[:-1].reshape(self._shape(self.size))
+        self._gradient = DenseGradient(self.dataset, self.size, self.threads, array, columns=self.columns)
         self._total = np.zeros_like(self._given) if self.comm.size > 1 else self._given
 
     def warm_up(self) -> None:
@@ -59,7 +60,7 @@ class DenseStrategy(Strategy):
         for counts in active:
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
-        total = SparseStream._dense_form(self._total[:-1], self.size)
+        total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(self.size)), self.size)
         self._note(gradient, total)
         self._descend(total, rate)
 

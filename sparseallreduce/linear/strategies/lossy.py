@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.gradients.compact import CompactBatch
+from sparseallreduce.linear.gradients.columns import flattened, new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
@@ -39,7 +39,7 @@ class LossyStrategy(Strategy):
     multiply what is sent by the rate of the step that sends it: the same while the rate stays, but as it falls, what has waited would
     count for less. Gradients are those of the mean loss of the batch over all ranks, so the sum is not divided by P again. Both penalties
     and the momentum act on the weights at every step, and are not sent. What the residuals hold when training ends is not in the
-    weights.
+    weights. Where these have K columns, the entries are all N * K of them: a reducer chooses single weights, not features.
 
     Parameters
     ----------
@@ -50,7 +50,9 @@ class LossyStrategy(Strategy):
 
     Attributes
     ----------
-    residual : ndarray, shape (size,)
+    entries : int
+        The weights, of all columns.
+    residual : ndarray, shape (entries,)
         What has come in on this rank and did not change the weights yet: learning rates times gradients.
     """
 
@@ -68,8 +70,9 @@ class LossyStrategy(Strategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self.k = min(self.size, max(1, round(self.density * self.size)))
-        self._batch = CompactBatch(self.dataset, self.size, self.threads)
+        self.entries = self.size * self.descent.width
+        self.k = min(self.entries, max(1, round(self.density * self.entries)))
+        self._batch = new_batch(self.dataset, self.size, self.threads, self.columns)
         self._feedback = self._new_feedback()
 
     @staticmethod
@@ -91,7 +94,7 @@ class LossyStrategy(Strategy):
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        gradient = self._batch.gradient(rows, coefficients)
+        gradient = flattened(self._batch.gradient(rows, coefficients), self.columns)
         self.clock.lap("compute")
         return gradient
 
@@ -102,7 +105,7 @@ class LossyStrategy(Strategy):
         self._awaited = False
         # A rate of zero, or one whose inverse is infinite, moves no weight: the residuals wait for one that does.
         moves = rate > self.comm.size / float(np.finfo(gradient.dtype).max)
-        total = self._exchanged(gradient, rate) if moves else SparseStream([], np.empty(0, gradient.dtype), self.size)
+        total = self._exchanged(gradient, rate) if moves else SparseStream([], np.empty(0, gradient.dtype), self.entries)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
         self._descend(total, rate)
 
@@ -112,7 +115,7 @@ class LossyStrategy(Strategy):
         mean = feedback.step(_scaled(gradient, rate), self.comm)
         self.clock.part("select", feedback.reducer.select_seconds)
         self.clock.lap("communicate")
-        self.given_densities.append(len(feedback.contributed) / self.size if self.size else 0.0)
+        self.given_densities.append(len(feedback.contributed) / self.entries if self.entries else 0.0)
         return _scaled(mean, self.comm.size / rate)
 
     def state(self) -> dict[str, Any]:
@@ -135,7 +138,7 @@ class LossyStrategy(Strategy):
         return {"residual_norm": math.sqrt(sum(gather(self.comm, float(np.dot(self.residual, self.residual)))))}
 
     def _new_feedback(self) -> ErrorFeedback:
-        return ErrorFeedback(self.new_reducer(self.size, self.k), self.dataset.values.dtype)
+        return ErrorFeedback(self.new_reducer(self.entries, self.k), self.dataset.values.dtype)
 
 
 class OkTopkStrategy(LossyStrategy):

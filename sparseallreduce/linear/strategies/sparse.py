@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.gradients.compact import CompactBatch
+from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.runtime.api import allreduce
@@ -43,12 +43,12 @@ class SparseStrategy(Strategy):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._batch = CompactBatch(self.dataset, self.size, self.threads, buffers=self.buffers)
+        self._batch = new_batch(self.dataset, self.size, self.threads, self.columns, self.buffers)
 
     def warm_up(self) -> None:
         super().warm_up()
         dtype = self.dataset.values.dtype
-        allreduce(SparseStream([], np.empty(0, dtype), self.size), self.comm, algorithm=self.algorithm)
+        allreduce(SparseStream([], np.empty(self._shape(0), dtype), self.size), self.comm, algorithm=self.algorithm)
         warm_up(self.comm, self.size, dtype)
 
     def scores(self, rows: Array) -> Array:

@@ -7,10 +7,10 @@ from numpy.typing import DTypeLike
 
 from sparseallreduce.linear.weights.descent import Descent
 from sparseallreduce.linear.weights.lazy import LazyWeights
-from sparseallreduce.linear.weights.plain import Weights
+from sparseallreduce.linear.weights.plain import Weights, flat_indices
 from sparseallreduce.runtime.threads import Threads
 
-__all__ = ["Descent", "LazyWeights", "Weights", "new_weights"]
+__all__ = ["Descent", "LazyWeights", "Weights", "flat_indices", "new_weights"]
 
 
 def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:

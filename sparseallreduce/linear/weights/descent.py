@@ -19,6 +19,7 @@ class Descent:
     momentum: float = 0.0  # the share of the velocity that is left after a step
     nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
     average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
+    columns: int | None = None  # weights of a feature, one a score of a sample: K classes at once; None for one score
 
     def __post_init__(self) -> None:
         for name in ("l2", "l1"):
@@ -30,6 +31,8 @@ class Descent:
             raise ValueError("Nesterov's momentum needs a momentum above 0")
         if self.average_from is not None and self.average_from < 0:
             raise ValueError(f"average_from must be at least 0, not {self.average_from}")
+        if self.columns is not None and self.columns < 1:
+            raise ValueError(f"columns must be at least 1, not {self.columns}")
 
     @property
     def penalty_factor(self) -> float:
@@ -39,6 +42,11 @@ class Descent:
         settle where loss and penalty together are least, whatever the momentum.
         """
         return 1.0 / (1.0 - self.momentum)
+
+    @property
+    def width(self) -> int:
+        """Weights of a feature."""
+        return self.columns or 1
 
     @property
     def averages(self) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import lazy as lazy_kernels
 from sparseallreduce.linear.weights.descent import Descent
-from sparseallreduce.linear.weights.plain import Weights
+from sparseallreduce.linear.weights.plain import Intercept, Weights, as_numbers, flat_indices
 from sparseallreduce.runtime.threads import Threads
 
 __all__ = ["LazyWeights"]
@@ -37,11 +37,11 @@ class LazyWeights(Weights):
 
     def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent, dtype, threads)
-        features = len(self.unscaled)
+        weights = len(self.unscaled)
         nothing = np.zeros(1, dtype)
-        self._velocity = np.zeros(features, dtype) if descent.momentum else nothing
-        self._sums = np.zeros(features) if descent.averages else np.zeros(1)
-        self._last = np.zeros(features, np.uint16)
+        self._velocity = np.zeros(weights, dtype) if descent.momentum else nothing
+        self._sums = np.zeros(weights) if descent.averages else np.zeros(1)
+        self._last = np.zeros(weights, np.uint16)
         self._now = 0  # steps in the table
         self._table = np.zeros((lazy_kernels.ROWS, _STEPS + 1))
         if descent.momentum:
@@ -50,7 +50,8 @@ class LazyWeights(Weights):
         self._fade = math.ceil(math.log(_FADED) / math.log(descent.momentum)) if descent.momentum else 0
         self._current = True  # after a dense gradient, and where there was no step
         self._averaged = 0  # steps
-        self._intercept_velocity = self._intercept_sum = 0.0
+        self._intercept_velocity: Intercept = self._intercept_of(0.0)
+        self._intercept_sum: Intercept = self._intercept_of(0.0)
 
     @property
     def _settings(self) -> tuple[bool, bool, bool, int]:
@@ -62,15 +63,15 @@ class LazyWeights(Weights):
 
     def to_array(self) -> Array:
         self.wait_for_peers()
-        array = np.empty(self.size, self.unscaled.dtype)
-        features = len(self.unscaled)
+        array = np.empty(self.shape, self.unscaled.dtype)
+        weights = array.reshape(-1)[: len(self.unscaled)]
         unscaled, _, sums = self._present()
         if self._averaged:
-            np.divide(sums, self._averaged, out=array[:features], casting="same_kind")
-            array[features:] = self._intercept_sum / self._averaged
+            np.divide(sums, self._averaged, out=weights, casting="same_kind")
+            array[self.features :] = self._intercept_sum / self._averaged
         else:
-            np.multiply(unscaled, self.scale, out=array[:features])
-            array[features:] = self.intercept
+            np.multiply(unscaled, self.scale, out=weights)
+            array[self.features :] = self.intercept
         return array
 
     def assign(self, array: Array) -> None:
@@ -78,20 +79,20 @@ class LazyWeights(Weights):
         self._write(_velocity=0, _sums=0, _last=0)
         self._now = self._averaged = 0
         self._current = True
-        self._intercept_velocity = self._intercept_sum = 0.0
+        self._intercept_velocity, self._intercept_sum = self._intercept_of(0.0), self._intercept_of(0.0)
 
     def penalty(self) -> float:
-        weights = self.to_array()[: len(self.unscaled)]
+        weights = self.to_array()[: self.features].reshape(-1)
         return self.descent.l2 / 2 * float(np.dot(weights, weights)) + self.descent.l1 * float(np.abs(weights).sum(dtype=np.float64))
 
     def at(self, indices: Array) -> Array:
         self.wait_for_peers()
-        features = len(self.unscaled)
-        inside = indices[: np.searchsorted(indices, features)].astype(np.int64)
-        found = np.full(len(indices), self.intercept, self.unscaled.dtype)
-        velocity = self._velocity[inside] if self.descent.momentum else self._velocity
-        unscaled, _, _ = self._evaluated(self.unscaled[inside], velocity, self._last[inside], self._sums, False)
-        found[: len(inside)] = unscaled * self.scale
+        inside = indices[: np.searchsorted(indices, self.features)].astype(np.int64)
+        found = np.full(self._shape(len(indices)), self.intercept, self.unscaled.dtype)
+        places = inside if self.columns is None else flat_indices(inside, self.columns, self.size)
+        velocity = self._velocity[places] if self.descent.momentum else self._velocity
+        unscaled, _, _ = self._evaluated(self.unscaled[places], velocity, self._last[places], self._sums, False)
+        found[: len(inside)] = self._by_feature(unscaled * self.scale)
         return found
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
@@ -104,10 +105,11 @@ class LazyWeights(Weights):
         last = self._each_gathered(self._last, features)
         return self._evaluated(super()._gathered(features), velocity, last, self._sums, False)[0]
 
-    def final_scores(self, dataset: Dataset) -> Array:
-        plain = Weights(self.size, Descent(intercept=self.descent.intercept), self.unscaled.dtype, self._threads)
+    def final(self) -> Weights:
+        descent = Descent(intercept=self.descent.intercept, columns=self.columns)
+        plain = Weights(self.size, descent, self.unscaled.dtype, self._threads)
         plain.assign(self.to_array())
-        return plain.final_scores(dataset)
+        return plain
 
     def state(self) -> dict[str, Any]:
         columns = self._written[:, : self._now + 1]
@@ -117,8 +119,8 @@ class LazyWeights(Weights):
             "last": self._last,
             "now": self._now,
             "averaged": self._averaged,
-            "intercept_velocity": self._intercept_velocity,
-            "intercept_sum": self._intercept_sum,
+            "intercept_velocity": as_numbers(self._intercept_velocity),
+            "intercept_sum": as_numbers(self._intercept_sum),
             "table": tuple(map(tuple, columns.tolist())),  # numbers of the whole model, not an array with an entry for each weight
         }
 
@@ -127,7 +129,8 @@ class LazyWeights(Weights):
         self._write(_velocity=state["velocity"], _sums=state["sums"], _last=state["last"])
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
         self._current = bool((self._last == self._now).all())
-        self._intercept_velocity, self._intercept_sum = float(state["intercept_velocity"]), float(state["intercept_sum"])
+        self._intercept_velocity = self._intercept_of(state["intercept_velocity"])
+        self._intercept_sum = self._intercept_of(state["intercept_sum"])
         self._written[:, : self._now + 1] = state["table"]
 
     def memory(self) -> dict[str, Any]:
@@ -144,6 +147,8 @@ class LazyWeights(Weights):
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
         super().remember(memory, stretch)
+        if isinstance(stretch, np.ndarray) and len(stretch) == self.features:
+            stretch = np.repeat(stretch, self.descent.width)
         if self.descent.momentum and "velocity" in memory:
             self._write(_velocity=memory["velocity"] / stretch)
             if self.descent.intercept:
@@ -155,8 +160,8 @@ class LazyWeights(Weights):
                 self.intercept, self._intercept_sum = memory["intercept"], memory["intercept_sum"]
 
     def _shared_names(self) -> list[str]:
-        features = len(self.unscaled)
-        return [name for name in ("unscaled", "_velocity", "_sums", "_last") if len(getattr(self, name)) == features]
+        weights = len(self.unscaled)
+        return [name for name in ("unscaled", "_velocity", "_sums", "_last") if len(getattr(self, name)) == weights]
 
     def _shrink(self, factor: float) -> None:
         if self._now == _STEPS or self.scale * factor < self._SMALLEST_SCALE:
@@ -197,6 +202,7 @@ class LazyWeights(Weights):
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         descent = self.descent
+        indices, values = self._flat(indices, values)
         averages = descent.average_from is not None and self.steps > descent.average_from
         beta = descent.momentum
         eta, tau, share = rate / self.scale, rate * descent.l1 * descent.penalty_factor / self.scale, self.scale * averages
@@ -216,11 +222,13 @@ class LazyWeights(Weights):
         self._averaged += averages
         return finite
 
-    def _subtract_intercept(self, slope: float, rate: float) -> None:
+    def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
         beta = self.descent.momentum
         self._intercept_velocity = beta * self._intercept_velocity + slope
-        self.intercept -= rate * (slope + beta * self._intercept_velocity if self.descent.nesterov else self._intercept_velocity)
-        self._intercept_sum += self.intercept * (self.descent.average_from is not None and self.steps > self.descent.average_from)
+        change = slope + beta * self._intercept_velocity if self.descent.nesterov else self._intercept_velocity
+        self.intercept = self.intercept - rate * change
+        counts = self.descent.average_from is not None and self.steps > self.descent.average_from
+        self._intercept_sum = self._intercept_sum + self.intercept * counts
 
     def _append(self, eta: float, tau: float, share: float) -> None:
         """Write a step into the table."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.errors import DivergenceError
+from sparseallreduce.errors import DatasetError, DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset, Rows
 from sparseallreduce.linear.weights.descent import Descent
@@ -18,9 +18,10 @@ from sparseallreduce.linear.weights.shared import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Weights"]
+__all__ = ["Intercept", "Weights", "as_numbers", "flat_indices"]
 
 Array = NDArray[Any]
+Intercept = float | Array  # one number, or with columns one a column
 
 
 class Weights:
@@ -29,10 +30,13 @@ class Weights:
     The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
     gradient has entries and not N. When the scale gets small it is multiplied into the unscaled weights, which is the only pass over N.
 
+    If the descent has columns, there are K weights a feature and K intercepts, all of one scale, and gradients are row-sparse streams of
+    width K. Those of a feature lie together: the arrays kept here are flat, and column k of feature i is entry ``i * K + k``.
+
     Parameters
     ----------
     size : int
-        Entries: the features, and one for the intercept. Gradients are streams of this size.
+        Entries, or rows of K: the features, and one for the intercept. Gradients are streams of this size.
     descent : Descent, optional
     dtype : optional
         float32 or float64, that of the gradients.
@@ -58,8 +62,9 @@ class Weights:
         self._threads = threads or Threads()
         self.steps = 0
         self.scale = 1.0
-        self.unscaled = np.zeros(size - self.descent.intercept, dtype)
-        self.intercept = 0.0
+        self.columns = self.descent.columns
+        self.unscaled = _zeros(size, self.descent, dtype)
+        self.intercept: Intercept = self._intercept_of(0.0)
         self._replica: Replica | None = None
         self._changing = False  # whether other ranks may still be making their changes
         self._rate = 0.0  # of the last step
@@ -97,21 +102,30 @@ class Weights:
             self._waited(time.perf_counter() - begin)
             self._check(all_well)
 
+    @property
+    def features(self) -> int:
+        """How many features there are."""
+        return self.size - self.descent.intercept
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weights: (size,), or (size, K) with K columns."""
+        return self._shape(self.size)
+
     def to_array(self) -> Array:
-        """A copy of the weights, of shape (size,)."""
+        """A copy of the weights, of this shape, with the intercept last."""
         self.wait_for_peers()
-        array = np.empty(self.size, self.unscaled.dtype)
-        np.multiply(self.unscaled, self.scale, out=array[: len(self.unscaled)])
-        array[len(self.unscaled) :] = self.intercept
+        array = np.empty(self.shape, self.unscaled.dtype)
+        np.multiply(self.unscaled, self.scale, out=array.reshape(-1)[: len(self.unscaled)])
+        array[self.features :] = self.intercept
         return array
 
     def assign(self, array: Array) -> None:
-        """Start from these weights, of shape (size,)."""
-        features = len(self.unscaled)
+        """Start from these weights, of this shape."""
         self.scale = 1.0
-        self._write(unscaled=array[:features])
+        self._write(unscaled=array[: self.features].reshape(-1))
         if self.descent.intercept:
-            self.intercept = float(array[features])
+            self.intercept = self._intercept_of(array[self.features])
 
     def penalty(self) -> float:
         """The regularisation term of the loss; one pass over N."""
@@ -119,12 +133,11 @@ class Weights:
         return self.descent.l2 / 2 * self.scale**2 * float(np.dot(self.unscaled, self.unscaled))
 
     def at(self, indices: Array) -> Array:
-        """The weights at sorted positions, of shape (len(indices),)."""
+        """The weights at sorted positions, of shape (len(indices),), or (len(indices), K)."""
         self.wait_for_peers()
-        features = len(self.unscaled)
-        inside = np.searchsorted(indices, features) if self.descent.intercept else len(indices)
-        found = np.full(len(indices), self.intercept, self.unscaled.dtype)
-        found[:inside] = self.unscaled[indices[:inside]] * self.scale
+        inside = np.searchsorted(indices, self.features) if self.descent.intercept else len(indices)
+        found = np.full(self._shape(len(indices)), self.intercept, self.unscaled.dtype)
+        found[:inside] = self._by_feature(self.unscaled)[indices[:inside]] * self.scale
         return found
 
     @property
@@ -133,18 +146,19 @@ class Weights:
         return True
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
-        """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),)."""
+        """``w.x`` plus the intercept of the given rows of this rank's samples, float64 of shape (len(rows),), or (len(rows), K)."""
         self.wait_for_peers()
         return self._scored(self.unscaled, dataset, rows)
 
     def compact_scores(self, samples: Rows, features: Array | None = None) -> Array:
         """The scores of all samples, whose features are only these of all, increasing, if any are given; see :class:`CompactBatch`."""
         self.wait_for_peers()
-        unscaled, scores = self.unscaled if features is None else self._gathered(features), np.empty(len(samples.starts))
+        unscaled, scores = self.unscaled if features is None else self._gathered(features), np.empty(self._shape(len(samples.starts)))
+        fill_scores = kernels.compact_scores if self.columns is None else kernels.compact_column_scores
 
         def fill(low: int, high: int) -> None:
             entries, starts = (samples.indptr[low : high + 1], samples.indices, samples.values), samples.starts[low:high]
-            kernels.compact_scores(*entries, starts, unscaled, scores[low:high])
+            fill_scores(*entries, starts, unscaled, scores[low:high])
 
         self._threads.share(self._threads.cuts(len(scores)), fill)
         return self._completed(scores)
@@ -154,16 +168,25 @@ class Weights:
         return self._each_gathered(self.unscaled, features)
 
     def _each_gathered(self, array: Array, features: Array) -> Array:
-        found = np.empty(len(features), array.dtype)
-        self._threads.share(self._threads.cuts(len(features)), lambda low, high: kernels.gather(array, features[low:high], found[low:high]))
+        width = self.descent.width
+        found = np.empty(len(features) * width, array.dtype)
+
+        def gather(low: int, high: int) -> None:
+            if self.columns is None:
+                kernels.gather(array, features[low:high], found[low:high])
+            else:
+                kernels.gather_columns(array, features[low:high], width, found[low * width : high * width])
+
+        self._threads.share(self._threads.cuts(len(features)), gather)
         return found
 
     def _scored(self, unscaled: Array, dataset: Dataset, rows: Array) -> Array:
         """The scores of rows by unscaled weights of as many features."""
-        scores = np.empty(len(rows))
+        scores = np.empty(self._shape(len(rows)))
+        fill_scores = kernels.scores if self.columns is None else kernels.column_scores
 
         def fill(low: int, high: int) -> None:
-            kernels.scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], unscaled, scores[low:high])
+            fill_scores(dataset.indptr, dataset.indices, dataset.values, rows[low:high], unscaled, scores[low:high])
 
         self._threads.share(self._threads.cuts(len(rows)), fill)
         return self._completed(scores)
@@ -172,13 +195,17 @@ class Weights:
         """Scores by the unscaled weights, with scale and intercept."""
         if self.scale != 1.0:
             scores *= self.scale
-        if self.intercept:
+        if self.columns is not None or self.intercept:
             scores += self.intercept
         return scores
 
+    def final(self) -> Weights:
+        """What has been learned, ``to_array``, as weights that give scores: these, or others where they are not the same."""
+        return self
+
     def final_scores(self, dataset: Dataset) -> Array:
-        """The scores of all of this rank's samples by ``to_array``, which are those of what has been learned."""
-        return self.scores(dataset, np.arange(dataset.rows))
+        """The scores of all of this rank's samples by what has been learned."""
+        return self.final().scores(dataset, np.arange(dataset.rows))
 
     def descend(self, gradient: SparseStream, rate: float) -> None:
         """One step of gradient descent in place: ``w = (1 - rate * l2) * w - rate * gradient``.
@@ -186,7 +213,7 @@ class Weights:
         Parameters
         ----------
         gradient : SparseStream
-            Of the dtype of the weights and this size, in either form.
+            Of the dtype of the weights and this size, in either form; with columns of width K, or flat, with an entry for every weight.
         rate : float
             Learning rate; ``rate * l2`` must be below 1, with momentum below 1 - momentum.
 
@@ -205,14 +232,16 @@ class Weights:
         if self._replica is not None:
             self._replica.meeting.come(finite)
             self._changing = finite = True
-        self._check(finite and math.isfinite(self.intercept))
+        self._check(finite and _is_finite(self.intercept))
 
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
         size = 1 + self.descent.intercept
+        if self.columns is not None:
+            kernels.warm_up_columns(dataset.indices.dtype, dataset.values.dtype)
         others = type(self)(size, self.descent, self.unscaled.dtype)
         others.scores(dataset, np.arange(0))
-        zeros = np.zeros(size, self.unscaled.dtype)
+        zeros = np.zeros(others.shape, self.unscaled.dtype)
         nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)
         for gradient in (nothing, SparseStream._dense_form(zeros, size)):
             others.descend(gradient, 0.0)
@@ -223,11 +252,11 @@ class Weights:
         """All that later steps depend on, as arrays and numbers."""
         self.wait_for_peers()
         # By "direction" checkpoints have called it from the first.
-        return {"steps": self.steps, "scale": self.scale, "direction": self.unscaled, "intercept": self.intercept}
+        return {"steps": self.steps, "scale": self.scale, "direction": self.unscaled, "intercept": as_numbers(self.intercept)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what the weights were when ``state`` was taken."""
-        self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), float(state["intercept"])
+        self.steps, self.scale, self.intercept = int(state["steps"]), float(state["scale"]), self._intercept_of(state["intercept"])
         self._write(unscaled=state["direction"])
 
     def memory(self) -> dict[str, Any]:
@@ -291,29 +320,90 @@ class Weights:
             self.scale = 1.0
             self._meet()
 
-    def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, float]:
-        """The indices (None if dense) and values of a gradient's features, and its entry of the intercept."""
-        features = len(self.unscaled)
+    def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, Intercept]:
+        """The indices (None if dense) and values of a gradient's features, and its entry of the intercept.
+
+        Values of a sparse gradient with columns have the shape (features, K), and indices are those of features; where each weight has an
+        entry of its own, both are flat, as of any dense gradient. See :meth:`_flat`.
+        """
+        features, weights = self.features, len(self.unscaled)
         if gradient.is_dense:
-            values = gradient._stored
-            return None, values[:features], float(values[features]) if self.descent.intercept else 0.0
+            values = gradient._stored.reshape(-1)
+            return None, values[:weights], self._intercept_of(values[weights:]) if self.descent.intercept else 0.0
         indices, values = gradient.indices, gradient.values
+        if values.ndim == 1 and self.columns is not None:
+            inside = np.searchsorted(indices, weights)
+            slope = np.zeros(self.columns)
+            slope[indices[inside:].astype(np.int64) - weights] = values[inside:]
+            return indices[:inside], values[:inside], slope
         if self.descent.intercept and len(indices) and indices[-1] == features:
-            return indices[:-1], values[:-1], float(values[-1])
+            return indices[:-1], values[:-1], self._intercept_of(values[-1])
         return indices, values, 0.0
+
+    def _flat(self, indices: Array | None, values: Array) -> tuple[Array | None, Array]:
+        """Indices and values of a gradient's features as those of single weights, for loops over these."""
+        if values.ndim == 1 or indices is None:
+            return indices, values
+        return flat_indices(indices, self.descent.width, self.size), values.reshape(-1)
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         """Take this rank's share of the gradient, times the rate, from the weights; returns whether what becomes of them is finite."""
         cuts = self._cuts(len(values))
         step = self.unscaled.dtype.type(rate / self.scale)
+        subtract_at = kernels.descend if values.ndim == 1 else kernels.descend_columns
 
         def subtract(part: int) -> bool:
             if indices is None:
                 mine = slice(cuts[part], cuts[part + 1])
                 return bool(kernels.descend_dense(self.unscaled[mine], values[mine], step))
-            return bool(kernels.descend(self.unscaled, indices, values, step, self._first + part, self._parts))
+            return bool(subtract_at(self.unscaled, indices, values, step, self._first + part, self._parts))
 
         return all(self._threads.each(subtract))
 
-    def _subtract_intercept(self, slope: float, rate: float) -> None:
-        self.intercept -= rate * slope
+    def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
+        self.intercept = self.intercept - rate * slope
+
+    def _shape(self, length: int) -> tuple[int, ...]:
+        """Of an array with so many scores, or weights, a column."""
+        return (length,) if self.columns is None else (length, self.columns)
+
+    def _by_feature(self, array: Array) -> Array:
+        """A flat array with its columns as a second axis."""
+        return array if self.columns is None else array.reshape(-1, self.columns)
+
+    def _intercept_of(self, numbers: Any) -> Intercept:
+        """A number, or one for each column, as an intercept is kept: a float, or a float64 array of its own."""
+        if self.columns is None:
+            return float(np.asarray(numbers).item())
+        return np.array(np.broadcast_to(numbers, self.columns), np.float64)
+
+
+def flat_indices(features: Array, width: int, size: int) -> Array:
+    """The places of all columns of some features among the weights of ``size`` features, of so many columns each.
+
+    >>> flat_indices(np.uint32([1, 4]), 3, 5)
+    array([ 3,  4,  5, 12, 13, 14], dtype=uint32)
+    """
+    dtype = index_dtype(size * width)
+    places = features.astype(dtype)[:, np.newaxis] * dtype.type(width) + np.arange(width, dtype=dtype)
+    return np.asarray(places.reshape(-1))
+
+
+def _zeros(size: int, descent: Descent, dtype: DTypeLike) -> Array:
+    """A zero for every weight but the intercepts."""
+    features, columns = size - descent.intercept, descent.width
+    try:
+        return np.zeros(features * columns, dtype)
+    except (MemoryError, OverflowError, ValueError):
+        nbytes = features * columns * np.dtype(dtype).itemsize
+        needed = f"{features:,} features times {columns:,} columns of weights take {nbytes:.3g} bytes"
+        raise DatasetError(f"{needed}, and there is no memory for them: take fewer features or classes") from None
+
+
+def as_numbers(intercept: Intercept) -> float | tuple[float, ...]:
+    """An intercept as plain numbers, which are not taken for a part of the features."""
+    return tuple(intercept.tolist()) if isinstance(intercept, np.ndarray) else intercept
+
+
+def _is_finite(intercept: Intercept) -> bool:
+    return math.isfinite(intercept) if isinstance(intercept, float) else bool(np.isfinite(intercept).all())

@@ -57,7 +57,7 @@ class Server(ABC):
 
     def warm_up(self) -> None:
         """Compile what adds gradients up."""
-        one = np.zeros(1, self.weights.unscaled.dtype)
+        one = np.zeros(1 if self.weights.columns is None else (1, self.weights.columns), self.weights.unscaled.dtype)
         Reduction().many([SparseStream([place], one, 8) for place in range(2)])
 
     @abstractmethod

@@ -82,13 +82,16 @@ class RemoteLink:
         Their ranks.
     dtype : dtype
         Of the weights.
+    shape : tuple of int
+        Of those of one answer: (-1,), or (-1, K) where they have columns.
     """
 
-    def __init__(self, mailbox: Mailbox, servers: range, dtype: np.dtype[Any]) -> None:
+    def __init__(self, mailbox: Mailbox, servers: range, dtype: np.dtype[Any], shape: tuple[int, ...] = (-1,)) -> None:
         self._mailbox = mailbox
         self._servers = servers
         self._dtype = dtype
         self.stop: str | None = None
+        self._shape = shape
 
     def pull(self, indices: Sequence[Array]) -> list[Array]:
         for server, part in zip(self._servers, indices, strict=True):
@@ -99,7 +102,7 @@ class RemoteLink:
             if message.kind == _STOP:
                 self.stop = message.payload.tobytes().decode()
             else:
-                weights[message.source] = message.payload.view(self._dtype)
+                weights[message.source] = message.payload.view(self._dtype).reshape(self._shape)
         return [weights[server] for server in self._servers]
 
     def push(self, gradients: Sequence[SparseStream], rate: float) -> None:

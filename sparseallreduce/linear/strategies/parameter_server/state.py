@@ -30,9 +30,10 @@ def gathered_state(mailbox: Mailbox, part: dict[str, Any] | None) -> dict[str, A
     return whole
 
 
-def state_of_range(state: dict[str, Any], lo: int, hi: int) -> dict[str, Any]:
-    """The part for the indices ``[lo, hi)`` of the model."""
-    return {name: value[lo:hi] if isinstance(value, np.ndarray) and value.ndim else value for name, value in state.items()}
+def state_of_range(state: dict[str, Any], lo: int, hi: int, width: int = 1) -> dict[str, Any]:
+    """The part for the indices ``[lo, hi)`` of a model with so many weights an index, all in flat arrays."""
+    part = slice(lo * width, hi * width)
+    return {name: value[part] if isinstance(value, np.ndarray) and value.ndim else value for name, value in state.items()}
 
 
 class _Array:

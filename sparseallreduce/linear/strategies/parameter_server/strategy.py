@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.gradients.compact import CompactBatch
+from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server.core import AsynchronousServer, Server, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server.link import Link, LocalLink, RemoteLink, answer_workers
@@ -80,7 +80,7 @@ class ParameterServer(Strategy):
             self._server = self.server_class(weights, self.workers)
         if not self.serves:
             self._link = self._linked()
-            self._batch = CompactBatch(self.dataset, self.size, self.threads)
+            self._batch = new_batch(self.dataset, self.size, self.threads, self.columns)
             self._intercept = np.arange(self.dataset.features, self.size, dtype=index_dtype(self.size))
         self._speed = _Speed()
 
@@ -107,7 +107,7 @@ class ParameterServer(Strategy):
         self.weights.warm_up(self.dataset)
         if not self.serves:
             rows = np.arange(min(1, self.dataset.rows))
-            self._batch.gradient(rows, np.ones(len(rows), self.dataset.values.dtype))
+            self._batch.gradient(rows, np.ones(self._shape(len(rows)), self.dataset.values.dtype))
         if self._server is not None:
             self._server.warm_up()
 
@@ -121,7 +121,8 @@ class ParameterServer(Strategy):
         self.clock.lap("compute")
         weights = np.concatenate(self._link.pull(asked))
         self.clock.lap("communicate")
-        known = Weights(len(indices), Descent(intercept=len(indices) > len(self._batch.features)), weights.dtype, self.threads)
+        descent = Descent(intercept=len(indices) > len(self._batch.features), columns=self.columns)
+        known = Weights(len(indices), descent, weights.dtype, self.threads)
         known.assign(weights)
         return known.compact_scores(self._batch.samples)
 
@@ -175,7 +176,7 @@ class ParameterServer(Strategy):
     def restore(self, state: dict[str, Any]) -> None:
         self._adopt_state(state)
         if self.serves and self._server is not None:
-            self._server.weights.restore(state_of_range(state, *self._range))
+            self._server.weights.restore(state_of_range(state, *self._range, self.descent.width))
 
     def measures(self) -> dict[str, Any]:
         """``workers``: of each, its samples a second until it had done its share, and how stale its gradients were.
@@ -207,7 +208,7 @@ class ParameterServer(Strategy):
         if self._mailbox is None:
             assert self._server is not None
             return LocalLink(self._server)
-        return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype)
+        return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype, self._shape(-1))
 
     def _gather_state(self) -> dict[str, Any]:
         """The state of the whole model, which servers tell each other and the workers."""
@@ -270,13 +271,13 @@ class AsynchronousParameterServer(ParameterServer):
         super().update(gradient, rate / self.workers)
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.assign(state["weights"])
+        self.assign(state["weights"].reshape(self._shape(-1)))
 
     def _own_state(self, weights: Weights) -> dict[str, Any]:
-        return {"weights": weights.to_array()}  # servers have met gradients in different orders: their scales differ
+        return {"weights": weights.to_array().reshape(-1)}  # servers have met gradients in different orders: their scales differ
 
     def _adopt_state(self, state: dict[str, Any]) -> None:
-        self.weights.assign(state["weights"])
+        self.weights.assign(state["weights"].reshape(self._shape(-1)))
 
 
 def workers_of(comm: Any, servers: int) -> Any:
