@@ -18,6 +18,7 @@ LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layer
 # Likewise the rooms of linear, of which those above may use those before them.
 ROOMS = (
     ("kernels", "models"),
+    ("multiclass",),
     ("data", "model_file"),
     ("weights",),
     ("gradients",),

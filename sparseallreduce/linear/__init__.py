@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from sparseallreduce.errors import DatasetError, DivergenceError
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.generate import generate
-from sparseallreduce.linear.data.labels import two_classes
+from sparseallreduce.linear.data.labels import numbered_classes, two_classes
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
+from sparseallreduce.linear.multiclass import Multinomial, OneVsRest, model_of_classes
 from sparseallreduce.linear.strategies import (
     LOSSY,
     STRATEGIES,
@@ -70,6 +71,8 @@ __all__ = [
     "LogisticRegression",
     "LossyStrategy",
     "ModelFileError",
+    "Multinomial",
+    "OneVsRest",
     "Options",
     "OverlappedStrategy",
     "Plateau",
@@ -84,6 +87,8 @@ __all__ = [
     "generate",
     "load",
     "load_model",
+    "model_of_classes",
+    "numbered_classes",
     "read_on_workers",
     "save_model",
     "two_classes",

@@ -35,6 +35,8 @@ class LinearModel(ABC):
     name: str
     #: Whether labels are the two classes -1 and +1; otherwise they are the numbers that the scores shall come near.
     classifies: bool = True
+    #: Scores of a sample where it has several, each by weights of its own: labels are then the numbers of classes, from 0.
+    columns: int | None = None
 
     @abstractmethod
     def loss(self, scores: Array, labels: Array) -> Array:

@@ -49,9 +49,16 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
     Raises
     ------
     DatasetError
-        If it has classes, and a label is neither -1 nor +1.
+        If it has two classes, and a label is neither -1 nor +1; or if it has K, and a label is none of the numbers 0 to K - 1.
     """
     if not model.classifies:
+        return
+    if model.columns is not None:
+        strange = np.flatnonzero(~np.isin(dataset.labels, np.arange(model.columns)))
+        if len(strange):
+            where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
+            remedy = "numbered_classes(dataset, comm) makes them of any numbers"
+            raise DatasetError(f"{dataset.source}: {where}, and those of {model.columns} classes are 0 to {model.columns - 1}: {remedy}")
         return
     strange = np.flatnonzero(np.abs(dataset.labels) != 1)
     if len(strange):

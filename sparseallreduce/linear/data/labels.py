@@ -10,9 +10,9 @@ import numpy as np
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import agreed, gather
 
-__all__ = ["BALANCED", "of_mean_one", "two_classes", "weighted_by_class"]
+__all__ = ["BALANCED", "classes_of", "numbered_classes", "of_mean_one", "two_classes", "weighted_by_class"]
 
 BALANCED = "balanced"
 
@@ -38,6 +38,56 @@ def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None
     if strange:
         raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's, {classes[0]:g} and {classes[1]:g}")
     return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
+
+
+def classes_of(dataset: Dataset, comm: Any) -> tuple[float, ...]:
+    """All labels of all ranks, sorted; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if a label is no finite number.
+    """
+
+    def own() -> list[float]:
+        strange = np.flatnonzero(~np.isfinite(dataset.labels))
+        if len(strange):
+            where = f"the label of sample {dataset.first_sample + strange[0]} is {dataset.labels[strange[0]]}"
+            raise DatasetError(f"{dataset.source}: {where}, which is no class")
+        labels: list[float] = np.unique(dataset.labels).tolist()
+        return labels
+
+    return tuple(sorted(set().union(*gather(comm, agreed(comm, own)))))
+
+
+def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[float, ...] | None = None) -> tuple[Dataset, tuple[float, ...]]:
+    """The data set with its K labels replaced by 0 to K - 1, in their order, and these labels; collective over ``comm``.
+
+    With ``classes`` (of the training set) given, sorted, labels must be among them.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if the labels of all ranks are fewer than two classes, or one is not among those given.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> from scipy.sparse import csr_array
+    >>> numbered, classes = numbered_classes(Dataset.from_scipy(csr_array(np.ones((4, 1))), [7, 3, 5, 3]), sar.SERIAL)
+    >>> numbered.labels, classes
+    (array([2., 0., 1., 0.]), (3.0, 5.0, 7.0))
+    """
+    found = classes_of(dataset, comm)
+    if classes is None:
+        classes = found
+        if len(found) < 2:
+            listed = ", ".join(f"{label:g}" for label in found)
+            raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
+    strange = sorted(set(found).difference(classes))
+    if strange:
+        raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's {len(classes)} classes")
+    return replace(dataset, labels=np.searchsorted(np.array(classes), dataset.labels).astype(np.float64)), classes
 
 
 def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, comm: Any) -> Dataset:

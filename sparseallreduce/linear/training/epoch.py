@@ -50,7 +50,7 @@ class Epoch:
     epoch: int  # from 1
     loss: float  # mean loss of a training sample, plus the penalty, after the epoch
     train_accuracy: float | None  # share of training samples classified rightly; None where labels are no classes
-    train_auc: float | None  # area under the ROC curve, likewise
+    train_auc: float | None  # area under the ROC curve, likewise; None of more than two classes
     test_loss: float | None  # as the loss, but of the test set, if there is one, and without penalty
     test_accuracy: float | None
     test_auc: float | None

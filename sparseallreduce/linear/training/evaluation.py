@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.training.batches import Division
+from sparseallreduce.linear.training.class_metrics import evaluate_classes
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.epoch import Epoch
 from sparseallreduce.linear.training.metrics import Metrics, Sums, class_threshold, evaluate
@@ -80,13 +82,13 @@ class Evaluation:
 
     def of_weights(self, weights: Weights, test: Dataset | None) -> dict[str, Any]:
         """Figures of the samples trained on, of those held out and of a test set; collective."""
-        scores, division = weights.final_scores(self._dataset), self._division
-        training = self._measured(scores, self._dataset, division.rows)
+        measured, division = self._measuring(weights), self._division
+        training = measured(self._dataset, division.rows)
         figures = {"loss": training.loss + weights.penalty(), "train_accuracy": training.accuracy, "train_auc": training.auc}
         if division.held_out is not None:
-            figures |= _named("validation", self._measured(scores, self._dataset, division.held_out))
+            figures |= _named("validation", measured(self._dataset, division.held_out))
         if test is not None:
-            figures |= _named("test", self._measured(weights.final_scores(test), test))
+            figures |= _named("test", measured(test, None))
         return figures | {"evaluated": True}
 
     def keep_if_best(self, epoch: Epoch, weights: Weights) -> None:
@@ -98,8 +100,18 @@ class Evaluation:
         if self.best is None or cost < self.best.cost:
             self.best = Best(cost, epoch.epoch, weights.to_array())
 
-    def _measured(self, scores: Array, dataset: Dataset, rows: Array | None = None) -> Metrics:
-        return evaluate(self._model, scores, dataset, self._threshold, self._comm, rows)
+    def _measuring(self, weights: Weights) -> Callable[[Dataset, Array | None], Metrics]:
+        """What measures these weights on some rows of a data set, or on all of them; collective, and so is each of its calls."""
+        if self._model.columns is not None:
+            final = weights.final()
+            return lambda dataset, rows: evaluate_classes(self._model, final, dataset, self._comm, rows)
+        scores = weights.final_scores(self._dataset)
+
+        def measured(dataset: Dataset, rows: Array | None) -> Metrics:
+            own = scores if dataset is self._dataset else weights.final_scores(dataset)
+            return evaluate(self._model, own, dataset, self._threshold, self._comm, rows)
+
+        return measured
 
 
 def _named(of: str, metrics: Metrics) -> dict[str, float | None]:

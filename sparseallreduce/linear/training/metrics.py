@@ -26,7 +26,7 @@ class Metrics:
     """How good a model is on a set of samples."""
 
     loss: float  # mean of a sample, by the weights of samples where they have any; without penalty
-    accuracy: float | None  # share of samples on the right side of the threshold; None where labels are no two classes
+    accuracy: float | None  # share of samples on the right side of the threshold, or whose class scores highest; None without classes
     auc: float | None  # area under the ROC curve; None where labels are no two classes, or all samples are of one
 
 
@@ -34,7 +34,7 @@ class Sums(NamedTuple):
     """What the loss and the accuracy of some samples are the means of."""
 
     loss: float = 0.0
-    right: int = 0  # on the right side of the threshold
+    right: int = 0  # on the right side of the threshold, or whose own class of several has the highest score
     samples: int = 0
 
     @classmethod
@@ -42,6 +42,8 @@ class Sums(NamedTuple):
         """Those of samples with these scores."""
         losses = model.loss(scores, labels)
         loss = float(losses.sum() if weights is None else np.dot(losses, weights))
+        if model.columns is not None:
+            return cls(loss, int((model.prediction(scores) == labels).sum()), len(scores))
         return cls(loss, 0 if threshold is None else int(((scores > threshold) == (labels > threshold)).sum()), len(scores))
 
     @classmethod

@@ -19,6 +19,8 @@ Array = NDArray[Any]
 class Progressive:
     """The scores of an epoch's samples on this rank, which steps compute anyway; losses are worked out when they are asked for.
 
+    Where each sample has many scores, they are not kept, and losses are worked out at once.
+
     In one pass over the samples no score knows of its own label, so that loss and accuracy are those on samples not seen before (Blum,
     Kalai and Langford, *Beating the hold-out*, 1999); in later passes weights have seen each in the pass before.
 
@@ -37,17 +39,20 @@ class Progressive:
         self._model = model
         self._dataset = dataset
         self._scores = np.empty(0)
+        self._sums = Sums()  # of scores that are not kept
         self.reset()
 
     def reset(self) -> None:
         """No sample has been scored in this epoch."""
         self.before = Sums()
         self._order = np.empty(0, np.int64)
+        self._sums = Sums()
         self._begin = self._end = 0
 
     def begin(self, order: Array, start: int) -> None:
         """The rows of this rank, in the order of steps; those from ``start`` on are to be scored."""
-        if len(self._scores) != len(order):
+        self._sums = Sums()
+        if self._model.columns is None and len(self._scores) != len(order):
             self._scores = np.empty(len(order))
         self._order = order
         self._begin = self._end = start
@@ -55,11 +60,19 @@ class Progressive:
     def note(self, scores: Array) -> None:
         """The scores of the rows that come next."""
         end = self._end + len(scores)
+        if self._model.columns is not None:
+            self._sums = Sums.total([self._sums, self._of(self._order[self._end : end], scores, None)])
+            self._end = end
+            return
         self._scores[self._end : end] = scores
         self._end = end
 
     def sums(self, threshold: float | None) -> Sums:
         """Those of this rank's scores; ``before`` is not in them."""
-        rows, scores = self._order[self._begin : self._end], self._scores[self._begin : self._end]
+        if self._model.columns is not None:
+            return self._sums
+        return self._of(self._order[self._begin : self._end], self._scores[self._begin : self._end], threshold)
+
+    def _of(self, rows: Array, scores: Array, threshold: float | None) -> Sums:
         labels, weights = self._dataset.labels[rows], self._dataset.weights
         return Sums.of(self._model, scores, labels, None if weights is None else weights[rows], threshold)

@@ -124,6 +124,9 @@ class Trainer:
     def _checked(self) -> tuple[int, dict[str, Any]]:
         """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
         batch = self.options.global_batch or self.options.batch_size * self.strategy.workers
+        if self.model.columns != self.strategy.columns:
+            have = f"the model {self.model.name} has {self.model.columns or 1} scores, and the strategy {self.strategy.columns or 1}"
+            raise ValueError(f"{have}: give Descent(columns={self.model.columns})")
         check_labels(self.dataset, self.model)
         self._check_watched()
         self._rate(0)
@@ -393,8 +396,8 @@ class Trainer:
         self._progressive.note(scores)
         derivatives = self.model.derivative(scores, labels)
         if self.dataset.weights is not None:
-            derivatives = derivatives * self.dataset.weights[rows]
-        coefficients = np.empty(len(rows), self.dataset.values.dtype)
+            derivatives = (derivatives.T * self.dataset.weights[rows]).T
+        coefficients = np.empty(scores.shape, self.dataset.values.dtype)
         gradient = self.strategy.gradient(rows, np.divide(derivatives, count, out=coefficients, casting="same_kind"))
         self.strategy.update(gradient, self._rate(self.step))
         self.step += 1
