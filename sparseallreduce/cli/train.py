@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,10 +25,11 @@ from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, format_o
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_table import COMPARISON, compared, header, line, record
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.labels import of_mean_one, two_classes, weighted_by_class
+from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
-from sparseallreduce.linear.models import MODELS, LinearModel
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
+from sparseallreduce.linear.models import MODELS, LinearModel, Logistic
+from sparseallreduce.linear.multiclass import CHOICES, model_of_classes
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.lossy import DENSITY
 from sparseallreduce.linear.training.batches import held_out
@@ -47,6 +48,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.argument("data", type=INPUT_FILE)
 @click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
+@click.option(
+    "--multiclass",
+    type=click.Choice(CHOICES),
+    default="auto",
+    show_default=True,
+    help="How more than two classes are told apart, all in one pass: by a softmax of their scores, or each against the rest (ovr). auto: "
+    "multinomial for logistic, ovr for svm, and one score for two classes.",
+)
 @click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
@@ -169,11 +178,10 @@ def train(
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
-    model = MODELS[chosen["model"]]()
-    samples = _read(data, test, model, chosen, comm)
+    samples = _read(data, test, MODELS[chosen["model"]](), chosen, comm)
     say(samples.described(data, comm))
-    start = _initial_weights(initial_model, model, samples, chosen["intercept"], comm)
-    runs = [_run(model, samples, chosen | {"l2": l2}, start, comm, say) for l2 in train_options.penalties(chosen)]
+    start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
+    runs = [_run(samples, chosen | {"l2": l2}, start, comm, say) for l2 in train_options.penalties(chosen)]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
         say(COMPARISON)
@@ -184,6 +192,7 @@ def train(
         "samples": samples.training.total_samples,
         "test_samples": None if samples.testing is None else samples.testing.total_samples,
         "features": samples.training.features,
+        "classes": len(samples.classes) if samples.classes else None,
         "nonzeros": samples.nonzeros,
         "nonzeros_per_second": best.speed,
         "peak_memory": gather(comm, _peak_memory()),
@@ -213,14 +222,16 @@ class _Samples:
 
     training: Dataset
     testing: Dataset | None
-    classes: tuple[float, float] | None
+    classes: tuple[float, ...] | None
+    model: LinearModel  # of so many classes
     nonzeros: int  # of the training set, on all ranks
     seconds: float
 
     def described(self, path: Path, comm: Any) -> str:
         training = self.training
+        several = f"{len(self.classes)} classes, " if self.classes and self.model.columns else ""
         return (
-            f"{path}: {training.total_samples:,} samples, {training.features:,} features, "
+            f"{path}: {training.total_samples:,} samples, {several}{training.features:,} features, "
             f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
             f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
         )
@@ -239,11 +250,15 @@ def _read(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, A
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
     classes = None
     if model.classifies:
-        training, classes = two_classes(training, comm)
-        testing = None if testing is None else two_classes(testing, comm, classes)[0]
-        training = _class_weighted(training, chosen["class_weight"], classes, comm)
+        found = classes_of(training, comm)
+        if len(found) > 1:
+            model = model_of_classes(model, len(found), chosen["multiclass"])
+        coded: Any = two_classes if model.columns is None else numbered_classes
+        training, classes = coded(training, comm)
+        testing = None if testing is None else coded(testing, comm, classes)[0]
+        training = _class_weighted(training, chosen["class_weight"], classes, model.columns, comm)
     training, testing = _importances_of_mean_one(training, comm), testing and _importances_of_mean_one(testing, comm)
-    return _Samples(training, testing, classes, sum(gather(comm, training.nnz)), time.perf_counter() - start)
+    return _Samples(training, testing, classes, model, sum(gather(comm, training.nnz)), time.perf_counter() - start)
 
 
 def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
@@ -252,48 +267,54 @@ def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
     return of_mean_one(samples, comm) if weighted else samples
 
 
-def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, float], comm: Any) -> Dataset:
+def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, ...], columns: int | None, comm: Any) -> Dataset:
     if weights is None:
         return training
     if isinstance(weights, str):
         return weighted_by_class(training, weights, comm)
     strange = next((label for label in weights if label not in classes), None)
     if strange is not None:
-        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {classes[0]:g} and {classes[1]:g}")
-    chosen = {1.0 if label == classes[1] else -1.0: weight for label, weight in weights.items()}
+        most = 10  # that a line has room for
+        listed = ", ".join(f"{label:g}" for label in classes[:-1][:most]) + (f" and {classes[-1]:g}" if len(classes) <= most else ", ...")
+        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {listed}")
+    codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
+    chosen = {codes[classes.index(label)]: weight for label, weight in weights.items()}
     return of_mean_one(weighted_by_class(training, chosen, comm), comm)
 
 
-def _initial_weights(path: Path | None, model: LinearModel, samples: _Samples, intercept: bool, comm: Any) -> np.ndarray | None:
+def _initial_weights(path: Path | None, samples: _Samples, intercept: bool, comm: Any) -> np.ndarray | None:
     """The weights of a model file, read on rank 0, as those of a run on these samples; collective."""
     if path is None:
         return None
 
     def read() -> np.ndarray:
         found = load_model(path)
-        fault = _unfit(found, model, samples, intercept)
+        fault = _unfit(found, samples, intercept)
         if fault is not None:
             raise ModelFileError(f"{path} is no model to start from: {fault}")
-        start = np.zeros(samples.training.features + intercept, samples.training.values.dtype)
-        start[: found.n_features] = found.weights
-        start[samples.training.features :] = found.intercept
+        weights, shifts = scores_for(samples.model, found)
+        start = np.zeros((samples.training.features + intercept, *weights.shape[1:]), samples.training.values.dtype)
+        start[: found.n_features] = weights
+        start[samples.training.features :] = shifts
         return start
 
     start = agreed(comm, lambda: read() if comm.rank == 0 else None)
     return broadcast_arrays(comm, None if start is None else {"start": start})["start"]
 
 
-def _unfit(found: FittedModel, model: LinearModel, samples: _Samples, intercept: bool) -> str | None:
+def _unfit(found: FittedModel, samples: _Samples, intercept: bool) -> str | None:
     """Why a run on these samples cannot start from a model, None if it can."""
-    features = samples.training.features
-    if found.model != model.name or found.weights.ndim > 1:
-        return f"it is of kind {found.model!r} with {np.atleast_2d(found.weights).shape[0]} scores; --model is {model.name}, with one"
+    features, model, scores = samples.training.features, samples.model, np.atleast_2d(found.weights).shape[0]
+    two = model.columns == 2  # whose scores a file keeps as one
+    if found.model != (Logistic.name if two else model.name) or scores != (1 if two else model.columns or 1):
+        wanted = "one" if two or model.columns is None else f"{model.columns}, one a class"
+        return f"it is of kind {found.model!r} with {scores} score{'s' * (scores > 1)}; --model is {model.name}, with {wanted}"
     if found.n_features > features:
         return f"it has {found.n_features} features, and the samples {features}: give --features {found.n_features}"
     if samples.classes is not None and found.classes.tolist() != list(samples.classes):
         theirs, ours = (" and ".join(map(str, classes)) for classes in (found.classes.tolist(), samples.classes))
         return f"its classes are {theirs}, and those of the samples {ours}"
-    if found.intercept and not intercept:
+    if np.any(found.intercept) and not intercept:
         return "it has an intercept: give --intercept too"
     return None
 
@@ -314,7 +335,8 @@ def _trainer(
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
     share = chosen["validation"] or 0.0
     steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
-    strategy = kind(training, comm, train_options.descent(chosen, steps), **train_options.strategy_options(chosen))
+    descent = replace(train_options.descent(chosen, steps), columns=model.columns)
+    strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
     trainer = Trainer(
@@ -351,11 +373,9 @@ class _Run:
     cost: float  # on these
 
 
-def _run(
-    model: LinearModel, samples: _Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
-) -> _Run:
+def _run(samples: _Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> _Run:
     """Train, and print a line an epoch; collective."""
-    trainer = _trainer(model, samples.training, chosen, start, comm, say)
+    trainer = _trainer(samples.model, samples.training, chosen, start, comm, say)
     shown, held = 0, chosen["validation"] is not None
     description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
     total = trainer.steps * trainer.options.epochs
@@ -405,12 +425,12 @@ def _bar(comm: Any, **options: Any) -> Any:
     return tqdm(disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True, **options)
 
 
-def _fitted(trainer: Trainer, classes: tuple[float, float] | None) -> FittedModel:
+def _fitted(trainer: Trainer, classes: tuple[float, ...] | None) -> FittedModel:
     weights = trainer.weights.to_array()
     features = trainer.dataset.features
-    intercept = float(weights[features]) if trainer.strategy.descent.intercept else 0.0
-    labels = np.array(classes or (), np.float64)
-    return FittedModel(trainer.model.name, weights[:features], intercept, labels, zero_based=trainer.dataset.zero_based)
+    intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row, or of none
+    model = fitted(trainer.model, weights[:features], intercept, np.array(classes or (), np.float64))
+    return replace(model, zero_based=trainer.dataset.zero_based)
 
 
 def _speed(trainer: Trainer, nonzeros: float) -> float | None:

@@ -101,6 +101,10 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
         "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
         and not MODELS[chosen["model"]].classifies,
+        "--multiclass is for classes: leave it out, or take --model logistic or svm": chosen["multiclass"] != "auto"
+        and not MODELS[chosen["model"]].classifies,
+        "--multiclass multinomial is a logistic model: take --multiclass ovr, or --model logistic": chosen["multiclass"] == "multinomial"
+        and chosen["model"] not in ("logistic", "linear"),
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": 1 - chosen["momentum"]
         <= chosen["learning_rate"] * max(penalties(chosen)),
         "--l2 must be a finite number": not all(map(math.isfinite, penalties(chosen))),

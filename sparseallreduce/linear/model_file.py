@@ -5,7 +5,7 @@ array            dtype, shape               what it holds
 ===============  =========================  ==================================================================================
 format           string                     "sparseallreduce linear model 1"; the number is that of this layout
 library          string                     version of sparseallreduce that wrote the file
-model            string                     "logistic", "svm", "linear", or the name of a model of one's own
+model            string                     "logistic", "multinomial", "svm", "linear", or the name of a model of one's own
 n_features       int64                      N
 weights          float32/64, (N,) or (K,N)  of the one score, or with more than two classes of the score of each
 intercept        float64, () or (K,)        what is added to each score
@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.linear.models import Logistic
+from sparseallreduce.linear.models import LinearModel, Logistic
+from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.version import __version__
 
-__all__ = ["FittedModel", "ModelFileError", "load_model", "save_model"]
+__all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model", "scores_for"]
 
 Array = NDArray[Any]
 
@@ -76,7 +77,7 @@ class FittedModel:
     @property
     def gives_probabilities(self) -> bool:
         """Whether scores are the log-odds of classes."""
-        return self.model == Logistic.name and len(self.classes) >= 2
+        return self.model in (Logistic.name, Multinomial.name) and len(self.classes) >= 2
 
     def decision_function(self, samples: Any) -> Array:
         """The scores ``w.x + intercept``.
@@ -124,9 +125,11 @@ class FittedModel:
         return labels
 
     def probabilities_of(self, scores: Array) -> Array:
-        """The probabilities that scores stand for; of more than two classes, each against the rest, scaled to a sum of one."""
+        """The probabilities that scores stand for: their softmax, or of classes each against the rest, scaled to a sum of one."""
         if not self.gives_probabilities:
             raise ModelFileError(f"only a logistic classifier gives probabilities, and this model is {self.model!r}")
+        if self.model == Multinomial.name:
+            return Multinomial.probabilities(scores.astype(np.float64))
         positive = Logistic().prediction(scores.astype(np.float64))
         if positive.ndim == 1:
             return np.column_stack([1 - positive, positive])
@@ -134,6 +137,48 @@ class FittedModel:
         # All classes may be out of the question by so much that every probability is rounded to zero.
         shares: Array = np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
         return shares
+
+
+def fitted(model: LinearModel, weights: Array, intercept: Array | float, classes: Array) -> FittedModel:
+    """What training has come to.
+
+    Parameters
+    ----------
+    model : LinearModel
+        That was trained.
+    weights : ndarray, shape (n_features,) or (n_features, K)
+    intercept : float or ndarray
+        One number, or one a column.
+    classes : ndarray
+        Labels, as for :class:`FittedModel`. The two scores of a multinomial model of two classes become one, their difference, which
+        gives the same labels and probabilities.
+
+    Examples
+    --------
+    >>> from sparseallreduce.linear import Multinomial
+    >>> fitted(Multinomial(2), np.float32([[-1, 1], [2, -2]]), np.array([0.5, -0.5]), np.array([3, 7])).weights
+    array([ 2., -4.], dtype=float32)
+    """
+    if weights.ndim == 1:
+        return FittedModel(model.name, weights, intercept, classes)
+    shifts = np.asarray(intercept)
+    if model.name == Multinomial.name and len(classes) == 2:
+        return FittedModel(Logistic.name, weights[:, 1] - weights[:, 0], shifts[1] - shifts[0], classes)
+    return FittedModel(model.name, np.ascontiguousarray(weights.T), shifts, classes)
+
+
+def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
+    """Weights and intercepts for a training of this model to go on from: the inverse of :func:`fitted`.
+
+    Returns
+    -------
+    weights : ndarray, shape (n_features,) or (n_features, K)
+    intercept : ndarray, shape () or (K,)
+    """
+    weights, intercept = found.weights, np.asarray(found.intercept)
+    if model.columns == 2 and weights.ndim == 1:
+        return np.stack([-weights / 2, weights / 2], axis=1), np.stack([-intercept / 2, intercept / 2])
+    return weights.T, intercept
 
 
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:

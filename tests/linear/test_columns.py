@@ -67,7 +67,9 @@ def test_scores_and_gradients_are_those_of_dense_arithmetic(data, features, dens
         weights.descend(gradient, 0.1)
 
 
-@pytest.mark.parametrize("descent", [{}, {"l2": 0.02}, {"l1": 0.03}, {"l2": 0.02, "momentum": 0.8, "nesterov": True}, {"average_from": 150}])
+@pytest.mark.parametrize(
+    "descent", [{}, {"l2": 0.02}, {"l1": 0.03}, {"l2": 0.02, "momentum": 0.8, "nesterov": True}, {"average_from": 150}], ids=str
+)
 @pytest.mark.parametrize("form", ["sparse", "dense", "flat"])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_every_column_descends_as_weights_of_its_own(descent, form, intercept):

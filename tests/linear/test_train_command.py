@@ -88,7 +88,8 @@ def test_the_same_seed_gives_the_same_weights(folder, tmp_path):
     "content,message",
     [
         ("1 1:1\n-1 2:x\n", "line 2: the value 'x' of index 2 is not a number: '-1 2:x'"),
-        ("1 1:1\n2 2:1\n3 1:1\n", "needs two classes, but the labels are 1, 2, 3"),
+        ("1 1:1\n1 2:1\n1 1:1\n", "needs two classes, but the labels are 1"),
+        ("1 1:1\n2 1:1\nnan 1:1\n", "nan"),
         ("", "no samples in it"),
         (None, "No such file or directory"),
     ],
@@ -330,7 +331,10 @@ def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
         (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),
         (["--class-weight", "1:2"], "neither 'balanced' nor of the form"),
         (["--class-weight", "1=-2"], "must be at least 0"),
-        (["--class-weight", "5=2"], "names the label 5"),
+        (["--class-weight", "5=2"], "names the label 5, and the labels are -1 and 1"),
+        (["--model", "linear", "--multiclass", "ovr"], "--multiclass is for classes"),
+        (["--model", "svm", "--multiclass", "multinomial"], "--multiclass multinomial is a logistic model"),
+        (["--multiclass", "one"], "'one' is not one of"),
         (["--threads", "0"], "0 is not in the range"),
     ],
 )
