@@ -1,4 +1,4 @@
-"""What the estimators share: parameters, checks of what the ranks pass, training of one score after the other, files."""
+"""What the estimators share: parameters, checks of what the ranks pass, training of one score or of all at once, files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
@@ -106,9 +107,9 @@ ATTRIBUTES = """
     feature_names_in_ : ndarray of str
         If X has column names.
     n_iter_ : int
-        Passes made; with several classes, for the one that took most.
+        Passes made.
     history_ : list of list of Epoch
-        For every score that was trained, what each pass came to: loss, seconds by phase, bytes sent by all ranks.
+        One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks.
 """
 
 
@@ -121,7 +122,7 @@ class Samples(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """How far the calls of ``partial_fit`` have come with one score, beside its weights."""
+    """How far the calls of ``partial_fit`` have come, beside the weights."""
 
     passes: int  # that have been made with the same seed
     memory: dict[str, Any]  # of the weights
@@ -146,9 +147,9 @@ class _Progress(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """One score, trained."""
+    """A training."""
 
-    learned: Array  # weights, intercept last
+    learned: Array  # weights, intercept last; with several classes a column a score
     epochs: list[Epoch]
     progress: _Progress | None  # for a partial_fit that follows
 
@@ -157,7 +158,7 @@ class LinearEstimator(BaseEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
     _model: ClassVar[type[LinearModel]]
-    _curvature: ClassVar[float]  # the largest second derivative of the loss by the score
+    _curvature: ClassVar[float]  # the largest second derivative of the loss of two classes, or of a regression, by the score
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class LinearEstimator(BaseEstimator):
             If there is no such file, it is damaged, or holds a model of another kind.
         """
         model = load_model(path)
-        if model.model != cls._model.name:
+        if model.model not in cls._kinds():
             raise ModelFileError(f"{path} holds a model of kind {model.model!r}, and {cls.__name__} is of kind {cls._model.name!r}")
         estimator = cls(**parameters)
         estimator.n_features_in_ = model.n_features
@@ -261,9 +262,14 @@ class LinearEstimator(BaseEstimator):
         twin.comm = self.comm
         return twin
 
+    @classmethod
+    def _kinds(cls) -> tuple[str, ...]:
+        """The kinds of models that files of this estimator hold."""
+        return (cls._model.name,)
+
     @abstractmethod
-    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
-        """The labels for every score that is to be trained, and what each sample counts; collective."""
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
+        """The model that is to be trained, the labels as it takes them, and what each sample counts; collective."""
 
     @abstractmethod
     def _take(self, model: FittedModel) -> None:
@@ -291,34 +297,24 @@ class LinearEstimator(BaseEstimator):
         comm = self._communicator()
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward))
         self._check_alike(samples, passes, partial, comm)
-        targets, counts = self._targets(samples, comm, onward, classes)
+        model, target, counts = self._targets(samples, comm, onward, classes)
         dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm, partial), comm, onward)
-        rate = self._initial_rate(dataset, comm, partial, onward)
+        dataset = replace(dataset, labels=target)
+        rate = self._initial_rate(model, dataset, comm, partial, onward)
         seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
         steps: int = getattr(self, "t_", 0) if onward else 0
 
         before = self._progress_so_far(comm) if onward and partial else None
-        runs = []
-        for number, target in enumerate(targets):
-            own = replace(dataset, labels=target)
-            start = self._start(own, number if onward else None, scales, comm)
-            runs.append(self._run(own, start, rate, steps, passes, seed, comm, scales, partial, before[number] if before else None))
-        weights = np.array([run.learned[: dataset.features] / scales for run in runs])
-        intercepts = np.array([run.learned[dataset.features :].sum(dtype=np.float64) for run in runs])
-        several = len(runs) > 1
-        self._take(
-            FittedModel(
-                self._model.name,
-                weights if several else weights[0],
-                intercepts if several else intercepts[0],
-                getattr(self, "classes_", np.empty(0)),
-            )
-        )
+        start = self._start(model, dataset, onward, scales, comm)
+        run = self._run(model, dataset, start, rate, steps, passes, seed, comm, scales, partial, before)
+        weights = (run.learned[: dataset.features].T / scales).T
+        intercept = run.learned[dataset.features :].sum(axis=0, dtype=np.float64)
+        self._take(fitted(model, weights, intercept, getattr(self, "classes_", np.empty(0))))
         # Weights that somebody puts in the place of these, or changes, are gone on from anew.
-        self._progress = (self._learned(), [run.progress for run in runs]) if partial else None
-        self.history_ = [run.epochs for run in runs]
-        self.n_iter_ = max(len(epochs) for epochs in self.history_)
-        self.t_ = steps + max(sum(epoch.steps for epoch in epochs) for epochs in self.history_)
+        self._progress = (self._learned(), run.progress) if partial else None
+        self.history_ = [run.epochs]
+        self.n_iter_ = len(run.epochs)
+        self.t_ = steps + sum(epoch.steps for epoch in run.epochs)
         return self
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool) -> Samples:
@@ -389,11 +385,14 @@ class LinearEstimator(BaseEstimator):
         scales = feature_scales(self._magnitudes)
         return scaled(dataset, scales), scales
 
-    def _progress_so_far(self, comm: Any) -> list[_Progress] | None:
+    def _progress_so_far(self, comm: Any) -> _Progress | None:
         """That of the last ``partial_fit``, if weights and ranks are still those; collective."""
         learned, progress = getattr(self, "_progress", None) or (None, None)
-        own: list[_Progress] | None = progress if learned == self._learned() else None
-        ranks = gather(comm, None if own is None else [score.checksum() for score in own])
+        # Pickles from when classes were trained one after the other hold a list, of which that of one score is of use.
+        if isinstance(progress, list):
+            progress = progress[0] if len(progress) == 1 else None
+        own: _Progress | None = progress if learned == self._learned() else None
+        ranks = gather(comm, None if own is None else own.checksum())
         if any(rank is None for rank in ranks):
             return None
         if any(rank != ranks[0] for rank in ranks):
@@ -404,7 +403,7 @@ class LinearEstimator(BaseEstimator):
         """A number that other weights and intercepts hardly have."""
         return zlib.crc32(np.ascontiguousarray(self.intercept_).data, zlib.crc32(np.ascontiguousarray(self.coef_).data))
 
-    def _initial_rate(self, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
+    def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         if isinstance(self.learning_rate, int | float):
             return float(self.learning_rate)
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
@@ -414,7 +413,9 @@ class LinearEstimator(BaseEstimator):
             eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
         self._eigenvalue = eigenvalue
         shrinking = self.l2 / (1 - self.momentum)  # a step of rate * shrinking = 1 would end at zero
-        return 1 / (self._curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
+        # The second derivatives of a softmax by the scores are those of probabilities p: diag(p) - p p^T, with eigenvalues up to 1/2.
+        curvature = 0.5 if model.name == Multinomial.name else self._curvature
+        return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
     def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
         """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""
@@ -427,16 +428,25 @@ class LinearEstimator(BaseEstimator):
             return Plateau(rate, _CUT, patience, tolerance)
         return Onward((self.schedule if callable(self.schedule) else SCHEDULES[self.schedule])(rate), steps)
 
-    def _start(self, dataset: Dataset, number: int | None, scales: Array, comm: Any) -> Array:
-        """The weights that a score starts from, intercept last: those of the score so far, or the best without features."""
-        start = np.zeros(dataset.features + self.fit_intercept, dataset.values.dtype)
-        if number is not None:
-            before = self._fitted()
-            start[: dataset.features] = np.atleast_2d(before.weights)[number] * scales
-            start[dataset.features :] = np.atleast_1d(before.intercept)[number] if self.fit_intercept else []
+    def _start(self, model: LinearModel, dataset: Dataset, onward: bool, scales: Array, comm: Any) -> Array:
+        """The weights to start from, intercept last: those so far, or the best without features."""
+        size = dataset.features + self.fit_intercept
+        start = np.zeros(size if model.columns is None else (size, model.columns), dataset.values.dtype)
+        if onward:
+            weights, intercept = self._scores_of(model)
+            start[: dataset.features] = (weights * scales).T
+            start[dataset.features :] = intercept
         elif self.fit_intercept:
             start[-1] = self._constant(dataset, comm)
         return start
+
+    def _scores_of(self, model: LinearModel) -> tuple[Array, Array]:
+        """Weights and intercepts so far, for a training of this model: of shape (features,) and (), or (K, features) and (K,)."""
+        before = self._fitted()
+        weights, intercept = before.weights, np.asarray(before.intercept)
+        if model.columns == 2 and weights.ndim == 1:  # two scores were kept as their difference
+            return np.stack([-weights / 2, weights / 2]), np.stack([-intercept / 2, intercept / 2])
+        return weights, intercept
 
     def _constant(self, dataset: Dataset, comm: Any) -> float:
         """The score to start from without features: for a regression the mean label."""
@@ -446,6 +456,7 @@ class LinearEstimator(BaseEstimator):
 
     def _run(
         self,
+        model: LinearModel,
         dataset: Dataset,
         start: Array,
         rate: float,
@@ -457,10 +468,10 @@ class LinearEstimator(BaseEstimator):
         partial: bool,
         before: _Progress | None,
     ) -> _Run:
-        """Train one score."""
-        model, strategy = self._model(), self._strategy(dataset, comm)
+        """Train."""
+        strategy = self._strategy(model, dataset, comm)
         strategy.assign(start)
-        constant = np.full(dataset.rows, self._constant(dataset, comm))
+        constant = np.full((dataset.rows, *start.shape[1:]), self._constant(dataset, comm))
         tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
         patience, stopping = self._patience(dataset, strategy), None
         if self.tol is not None and passes > 1:
@@ -484,8 +495,9 @@ class LinearEstimator(BaseEstimator):
         stretch = scales / before.scales
         strategy.weights.remember(before.memory, stretch)
         if isinstance(strategy, LossyStrategy) and before.residual is not None:
-            features = strategy.dataset.features
-            strategy.residual[:features] = before.residual[:features] * stretch
+            width = strategy.descent.width
+            features = strategy.dataset.features * width
+            strategy.residual[:features] = before.residual[:features] * np.repeat(stretch, width if len(stretch) > 1 else 1)
             if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept
                 strategy.residual[features:] = before.residual[features:]
         if isinstance(schedule, Reactive) and self.schedule != PLATEAU and before.schedule and before.rates == self._rates():
@@ -495,7 +507,7 @@ class LinearEstimator(BaseEstimator):
         """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
         return described((self.schedule, self.learning_rate, self.l2, self.momentum))
 
-    def _strategy(self, dataset: Dataset, comm: Any) -> Strategy:
+    def _strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Strategy:
         kind = _REPLICATED[self.strategy]
         options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
         if issubclass(kind, LossyStrategy) and self.density is not None:
@@ -506,6 +518,7 @@ class LinearEstimator(BaseEstimator):
             intercept=self.fit_intercept,
             momentum=self.momentum,
             average_from=None if self.average is False else int(self.average) * (self.average is not True),
+            columns=model.columns,
         )
         return kind(dataset, comm, descent, threads=self.threads, **options)
 

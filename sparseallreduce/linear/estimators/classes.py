@@ -22,7 +22,8 @@ from sklearn.utils.validation import check_is_fitted
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.estimators.base import ATTRIBUTES, PARAMETERS, PLATEAU, LinearEstimator, Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
-from sparseallreduce.linear.models import Hinge, Logistic, Squared
+from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared
+from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
@@ -39,7 +40,7 @@ _CLASSIFIER_PARAMETERS = (
     classes_ : ndarray, shape (classes,)
         All labels of all ranks, sorted.
     coef_ : ndarray, shape (1 or classes, n_features)
-        One score for two classes, otherwise one for each class against the rest.
+        One score for two classes, otherwise one for each class; all are trained at once.
     intercept_ : ndarray, shape (1 or classes,)
 """
     + ATTRIBUTES
@@ -47,7 +48,9 @@ _CLASSIFIER_PARAMETERS = (
 
 
 class _LinearClassifier(ClassifierMixin, LinearEstimator):
-    """Two classes by one score, more by one for each class against the rest."""
+    """Two classes by one score, more by one for each class."""
+
+    _multiclass = "auto"  # one of the choices of more than two classes
 
     def __init__(
         self,
@@ -138,12 +141,16 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         shares = gather(comm, agreed(comm, right))
         return sum(share for share, _ in shares) / sum(weight for _, weight in shares)
 
+    def _kind(self) -> str:
+        """The model of these scores of more than two classes."""
+        return self._model.name
+
     def _labels_checked(self, y: Array) -> Array:
         if len(y):
             check_classification_targets(y)
         return y
 
-    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
         found = _union(gather(comm, np.unique(samples.labels)))
         if classes is None and not onward:
             self.classes_ = found
@@ -156,8 +163,8 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             raise ValueError(f"a classifier needs samples of two classes, but there is only one class, {self.classes_[0]!s}")
         numbers = np.searchsorted(self.classes_, samples.labels) if len(samples.labels) else np.empty(0, np.intp)
         counts = samples.counts * self._class_counts(numbers, samples.counts, comm, classes is not None)[numbers]
-        positives = range(len(self.classes_)) if len(self.classes_) > 2 else [1]
-        return [np.where(numbers == positive, 1.0, -1.0) for positive in positives], counts
+        model = model_of_classes(self._model(), len(self.classes_), self._multiclass)
+        return model, np.where(numbers == 1, 1.0, -1.0) if model.columns is None else numbers.astype(np.float64), counts
 
     def _expect(self, classes: Array, onward: bool) -> None:
         """Take the classes of a first call, and compare those of a later one."""
@@ -186,7 +193,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _fitted(self) -> FittedModel:
         check_is_fitted(self)
         if len(self.classes_) > 2:
-            return FittedModel(self._model.name, self.coef_, self.intercept_, self.classes_)
+            return FittedModel(self._kind(), self.coef_, self.intercept_, self.classes_)
         return FittedModel(self._model.name, self.coef_[0], self.intercept_[0], self.classes_)
 
 
@@ -194,7 +201,18 @@ class LogisticRegression(_LinearClassifier):
     __doc__ = (
         """Logistic regression by mini-batch SGD (thesis section 2.2.1); gives probabilities.
 """
-        + _CLASSIFIER_PARAMETERS
+        + _CLASSIFIER_PARAMETERS.replace(
+            """
+    Attributes
+""",
+            """    multi_class : str
+        How more than two classes are told apart: "multinomial", by the softmax of their scores, or "ovr", each class against the rest;
+        "auto" is multinomial for more than two. Two classes have one score in any case; by "multinomial" it is the difference of the two
+        that were trained, which are penalised apart.
+
+    Attributes
+""",
+        )
         + """
     Examples
     --------
@@ -207,6 +225,80 @@ class LogisticRegression(_LinearClassifier):
 
     _model = Logistic
     _curvature = 0.25
+    multi_class = "ovr"  # of models that were pickled before there was a choice
+    _of_softmax = False  # whether the scores that there are belong together
+
+    def __init__(
+        self,
+        *,
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        fit_intercept: bool = True,
+        learning_rate: float | str = "auto",
+        schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
+        batch_size: int = 256,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        scale_features: bool = True,
+        class_weight: Any = None,
+        multi_class: str = "auto",
+        strategy: str = "sparse",
+        algorithm: str = "auto",
+        density: float | None = None,
+        threads: int = 1,
+        random_state: Any = 0,
+        warm_start: bool = False,
+        verbose: int = 0,
+        comm: Any = None,
+    ) -> None:
+        super().__init__(
+            l2=l2,
+            l1=l1,
+            fit_intercept=fit_intercept,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            momentum=momentum,
+            average=average,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            scale_features=scale_features,
+            class_weight=class_weight,
+            strategy=strategy,
+            algorithm=algorithm,
+            density=density,
+            threads=threads,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            comm=comm,
+        )
+        self.multi_class = multi_class
+
+    @property
+    def _multiclass(self) -> str:  # type: ignore[override]
+        return self.multi_class
+
+    @classmethod
+    def _kinds(cls) -> tuple[str, ...]:
+        return Logistic.name, Multinomial.name
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.multi_class not in CHOICES:
+            raise ValueError(f"multi_class must be one of {', '.join(CHOICES)}, not {self.multi_class!r}")
+
+    def _take(self, model: FittedModel) -> None:
+        super()._take(model)
+        if len(model.classes) > 2:  # also where a file of the other kind is read
+            self._of_softmax = model.model == Multinomial.name
+
+    def _kind(self) -> str:
+        return Multinomial.name if self._of_softmax else Logistic.name
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class for this rank's samples, shape (samples, classes)."""
@@ -297,8 +389,8 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     def _labels_checked(self, y: Array) -> Array:
         return np.asarray(y, np.float64)
 
-    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[list[Array], Array]:
-        return [samples.labels], samples.counts
+    def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
+        return self._model(), samples.labels, samples.counts
 
     def _take(self, model: FittedModel) -> None:
         self.coef_, self.intercept_ = model.weights, float(model.intercept)
