@@ -93,7 +93,7 @@ def test_two_classes_by_softmax_are_kept_as_one_score(folder, tmp_path):
 
 @pytest.mark.parametrize("choice", ["multinomial", "ovr"])
 def test_predictions_are_labels_of_the_file_with_their_probabilities(folder, tmp_path, choice):
-    fitted, report = train(folder, tmp_path, "--multiclass", choice, "--test", folder / "test.svm")
+    _, report = train(folder, tmp_path, "--multiclass", choice, "--test", folder / "test.svm")
     told = run("predict", tmp_path / "model.npz", folder / "test.svm", "--out", tmp_path / "out.txt", "--probabilities")
     header, *lines = (tmp_path / "out.txt").read_text().splitlines()
     assert header == "labels -3 0.5 2 7"
