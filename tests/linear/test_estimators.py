@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -381,15 +382,17 @@ def test_a_pickled_model_goes_on_as_the_model_itself(average):
 def test_a_pickle_from_before_its_classes_moved_is_read(tmp_path):
     X, y = problem()
     model = LogisticRegression(schedule=SCHEDULES["inverse-time"]).partial_fit(X, y, classes=["ant", "bee"])
+    del model.early_stopping, model.validation_fraction  # which there was not yet
     pickled = pickle.dumps((model, X), protocol=2)  # which writes names as lines of text
     earlier = {"estimators.classes": "estimators", "estimators.base": "estimator_base"}
-    earlier |= {"training.trainer": "trainer", "training.schedules": "schedules"}
+    earlier |= {"training.epoch": "trainer", "training.schedules": "schedules"}
     for now, before in earlier.items():
         found = f"csparseallreduce.linear.{now}\n".encode()
         assert found in pickled
         pickled = pickled.replace(found, f"csparseallreduce.linear.{before}\n".encode())
     (tmp_path / "earlier.pickle").write_bytes(pickled)
-    code = "import pickle, sys; model, X = pickle.load(open(sys.argv[1], 'rb')); print(*model.predict(X)); print(len(model.history_[0]))"
+    code = "import pickle, sys; model, X = pickle.load(open(sys.argv[1], 'rb')); model.get_params(); "
+    code += "print(*model.predict(X)); print(len(model.history_[0]))"
     command = [sys.executable, "-c", code, str(tmp_path / "earlier.pickle")]
     environment = os.environ | {"PYTHONPATH": str(Path(sar.__file__).parents[1])}
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -500,3 +503,31 @@ def test_the_automatic_rate_of_partial_fits_never_rises():
         model.partial_fit(scale * X, y, classes=["ant", "bee"])
         rates.append(model.history_[0][-1].learning_rate)
     assert rates[0] == pytest.approx(rates[1]) == pytest.approx(rates[2]) == pytest.approx(rates[3])
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression, LinearSVM, LinearRegression])
+def test_early_stopping_gives_the_best_weights_on_samples_held_out(estimator):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((120, 100))
+    y = X[:, 0] + 2 * rng.standard_normal(120)
+    y = y if estimator is LinearRegression else (y > 0).astype(int)
+    settings = {"early_stopping": True, "validation_fraction": 0.25, "l2": 0.0, "batch_size": 16, "random_state": 3}
+    model = estimator(**settings, max_iter=300).fit(X, y)
+    losses = [epoch.validation_loss for epoch in model.history_[0]]
+    best = int(np.argmin(losses))
+    assert best + 1 < len(losses) < 300
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        short = estimator(**settings, max_iter=best + 1).fit(X, y)
+    np.testing.assert_array_equal(model.coef_, short.coef_)
+    assert estimator(**settings | {"early_stopping": False}, max_iter=5, tol=None).fit(X, y).history_[0][0].validation_loss is None
+
+
+def test_early_stopping_is_for_fit_and_a_share_of_the_samples():
+    X, y = np.eye(4), np.array([0, 0, 1, 1])
+    with pytest.raises(ValueError, match="partial_fit does without early_stopping"):
+        LogisticRegression(early_stopping=True).partial_fit(X, y, [0, 1])
+    with pytest.raises(ValueError, match="validation_fraction must be above 0 and below 1"):
+        LogisticRegression(early_stopping=True, validation_fraction=1.0).fit(X, y)
+    with pytest.raises(ValueError, match="none can be held out"):
+        LinearRegression(early_stopping=True).fit(X[:1], y[:1])

@@ -1,6 +1,7 @@
 """Estimators under MPI: each rank's own samples, one model on all of them, and errors that all ranks share."""
 
 import numpy as np
+import pytest
 import scipy.sparse
 from cases_train import shared_folder
 from mpi_cases import each, limit, skip
@@ -71,6 +72,20 @@ def case_the_learning_rate_and_the_end_are_agreed(comm, estimator):
     model = estimator(comm=comm, max_iter=100, tol=1e-2).fit(X[own], y[own])
     assert same(comm, model.coef_, [[epoch.loss for epoch in epochs] for epochs in model.history_])
     assert model.score(X[own], y[own]) > 0.8
+
+
+@limit(120)
+@each(estimator=ESTIMATORS)
+def case_the_same_samples_are_held_out_on_any_number_of_ranks(comm, estimator):
+    X, y = problem(estimator)
+    own = share(comm)
+    settings = {"early_stopping": True, "learning_rate": 0.3, "max_iter": 20}
+    ours = estimator(comm=comm, batch_size=3, **settings).fit(X[own], y[own])
+    alone = estimator(comm=sar.SERIAL, batch_size=3 * comm.size, **settings).fit(X, y)
+    assert same(comm, ours.coef_, ours.n_iter_)
+    np.testing.assert_allclose(ours.coef_, alone.coef_, rtol=1e-6, atol=1e-9)
+    for epochs, expected in zip(ours.history_, alone.history_, strict=True):
+        assert [epoch.validation_loss for epoch in epochs] == pytest.approx([epoch.validation_loss for epoch in expected])
 
 
 @each(estimator=[LogisticRegression, LinearSVM])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import warnings
@@ -77,6 +78,12 @@ PARAMETERS = """
         None makes all ``max_iter`` passes at one rate.
     n_iter_no_change : int
         In any case as many passes as have 3 / (1 - momentum) steps.
+    early_stopping : bool
+        Whether ``fit`` holds samples out, ends when the loss on these has not fallen so for ``n_iter_no_change`` passes, and gives the
+        weights after the pass where it was least. The samples depend on ``random_state``, and not on the number of ranks. For calls of
+        ``partial_fit`` it is an error, as in scikit-learn.
+    validation_fraction : float
+        The share of all ranks' samples that is held out then.
     scale_features : bool
         Whether every feature is divided by the power of two at or next above its largest magnitude on any rank; ``coef_`` belongs to
         the features as they are given.
@@ -174,6 +181,8 @@ class LinearEstimator(BaseEstimator):
         max_iter: int = 1000,
         tol: float | None = 1e-4,
         n_iter_no_change: int = 5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
         scale_features: bool = True,
         strategy: str = "sparse",
         algorithm: str = "auto",
@@ -195,6 +204,8 @@ class LinearEstimator(BaseEstimator):
         self.max_iter = max_iter
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
         self.scale_features = scale_features
         self.strategy = strategy
         self.algorithm = algorithm
@@ -256,6 +267,11 @@ class LinearEstimator(BaseEstimator):
     def __getstate__(self) -> Any:
         return super().__getstate__() | {"comm": None}
 
+    def __setstate__(self, state: Any) -> None:
+        # A pickle may be from before there were some of the parameters.
+        known = inspect.signature(type(self)).parameters
+        super().__setstate__({name: parameter.default for name, parameter in known.items()} | state)
+
     def __sklearn_clone__(self) -> Any:
         # scikit-learn copies parameters, which a communicator does not let itself be.
         twin = BaseEstimator.__sklearn_clone__(copy.copy(self))
@@ -295,7 +311,7 @@ class LinearEstimator(BaseEstimator):
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
         """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
         comm = self._communicator()
-        samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward))
+        samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
         self._check_alike(samples, passes, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
         dataset, scales = self._conditioned(_dataset(samples.rows, counts, comm, partial), comm, onward)
@@ -317,9 +333,11 @@ class LinearEstimator(BaseEstimator):
         self.t_ = steps + sum(epoch.steps for epoch in run.epochs)
         return self
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool) -> Samples:
+    def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
         """This rank's samples, if they and the parameters are right."""
         self._check_parameters()
+        if partial and self.early_stopping:
+            raise ValueError("partial_fit does without early_stopping, which needs all samples at once: call fit, or leave it out")
         X, y = validate_data(
             self,
             X,
@@ -356,6 +374,8 @@ class LinearEstimator(BaseEstimator):
                 raise ValueError(f"density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them")
             if not (isinstance(self.density, int | float) and 0 < self.density <= 1):
                 raise ValueError(f"density must be above 0 and at most 1, not {self.density!r}")
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be above 0 and below 1, not {self.validation_fraction!r}")
         if not callable(self.schedule) and self.schedule not in (PLATEAU, *SCHEDULES):
             raise ValueError(f"schedule must be a function or one of {', '.join((PLATEAU, *SCHEDULES))}, not {self.schedule!r}")
 
@@ -474,14 +494,18 @@ class LinearEstimator(BaseEstimator):
         constant = np.full((dataset.rows, *start.shape[1:]), self._constant(dataset, comm))
         tolerance = (self.tol or 0.0) * _mean(model.loss(constant, dataset.labels), dataset, comm)
         patience, stopping = self._patience(dataset, strategy), None
-        if self.tol is not None and passes > 1:
+        if self.tol is not None and self.early_stopping:
+            stopping = EarlyStopping("validation_loss", patience, tolerance)
+        elif self.tol is not None and passes > 1:
             plateaus = _PLATEAUS if self.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
         schedule = agreed(comm, lambda: self._schedule(rate, steps, patience, tolerance))  # which may be a user's own
         if before is not None:
             self._take_up(before, strategy, schedule, scales)
         passed = 0 if before is None else before.passes
-        trainer = Trainer(model, strategy, schedule, Options(passes, self.batch_size, seed, before=passed), stopping=stopping)
+        share = self.validation_fraction if self.early_stopping else 0.0
+        options = Options(passes, self.batch_size, seed, before=passed, validation=share)
+        trainer = Trainer(model, strategy, schedule, options, stopping=stopping)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
