@@ -216,7 +216,7 @@ def test_a_run_starts_from_a_model(folder, tmp_path, strategy):
     "arguments,message",
     [
         ([], "it has an intercept: give --intercept too"),
-        (["--intercept", "--model", "svm"], "it is of kind 'logistic' with 1 scores; --model is svm"),
+        (["--intercept", "--model", "svm"], "it is of kind 'logistic' with 1 score; --model is svm"),
         (["--intercept", "--features", "3000"], "give --features 4000"),
         (["--intercept", "--initial-model", "nowhere.npz"], "there is no model file nowhere.npz"),
     ],
