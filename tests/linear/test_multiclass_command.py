@@ -144,3 +144,27 @@ def test_weights_that_no_memory_holds_are_one_line(tmp_path):
     refused = run("train", tmp_path / "wide.svm", "--features", 2**45, status=1)
     assert "times 1,000 columns of weights take 1.41e+17 bytes, and there is no memory for them" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("data, choice", [("train.svm", "multinomial"), ("train.svm", "ovr"), ("two.svm", "multinomial")])
+def test_a_run_starts_from_the_scores_of_a_model(folder, tmp_path, data, choice):
+    asked = ["--multiclass", choice, "--intercept"]
+    first, _ = train(folder, tmp_path, *asked, data=data)
+    (tmp_path / "model.npz").rename(tmp_path / "first.npz")
+    still, _ = train(folder, tmp_path, *asked, "--initial-model", tmp_path / "first.npz", "--learning-rate", "0", data=data)
+    np.testing.assert_array_equal(still.weights, first.weights)
+    np.testing.assert_allclose(still.intercept, first.intercept, rtol=1e-6)
+    refused = run("train", folder / "train.svm", "--features", 300, "--model", "svm", *asked[2:], "--initial-model", tmp_path / "first.npz",
+                  status=1)  # fmt: skip
+    assert "is no model to start from: it is of kind" in refused.stderr and "--model is svm, with 4, one a class" in refused.stderr
+
+
+@pytest.mark.parametrize("more", [["--validation", "0.2", "--early-stopping", "validation_accuracy"], ["--evaluate-every", "0"]], ids=str)
+def test_samples_are_held_out_and_scored_before_their_steps(folder, tmp_path, more):
+    fitted, report = train(folder, tmp_path, *more, "--epochs", "8")
+    last = report["epochs"][-1]
+    assert fitted.weights.shape == (4, 300) and last["progressive_accuracy"] > 0.5 and 0 < last["progressive_loss"] < 1.4
+    if "--validation" in more:
+        assert last["validation_accuracy"] > 0.7 and last["validation_auc"] is None
+    else:
+        assert last["train_accuracy"] is None and last["loss"] == last["progressive_loss"]

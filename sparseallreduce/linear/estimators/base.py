@@ -25,7 +25,7 @@ from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
@@ -453,20 +453,12 @@ class LinearEstimator(BaseEstimator):
         size = dataset.features + self.fit_intercept
         start = np.zeros(size if model.columns is None else (size, model.columns), dataset.values.dtype)
         if onward:
-            weights, intercept = self._scores_of(model)
-            start[: dataset.features] = (weights * scales).T
+            weights, intercept = scores_for(model, self._fitted())
+            start[: dataset.features] = (weights.T * scales).T
             start[dataset.features :] = intercept
         elif self.fit_intercept:
             start[-1] = self._constant(dataset, comm)
         return start
-
-    def _scores_of(self, model: LinearModel) -> tuple[Array, Array]:
-        """Weights and intercepts so far, for a training of this model: of shape (features,) and (), or (K, features) and (K,)."""
-        before = self._fitted()
-        weights, intercept = before.weights, np.asarray(before.intercept)
-        if model.columns == 2 and weights.ndim == 1:  # two scores were kept as their difference
-            return np.stack([-weights / 2, weights / 2]), np.stack([-intercept / 2, intercept / 2])
-        return weights, intercept
 
     def _constant(self, dataset: Dataset, comm: Any) -> float:
         """The score to start from without features: for a regression the mean label."""
