@@ -39,8 +39,11 @@ class Threads:
 
     def cuts(self, length: int) -> list[int]:
         """Where to cut so many things into parts of about the same number: count + 1 bounds."""
-        return [length * part // self.count for part in range(self.count + 1)]
+        return [0, length] if self.count == 1 else [length * part // self.count for part in range(self.count + 1)]
 
     def share(self, bounds: list[int], task: Callable[[int, int], object]) -> None:
         """Call ``task(low, high)`` for each range between two neighbouring bounds, one a thread."""
-        self.each(lambda part: task(bounds[part], bounds[part + 1]))
+        if self._others is None:
+            task(*bounds)
+        else:
+            self.each(lambda part: task(bounds[part], bounds[part + 1]))

@@ -65,7 +65,8 @@ class SparseStrategy(Strategy):
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         self._awaited = False
-        total = allreduce(gradient, self.comm, algorithm=self.algorithm)
+        # On one rank the sum is the gradient, which is valid until the weights have changed.
+        total = gradient if self.comm.size == 1 else allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")
         self._note(gradient, total)
         self._descend(total, rate)

@@ -331,12 +331,13 @@ class Trainer:
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
             if self.strategy.in_step:
-                wishes = self._shared(consensus.after_step(self._wish() if failure is None else self._failure(failure)), failure)
+                told: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
+                wishes = self._shared(told, failure) if told else []
                 if self._due() or wishes:
                     self._save()
-                reasons = [reason for reason in wishes if reason]
-                if reasons:
-                    return self._stopped(reasons[0])
+                reason = next(filter(None, wishes), None)
+                if reason is not None:
+                    return self._stopped(reason)
             elif self._to_stop() is not None or failure is not None:
                 break
         self.strategy.settle()
