@@ -308,7 +308,7 @@ def _unfit(found: FittedModel, samples: _Samples, intercept: bool) -> str | None
     two = model.columns == 2  # whose scores a file keeps as one
     if found.model != (Logistic.name if two else model.name) or scores != (1 if two else model.columns or 1):
         wanted = "one" if two or model.columns is None else f"{model.columns}, one a class"
-        return f"it is of kind {found.model!r} with {scores} scores; --model is {model.name}, with {wanted}"
+        return f"it is of kind {found.model!r} with {scores} score{'s' * (scores > 1)}; --model is {model.name}, with {wanted}"
     if found.n_features > features:
         return f"it has {found.n_features} features, and the samples {features}: give --features {found.n_features}"
     if samples.classes is not None and found.classes.tolist() != list(samples.classes):
