@@ -96,7 +96,7 @@ def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:
 
 def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:
     if len(fitted.classes) == 0:
-        return "".join(f"{text}\n" for text in _texts(scores))
+        return "".join(f"{text}\n" for text in _texts(fitted.labels_of(scores)))
     columns = [replace(fitted, classes=np.array(_texts(fitted.classes))).labels_of(scores).tolist()]
     if probabilities:
         columns += [[f"{share:.6g}" for share in column] for column in fitted.probabilities_of(scores).T.tolist()]
