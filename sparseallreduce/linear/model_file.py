@@ -3,11 +3,14 @@
 ===============  =========================  ==================================================================================
 array            dtype, shape               what it holds
 ===============  =========================  ==================================================================================
-format           string                     "sparseallreduce linear model 1"; or 2, where predictions are not the scores
+format           string                     "sparseallreduce linear model 1"; or 2, where predictions are not the scores, or
+                                            weights are left out that are zero
 library          string                     version of sparseallreduce that wrote the file
 model            string                     "logistic", "multinomial", "svm", "linear", or the name of a model of one's own
 n_features       int64                      N
 weights          float32/64, (N,) or (K,N)  of the one score, or with more than two classes of the score of each
+indices, values  uint32/64, float32/64, (k,)  instead of weights, where that is smaller by a mebibyte: places, increasing, of the
+                                            weights that are not zero, among those of all scores one after the other
 intercept        float64, () or (K,)        what is added to each score
 classes          number or string, (K,)     the labels, sorted; of two, those that a score up to zero and above it stands for;
                                             none if the score is the prediction
@@ -33,6 +36,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.linear.models import LOSSES, LinearModel, Logistic, Poisson, model_of
 from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.streams.stream import index_dtype
 from sparseallreduce.version import __version__
 
 __all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model", "scores_for"]
@@ -40,7 +44,8 @@ __all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model"
 Array = NDArray[Any]
 
 _FORMAT = "sparseallreduce linear model 1"
-_SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand: a score that is not the prediction
+_SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
+_WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -205,18 +210,50 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
     if fault:
         raise ModelFileError(f"{path} is not written, as this is no linear model: {fault}")
     classes = _plain_labels(model.classes)
+    weights = _packed(model.weights)
     with atomic_file(path) as file:  # given a name, savez would append a suffix of its own
         np.savez(
             file,
-            format=_SECOND if model.loss == Poisson.loss_name else _FORMAT,
+            format=_SECOND if model.loss == Poisson.loss_name or "indices" in weights else _FORMAT,
             library=model.library,
             model=model.model,
             n_features=model.n_features,
-            weights=model.weights,
+            **weights,
             intercept=model.intercept,
             classes=classes,
             **_optional(model),
         )
+
+
+def _packed(weights: Array) -> dict[str, Any]:
+    """The arrays that stand for weights: themselves, or places and values of those that are not zero."""
+    flat = weights.reshape(-1)
+    index = index_dtype(flat.size)
+    if flat.nbytes - np.count_nonzero(flat) * (flat.itemsize + index.itemsize) < _WORTH:
+        return {"weights": weights}
+    indices = np.flatnonzero(flat)
+    return {"indices": indices.astype(index), "values": flat[indices]}
+
+
+def _unpacked(arrays: dict[str, Array]) -> Array:
+    """The weights that the arrays of a file stand for.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If they stand for none.
+    """
+    if "indices" not in arrays:
+        return arrays["weights"]
+    indices, values, features = arrays["indices"], arrays["values"], int(arrays["n_features"])
+    shape = (*arrays["intercept"].shape, features)
+    if indices.ndim != 1 or indices.dtype.kind != "u" or values.shape != indices.shape:
+        raise ValueError(f"there are indices of {indices.dtype}, {indices.shape}, and values of {values.shape}")
+    weights = np.zeros(shape, values.dtype)
+    if len(indices) and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= weights.size):
+        raise ValueError(f"the indices of weights do not increase up to {weights.size}")
+    weights.reshape(-1)[indices] = values
+    return weights
 
 
 def _optional(model: FittedModel) -> dict[str, Any]:
@@ -243,7 +280,7 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
     try:
         model = FittedModel(
             str(arrays["model"]),
-            arrays["weights"],
+            _unpacked(arrays),
             arrays["intercept"],
             arrays["classes"],
             library=str(arrays["library"]),
@@ -252,6 +289,8 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
             zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
         )
         fault = _fault(model, int(arrays["n_features"]))
+    except MemoryError:
+        raise ModelFileError(f"{path} has {int(arrays['n_features'])} features, for whose weights there is no memory") from None
     except KeyError as error:
         raise ModelFileError(f"{path} is a damaged model file: it lacks {error}") from None
     except (TypeError, ValueError) as error:
