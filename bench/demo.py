@@ -22,7 +22,7 @@ import matplotlib
 import numpy as np
 from tqdm import tqdm
 
-from sparseallreduce.linear import generate
+from sparseallreduce.linear import generate, load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "bench" / "results" / "demo.png"
@@ -41,7 +41,7 @@ def demo(samples: int) -> None:
     train, test = data_set(samples)
     with tempfile.TemporaryDirectory() as folder:
         runs = {strategy: trained(strategy, train, test, Path(folder)) for strategy in STRATEGIES}
-        weights = [np.load(Path(folder) / f"{strategy}.npz")["weights"] for strategy in STRATEGIES]
+        weights = [load_model(Path(folder) / f"{strategy}.npz").weights for strategy in STRATEGIES]
     seconds = {strategy: per_epoch(run) for strategy, run in runs.items()}
     print_comparison(runs, seconds, float(np.abs(weights[0] - weights[1]).max() / np.abs(weights[0]).max()))
     draw(runs, seconds)

@@ -23,7 +23,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from sparseallreduce.linear import generate
+from sparseallreduce.linear import generate, load_model
 
 TRAINING = ["--epochs", "15", "--batch-size", "50", "--l2", "1e-5", "--intercept", "--features", "300000", "--seed", "3"]
 SECONDS = 300  # after which a run is taken to hang
@@ -66,8 +66,8 @@ class Run:
 
     def weights(self) -> bytes:
         """The bits of what it has learned."""
-        with np.load(self.folder / "model.npz") as file:
-            return file["weights"].tobytes() + file["intercept"].tobytes()
+        model = load_model(self.folder / "model.npz")
+        return model.weights.tobytes() + np.asarray(model.intercept).tobytes()
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
     verdict = _verdict(fitted, samples, scores, comm)
 
     def write() -> None:
-        header = f"labels {' '.join(_texts(fitted.classes))}\n" if probabilities else ""
+        header = f"labels {' '.join(_texts(fitted.classes, in_columns=True))}\n" if probabilities else ""
         if out is None:
             for part in (header, *parts):
                 click.echo(part, nl=False)
@@ -96,16 +97,27 @@ def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:
 
 def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:
     if len(fitted.classes) == 0:
-        return "".join(f"{text}\n" for text in _texts(scores))
-    columns = [replace(fitted, classes=np.array(_texts(fitted.classes))).labels_of(scores).tolist()]
+        return "".join(f"{text}\n" for text in _texts(fitted.labels_of(scores)))
+    texts = np.array(_texts(fitted.classes, in_columns=probabilities))
+    columns = [replace(fitted, classes=texts).labels_of(scores).tolist()]
     if probabilities:
         columns += [[f"{share:.6g}" for share in column] for column in fitted.probabilities_of(scores).T.tolist()]
     return "".join(" ".join(line) + "\n" for line in zip(*columns))
 
 
-def _texts(numbers: Array) -> list[str]:
-    """Labels or scores as text that reads back as the same: whole numbers without a fraction."""
-    return [str(number).removesuffix(".0") for number in numbers]
+def _texts(labels: Array, in_columns: bool = False) -> list[str]:
+    """Labels or scores as text that reads back as the same: whole numbers without a fraction, text as it is.
+
+    Text that a line, or a column of one, could not be told from other text by, is quoted as JSON does.
+    """
+    if labels.dtype.kind == "f":
+        return [str(number).removesuffix(".0") for number in labels]
+    texts = [label.decode(errors="backslashreplace") if isinstance(label, bytes) else str(label) for label in labels]
+    return [json.dumps(text) if _ambiguous(text, in_columns) else text for text in texts]
+
+
+def _ambiguous(text: str, in_columns: bool) -> bool:
+    return text.startswith('"') or text.splitlines() != [text] or (in_columns and text.split() != [text])
 
 
 def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> str:

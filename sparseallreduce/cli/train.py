@@ -28,7 +28,7 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
-from sparseallreduce.linear.models import MODELS, LinearModel, Logistic
+from sparseallreduce.linear.models import LOSSES, MODELS, LinearModel, Logistic
 from sparseallreduce.linear.multiclass import CHOICES, model_of_classes
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.linear.strategies.lossy import DENSITY
@@ -56,6 +56,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     help="How more than two classes are told apart, all in one pass: by a softmax of their scores, or each against the rest (ovr). auto: "
     "multinomial for logistic, ovr for svm, and one score for two classes.",
 )
+@click.option(
+    "--loss",
+    type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
+    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, or poisson, which predicts the exponential of the score; "
+    "the first by default.",
+)
+@click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
+@click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
 @click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
@@ -94,7 +102,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     default=0.0,
     show_default=True,
     metavar="FLOAT[,FLOAT...]",
-    help="Factor of the penalty L2 / 2 * |w|^2. Of several, each is a run of its own, and --model-out the best one on --validation.",
+    help="Factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C), where others have C and M samples. Of several, each is a "
+    "run of its own, and --model-out the best one on --validation.",
 )
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
@@ -178,7 +187,7 @@ def train(
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
-    samples = _read(data, test, MODELS[chosen["model"]](), chosen, comm)
+    samples = _read(data, test, train_options.model(chosen), chosen, comm)
     say(samples.described(data, comm))
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
     runs = [_run(samples, chosen | {"l2": l2}, start, comm, say) for l2 in train_options.penalties(chosen)]
@@ -309,6 +318,8 @@ def _unfit(found: FittedModel, samples: _Samples, intercept: bool) -> str | None
     if found.model != (Logistic.name if two else model.name) or scores != (1 if two else model.columns or 1):
         wanted = "one" if two or model.columns is None else f"{model.columns}, one a class"
         return f"it is of kind {found.model!r} with {scores} score{'s' * (scores > 1)}; --model is {model.name}, with {wanted}"
+    if found.loss != model.variant:
+        return f"its loss is {found.loss or 'the first'}, and that of --loss {model.loss_name}"
     if found.n_features > features:
         return f"it has {found.n_features} features, and the samples {features}: give --features {found.n_features}"
     if samples.classes is not None and found.classes.tolist() != list(samples.classes):

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from sparseallreduce.linear.data.labels import BALANCED
-from sparseallreduce.linear.models import MODELS
+from sparseallreduce.linear.models import LOSSES, MODELS, LinearModel, model_of
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
 from sparseallreduce.linear.weights import Descent
 
-__all__ = ["ClassWeights", "Penalties", "check", "checkpoints", "descent", "penalties", "schedule", "stopping", "strategy_options"]
+__all__ = ["ClassWeights", "Penalties", "check", "checkpoints", "descent", "model", "penalties", "schedule", "stopping", "strategy_options"]
 
 # What --decay means to a schedule: the name of its parameter.
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
@@ -105,15 +105,25 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and not MODELS[chosen["model"]].classifies,
         "--multiclass multinomial is a logistic model: take --multiclass ovr, or --model logistic": chosen["multiclass"] == "multinomial"
         and chosen["model"] not in ("logistic", "linear"),
+        f"--loss of --model {chosen['model']} is {' or '.join(LOSSES[chosen['model']])}: take one of them": chosen["loss"] is not None
+        and chosen["loss"] not in LOSSES[chosen["model"]],
+        "--epsilon is of --loss huber: leave it out, or take that": chosen["epsilon"] is not None and chosen["loss"] != "huber",
+        "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": 1 - chosen["momentum"]
         <= chosen["learning_rate"] * max(penalties(chosen)),
         "--l2 must be a finite number": not all(map(math.isfinite, penalties(chosen))),
     }
-    for name in ("learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    for name in ("epsilon", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:
             raise click.UsageError(message)
+
+
+def model(chosen: dict[str, Any]) -> LinearModel:
+    """The model, with its loss."""
+    loss = chosen["loss"]
+    return model_of(chosen["model"], loss, chosen["epsilon"] if loss == "huber" else chosen["quantile"] if loss == "quantile" else None)
 
 
 def descent(chosen: dict[str, Any], steps: int) -> Descent:

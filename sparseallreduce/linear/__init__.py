@@ -10,7 +10,19 @@ from sparseallreduce.linear.data.generate import generate
 from sparseallreduce.linear.data.labels import numbered_classes, two_classes
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
-from sparseallreduce.linear.models import MODELS, Hinge, LinearModel, Logistic, Squared
+from sparseallreduce.linear.models import (
+    LOSSES,
+    MODELS,
+    Hinge,
+    Huber,
+    LinearModel,
+    Logistic,
+    Poisson,
+    Quantile,
+    Squared,
+    SquaredHinge,
+    model_of,
+)
 from sparseallreduce.linear.multiclass import Multinomial, OneVsRest, model_of_classes
 from sparseallreduce.linear.strategies import (
     LOSSY,
@@ -44,6 +56,7 @@ if TYPE_CHECKING:
     from sparseallreduce.linear.estimators import LinearRegression, LinearSVM, LogisticRegression
 
 __all__ = [
+    "LOSSES",
     "LOSSY",
     "MODELS",
     "SCHEDULES",
@@ -61,6 +74,7 @@ __all__ = [
     "Epoch",
     "FittedModel",
     "Hinge",
+    "Huber",
     "InverseScaling",
     "InverseTime",
     "LargeBatch",
@@ -76,8 +90,11 @@ __all__ = [
     "Options",
     "OverlappedStrategy",
     "Plateau",
+    "Poisson",
+    "Quantile",
     "SparseStrategy",
     "Squared",
+    "SquaredHinge",
     "StepDecay",
     "Strategy",
     "SynchronousParameterServer",
@@ -87,6 +104,7 @@ __all__ = [
     "generate",
     "load",
     "load_model",
+    "model_of",
     "model_of_classes",
     "numbered_classes",
     "read_on_workers",

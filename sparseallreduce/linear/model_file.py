@@ -3,14 +3,19 @@
 ===============  =========================  ==================================================================================
 array            dtype, shape               what it holds
 ===============  =========================  ==================================================================================
-format           string                     "sparseallreduce linear model 1"; the number is that of this layout
+format           string                     "sparseallreduce linear model 1"; or 2, where predictions are not the scores, or
+                                            weights are left out that are zero
 library          string                     version of sparseallreduce that wrote the file
 model            string                     "logistic", "multinomial", "svm", "linear", or the name of a model of one's own
 n_features       int64                      N
 weights          float32/64, (N,) or (K,N)  of the one score, or with more than two classes of the score of each
+indices, values  uint32/64, float32/64, (k,)  instead of weights, where that is smaller by a mebibyte: places, increasing, of the
+                                            weights that are not zero, among those of all scores one after the other
 intercept        float64, () or (K,)        what is added to each score
 classes          number or string, (K,)     the labels, sorted; of two, those that a score up to zero and above it stands for;
                                             none if the score is the prediction
+loss             string                     of the losses that the model may have, which; left out for the first
+parameter        float64, ()                the epsilon or quantile of the loss; left out if it has none
 zero_based       bool                       whether indices count from 0 in the svmlight text that it was trained on; left out
                                             if it was not trained on such
 ===============  =========================  ==================================================================================
@@ -29,8 +34,9 @@ from numpy.typing import NDArray
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.linear.models import LinearModel, Logistic
+from sparseallreduce.linear.models import LOSSES, LinearModel, Logistic, Poisson, model_of
 from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.streams.stream import index_dtype
 from sparseallreduce.version import __version__
 
 __all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model", "scores_for"]
@@ -38,6 +44,8 @@ __all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model"
 Array = NDArray[Any]
 
 _FORMAT = "sparseallreduce linear model 1"
+_SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
+_WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -63,6 +71,8 @@ class FittedModel:
     intercept: Array | float = 0.0  # one number, or one a class
     classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; none if the score is the prediction
     library: str = __version__  # that trained it
+    loss: str = ""  # which of the losses that a model of this name may have; the first if none is said
+    parameter: float | None = None  # of the loss: epsilon or quantile
     zero_based: bool | None = None  # whether indices count from 0 in the svmlight text that it was trained on; None for other data
 
     def __post_init__(self) -> None:
@@ -103,7 +113,7 @@ class FittedModel:
         return scores.astype(self.weights.dtype, copy=False)
 
     def predict(self, samples: Any) -> Array:
-        """The label of every sample, or its score if the model has no classes; shape (samples,)."""
+        """The label of every sample, or the number that its score stands for if the model has no classes; shape (samples,)."""
         return self.labels_of(self.decision_function(samples))
 
     def predict_proba(self, samples: Any) -> Array:
@@ -119,10 +129,15 @@ class FittedModel:
     def labels_of(self, scores: Array) -> Array:
         """The predictions that scores stand for."""
         if len(self.classes) == 0:
-            return scores
+            return self._linked(scores)
         chosen = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(np.intp)
         labels: Array = self.classes[chosen]
         return labels
+
+    def _linked(self, scores: Array) -> Array:
+        """The numbers that scores stand for, which are themselves but for losses that say otherwise."""
+        losses = LOSSES.get(self.model, {})
+        return model_of(self.model, self.loss, self.parameter).prediction(scores) if self.loss in losses else scores
 
     def probabilities_of(self, scores: Array) -> Array:
         """The probabilities that scores stand for: their softmax, or of classes each against the rest, scaled to a sum of one."""
@@ -159,12 +174,13 @@ def fitted(model: LinearModel, weights: Array, intercept: Array | float, classes
     >>> fitted(Multinomial(2), np.float32([[-1, 1], [2, -2]]), np.array([0.5, -0.5]), np.array([3, 7])).weights
     array([ 2., -4.], dtype=float32)
     """
+    said: dict[str, Any] = {"loss": model.variant, "parameter": model.parameter}
     if weights.ndim == 1:
-        return FittedModel(model.name, weights, intercept, classes)
+        return FittedModel(model.name, weights, intercept, classes, **said)
     shifts = np.asarray(intercept)
     if model.name == Multinomial.name and len(classes) == 2:
         return FittedModel(Logistic.name, weights[:, 1] - weights[:, 0], shifts[1] - shifts[0], classes)
-    return FittedModel(model.name, np.ascontiguousarray(weights.T), shifts, classes)
+    return FittedModel(model.name, np.ascontiguousarray(weights.T), shifts, classes, **said)
 
 
 def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
@@ -194,18 +210,56 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
     if fault:
         raise ModelFileError(f"{path} is not written, as this is no linear model: {fault}")
     classes = _plain_labels(model.classes)
+    weights = _packed(model.weights)
     with atomic_file(path) as file:  # given a name, savez would append a suffix of its own
         np.savez(
             file,
-            format=_FORMAT,
+            format=_SECOND if model.loss == Poisson.loss_name or "indices" in weights else _FORMAT,
             library=model.library,
             model=model.model,
             n_features=model.n_features,
-            weights=model.weights,
+            **weights,
             intercept=model.intercept,
             classes=classes,
-            **({} if model.zero_based is None else {"zero_based": model.zero_based}),
+            **_optional(model),
         )
+
+
+def _packed(weights: Array) -> dict[str, Any]:
+    """The arrays that stand for weights: themselves, or places and values of those that are not zero."""
+    flat = weights.reshape(-1)
+    index = index_dtype(flat.size)
+    if flat.nbytes - np.count_nonzero(flat) * (flat.itemsize + index.itemsize) < _WORTH:
+        return {"weights": weights}
+    indices = np.flatnonzero(flat)
+    return {"indices": indices.astype(index), "values": flat[indices]}
+
+
+def _unpacked(arrays: dict[str, Array]) -> Array:
+    """The weights that the arrays of a file stand for.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If they stand for none.
+    """
+    if "indices" not in arrays:
+        return arrays["weights"]
+    indices, values, features = arrays["indices"], arrays["values"], int(arrays["n_features"])
+    shape = (*arrays["intercept"].shape, features)
+    if indices.ndim != 1 or indices.dtype.kind != "u" or values.shape != indices.shape:
+        raise ValueError(f"there are indices of {indices.dtype}, {indices.shape}, and values of {values.shape}")
+    weights = np.zeros(shape, values.dtype)
+    if len(indices) and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= weights.size):
+        raise ValueError(f"the indices of weights do not increase up to {weights.size}")
+    weights.reshape(-1)[indices] = values
+    return weights
+
+
+def _optional(model: FittedModel) -> dict[str, Any]:
+    """What is written where there is any."""
+    given = {"loss": model.loss or None, "parameter": model.parameter, "zero_based": model.zero_based}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def load_model(path: str | os.PathLike[str]) -> FittedModel:
@@ -218,16 +272,25 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
     """
     arrays = _arrays(path)
     layout = str(arrays.get("format", ""))
-    if layout != _FORMAT:
+    if layout not in (_FORMAT, _SECOND):
         known = layout.rpartition(" ")[0] == _FORMAT.rpartition(" ")[0]
-        reason = f"its format is {layout!r}, this version reads {_FORMAT!r}: update sparseallreduce" if known else "it is something else"
+        newer = f"its format is {layout!r}, this version reads up to {_SECOND!r}: update sparseallreduce"
+        reason = newer if known else "it is something else"
         raise ModelFileError(f"{path} is not a model file that can be read: {reason}")
     try:
         model = FittedModel(
-            str(arrays["model"]), arrays["weights"], arrays["intercept"], arrays["classes"], library=str(arrays["library"]),
+            str(arrays["model"]),
+            _unpacked(arrays),
+            arrays["intercept"],
+            arrays["classes"],
+            library=str(arrays["library"]),
+            loss=str(arrays.get("loss", "")),
+            parameter=float(arrays["parameter"]) if "parameter" in arrays else None,
             zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
         )
         fault = _fault(model, int(arrays["n_features"]))
+    except MemoryError:
+        raise ModelFileError(f"{path} has {int(arrays['n_features'])} features, for whose weights there is no memory") from None
     except KeyError as error:
         raise ModelFileError(f"{path} is a damaged model file: it lacks {error}") from None
     except (TypeError, ValueError) as error:
@@ -282,6 +345,11 @@ def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
         return f"there is one score for {len(classes)} classes"
     if intercept.shape != weights.shape[:-1]:
         return f"the intercept has the shape {intercept.shape}, not {weights.shape[:-1]}"
+    if model.loss and model.model in LOSSES:
+        try:
+            model_of(model.model, model.loss, model.parameter)
+        except ValueError as error:
+            return str(error)
     if not (np.isfinite(weights).all() and np.isfinite(intercept).all()):
         return "some weights are not finite numbers"
     return None

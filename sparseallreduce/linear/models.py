@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, xlogy
 
-__all__ = ["MODELS", "Hinge", "LinearModel", "Logistic", "Squared"]
+__all__ = ["LOSSES", "MODELS", "Hinge", "Huber", "LinearModel", "Logistic", "Poisson", "Quantile", "Squared", "SquaredHinge", "model_of"]
 
 Array = NDArray[Any]
+
+_HIGHEST = 80.0  # score of which the exponential is taken: float32 holds that up to 88
+_LEAST_MEAN = 1e-3  # of counts, whose logarithm a training starts from
 
 
 class LinearModel(ABC):
@@ -20,19 +25,24 @@ class LinearModel(ABC):
 
     Examples
     --------
-    >>> class Huber(LinearModel):
-    ...     name = "huber"
+    >>> class LogCosh(LinearModel):
+    ...     name = "log-cosh"
     ...     classifies = False
     ...     def loss(self, scores, labels):
-    ...         error = np.abs(scores - labels)
-    ...         return np.where(error < 1, error**2 / 2, error - 0.5)
+    ...         return np.logaddexp(scores - labels, labels - scores) - np.log(2)
     ...     def derivative(self, scores, labels):
-    ...         return np.clip(scores - labels, -1, 1)
-    >>> Huber().derivative(np.array([0.0, 5.0]), np.array([0.5, 1.0]))
-    array([-0.5,  1. ])
+    ...         return np.tanh(scores - labels)
+    >>> LogCosh().derivative(np.array([0.0, 5.0]), np.array([0.5, 1.0])).round(4)
+    array([-0.4621,  0.9993])
     """
 
     name: str
+    #: Which of the losses that a model of this name may have.
+    loss_name: str = ""
+    #: What this loss is told beside labels and scores; None if there is nothing.
+    parameter: float | None = None
+    #: The largest second derivative of the loss by the score, where it is the same for all labels.
+    curvature: float = 1.0
     #: Whether labels are the two classes -1 and +1; otherwise they are the numbers that the scores shall come near.
     classifies: bool = True
     #: Scores of a sample where it has several, each by weights of its own: labels are then the numbers of classes, from 0.
@@ -50,6 +60,37 @@ class LinearModel(ABC):
         """What the model says of a sample: a class, a probability or a number; here the sign of the score."""
         return np.where(scores > 0, 1.0, -1.0)
 
+    def constant_score(self, mean: float) -> float:
+        """The score to start from where the mean label is this; of models that predict numbers."""
+        return mean
+
+    def label_fault(self, labels: Array) -> Array:
+        """Of each label, whether the loss has no meaning for it; of models that predict numbers."""
+        return np.zeros(len(labels), bool)
+
+    def curvature_at(self, spread: float, highest: float) -> float:
+        """A curvature for choosing a learning rate by.
+
+        Parameters
+        ----------
+        spread : float
+            Mean distance of a label from the mean label.
+        highest : float
+            The highest label.
+        """
+        return self.curvature
+
+    @property
+    def variant(self) -> str:
+        """The name of the loss, if it is not the first of those that a model of this name may have."""
+        return self.loss_name if self.loss_name in list(LOSSES.get(self.name, ()))[1:] else ""
+
+    @property
+    def title(self) -> str:
+        """Name, loss and parameter, for what must not differ between ranks or runs."""
+        parameter = "" if self.parameter is None else f" of {self.parameter!r}"
+        return f"{self.name}, {self.variant}{parameter}" if self.variant else self.name
+
 
 class Logistic(LinearModel):
     """Logistic regression, ln(1 + exp(-y w.x)); it predicts the probability of class +1 (thesis section 2.2.1).
@@ -59,21 +100,24 @@ class Logistic(LinearModel):
     """
 
     name = "logistic"
+    loss_name = "log"
+    curvature = 0.25
 
     def loss(self, scores: Array, labels: Array) -> Array:
         return np.asarray(np.logaddexp(0.0, -labels * scores))
 
     def derivative(self, scores: Array, labels: Array) -> Array:
-        return -labels * _sigmoid(-labels * scores)
+        return np.asarray(-labels * expit(-labels * scores))
 
     def prediction(self, scores: Array) -> Array:
-        return _sigmoid(scores)
+        return np.asarray(expit(scores))
 
 
 class Hinge(LinearModel):
     """A linear support vector machine, max(0, 1 - y w.x) (thesis section 2.2.2)."""
 
     name = "svm"
+    loss_name = "hinge"
 
     def loss(self, scores: Array, labels: Array) -> Array:
         return np.asarray(np.maximum(0.0, 1.0 - labels * scores))
@@ -82,10 +126,24 @@ class Hinge(LinearModel):
         return np.where(labels * scores < 1.0, -labels, 0.0)
 
 
+class SquaredHinge(Hinge):
+    """A linear support vector machine, max(0, 1 - y w.x)^2, which has a derivative everywhere."""
+
+    loss_name = "squared_hinge"
+    curvature = 2.0
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        return np.square(super().loss(scores, labels))
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(-2.0 * labels * super().loss(scores, labels))
+
+
 class Squared(LinearModel):
     """Linear regression, (w.x - y)^2 / 2; it predicts the score."""
 
     name = "linear"
+    loss_name = "squared"
     classifies = False
 
     def loss(self, scores: Array, labels: Array) -> Array:
@@ -98,9 +156,148 @@ class Squared(LinearModel):
         return scores
 
 
+class Huber(Squared):
+    """Linear regression that outliers draw less: the squared error up to ``epsilon``, and linear with the same slope beyond.
+
+    As the loss of that name of scikit-learn's ``SGDRegressor``, and, with ``epsilon`` times the scale that it finds,
+    ``HuberRegressor``'s.
+
+    Parameters
+    ----------
+    epsilon : float
+        In units of the labels.
+
+    Examples
+    --------
+    >>> Huber(1.0).derivative(np.array([0.0, 5.0]), np.array([0.5, 1.0]))
+    array([-0.5,  1. ])
+    """
+
+    loss_name = "huber"
+
+    def __init__(self, epsilon: float = 1.35) -> None:
+        if not 0 < epsilon < np.inf:
+            raise ValueError(f"epsilon must be above 0 and finite, not {epsilon!r}")
+        self.epsilon = self.parameter = float(epsilon)
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        errors = np.abs(scores - labels)
+        inside = np.minimum(errors, self.epsilon)
+        return np.asarray(inside * (errors - inside / 2))
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(np.clip(scores - labels, -self.epsilon, self.epsilon))
+
+
+class Quantile(Squared):
+    """Quantile regression: a share ``quantile`` of labels is to be below the score; 0.5 for the median.
+
+    The loss is ``quantile * (y - w.x)`` where the label is above the score, and ``(1 - quantile) * (w.x - y)`` where it is below, as of
+    scikit-learn's ``QuantileRegressor``.
+
+    Parameters
+    ----------
+    quantile : float
+        Between 0 and 1.
+
+    Examples
+    --------
+    >>> Quantile(0.9).derivative(np.array([0.0, 2.0]), np.array([1.0, 1.0]))
+    array([-0.9,  0.1])
+    """
+
+    loss_name = "quantile"
+
+    def __init__(self, quantile: float = 0.5) -> None:
+        if not 0 < quantile < 1:
+            raise ValueError(f"quantile must be between 0 and 1, not {quantile!r}")
+        self.quantile = self.parameter = float(quantile)
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        errors = labels - scores
+        return np.asarray(np.maximum(self.quantile * errors, (self.quantile - 1) * errors))
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        return np.where(scores < labels, -self.quantile, np.where(scores > labels, 1 - self.quantile, 0.0))
+
+    def curvature_at(self, spread: float, highest: float) -> float:
+        # There is none, and gradients do not grow with labels: a step must.
+        return 1.0 / spread if spread > 0 else 1.0
+
+
+class Poisson(Squared):
+    """Poisson regression of counts, whose mean is ``exp(w.x)``, which it predicts.
+
+    The loss is half the deviance, ``exp(w.x) - y + y (ln y - w.x)``, which is 0 where the mean is the label; as of scikit-learn's
+    ``PoissonRegressor``. Above a score of 80 the exponential goes on as a straight line of the same slope, and the prediction stays
+    what it is at 80, 5.5e34: so that no score overflows.
+
+    Examples
+    --------
+    >>> Poisson().loss(np.log([3.0, 1.0]), np.array([3.0, 0.0]))
+    array([0., 1.])
+    """
+
+    loss_name = "poisson"
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        inside = np.minimum(scores, _HIGHEST)
+        means = np.exp(inside) * (1.0 + (scores - inside))
+        return np.asarray(means - labels + xlogy(labels, labels) - labels * scores)
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        return self.prediction(scores) - labels
+
+    def prediction(self, scores: Array) -> Array:
+        return np.asarray(np.exp(np.minimum(scores, _HIGHEST)))
+
+    def constant_score(self, mean: float) -> float:
+        return math.log(max(mean, _LEAST_MEAN))
+
+    def label_fault(self, labels: Array) -> Array:
+        return labels < 0
+
+    def curvature_at(self, spread: float, highest: float) -> float:
+        return highest if highest > 0 else 1.0
+
+
 MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (Logistic, Hinge, Squared)}
+#: The losses of each, by the names that ``train --loss`` and the estimators' ``loss`` know; the first is the default.
+LOSSES: dict[str, dict[str, type[LinearModel]]] = {
+    Logistic.name: {Logistic.loss_name: Logistic},
+    Hinge.name: {kind.loss_name: kind for kind in (Hinge, SquaredHinge)},
+    Squared.name: {kind.loss_name: kind for kind in (Squared, Huber, Quantile, Poisson)},
+}
 
 
-def _sigmoid(scores: Array) -> Array:
-    # Through the tangent, which no score overflows.
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * scores)))
+def model_of(name: str, loss: str | None = None, parameter: float | None = None) -> LinearModel:
+    """A model by the names of it and of its loss, the default if there is none.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`MODELS`.
+    loss : str, optional
+        A key of :data:`LOSSES` of it.
+    parameter : float, optional
+        The ``epsilon`` of Huber's loss, or the ``quantile``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such loss, or it takes no such parameter.
+
+    Examples
+    --------
+    >>> model_of("linear", "quantile", 0.9).prediction(np.array([3.0]))
+    array([3.])
+    """
+    losses = LOSSES[name]
+    kind = losses.get(loss or next(iter(losses)))
+    if kind is None:
+        raise ValueError(f"the loss must be one of {', '.join(losses)}, not {loss!r}")
+    if parameter is None:
+        return kind()
+    if not issubclass(kind, Huber | Quantile):
+        raise ValueError(f"the loss {kind.loss_name} takes no parameter")
+    return kind(parameter)

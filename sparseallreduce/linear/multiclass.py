@@ -43,6 +43,8 @@ class Multinomial(ClassModel):
     """
 
     name = "multinomial"
+    # The second derivatives by the scores are those of probabilities p: diag(p) - p p^T, with eigenvalues up to 1/2.
+    curvature = 0.5
 
     def loss(self, scores: Array, labels: Array) -> Array:
         own = scores[np.arange(len(labels)), labels.astype(np.intp)]
@@ -85,7 +87,7 @@ class OneVsRest(ClassModel):
         if not base.classifies:
             raise ValueError(f"the model {base.name!r} has no classes to tell from each other")
         self.base = base
-        self.name = base.name
+        self.name, self.loss_name, self.parameter, self.curvature = base.name, base.loss_name, base.parameter, base.curvature
 
     def loss(self, scores: Array, labels: Array) -> Array:
         losses = self.base.loss(scores.reshape(-1), self._signs(labels).reshape(-1))

@@ -88,6 +88,20 @@ def test_labels_come_back_as_they_were(tmp_path):
     assert lines(tmp_path / "out.txt") == ["3", "0.5", "3"]
 
 
+LABELS = ["", '"a"', "a", "a b", "a\nb", "v1", "v1.0", "v1.00"]
+
+
+def test_labels_of_text_are_told_apart(tmp_path):
+    save_model(tmp_path / "model.npz", FittedModel("logistic", np.eye(8, dtype=np.float32), np.zeros(8), np.array(LABELS)))
+    (tmp_path / "data.svm").write_text("".join(f"0 {index + 1}:1\n" for index in range(8)))
+    command("predict", tmp_path / "model.npz", tmp_path / "data.svm", "--out", tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_text().split("\n") == ['""', '"\\"a\\""', "a", "a b", '"a\\nb"', "v1", "v1.0", "v1.00", ""]
+    command("predict", tmp_path / "model.npz", tmp_path / "data.svm", "--probabilities", "--out", tmp_path / "out.txt")
+    header, *rows = lines(tmp_path / "out.txt")
+    assert header == 'labels "" "\\"a\\"" a "a b" "a\\nb" v1 v1.0 v1.00'
+    assert [row.rsplit(" ", 8)[0] for row in rows] == ['""', '"\\"a\\""', "a", '"a b"', '"a\\nb"', "v1", "v1.0", "v1.00"]
+
+
 def test_features_that_the_model_does_not_have_are_an_error_or_left_out(folder, tmp_path):
     text = (folder / "data.svm").read_text()
     (tmp_path / "more.svm").write_text(text.replace("\n", f" {FEATURES + 7}:5\n", 1))

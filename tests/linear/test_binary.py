@@ -12,6 +12,7 @@ from thread_ranks import on_ranks
 import sparseallreduce as sar
 from sparseallreduce.linear import Dataset, DatasetError, SparseStrategy, load
 from sparseallreduce.linear.data.binary import format as binary_format
+from sparseallreduce.linear.data.binary import ones, reader
 from sparseallreduce.linear.data.binary.reader import _plan
 from sparseallreduce.linear.data.binary.writer import BinaryWriter, write_binary
 from sparseallreduce.linear.data.blocks import Block
@@ -153,6 +154,39 @@ def test_float64_values_stay_what_they_are_and_so_does_a_training_in_them(tmp_pa
     assert (train.values.dtype, test.values.dtype) == (np.float64, np.float64)
     strategy = SparseStrategy(train, sar.SERIAL)
     assert strategy.weights.to_array().dtype == np.float64
+
+
+@pytest.mark.parametrize("values", [None, 1.0])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_file_larger_than_the_memory_that_is_left_is_mapped_by_every_rank(tmp_path, monkeypatch, values, ranks):
+    monkeypatch.setattr(ones, "_PIECE", 4096)
+    written = dataset(np.full(3000, 7), values=values)
+    write_binary(tmp_path / "a.csr", written, sar.SERIAL)
+    left = iter([1e12, 1000.0, 1e12])  # one rank alone is short of it
+    monkeypatch.setattr(reader, "memory_left", lambda: next(left) if ranks > 1 else 1000.0)
+    parts = on_ranks(ranks, lambda comm: load(tmp_path / "a.csr", comm=comm)[0])
+    for part in parts:
+        assert not part.indices.flags.owndata and not part.indices.flags.writeable
+    for name in ("indices", "values", "labels"):
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(written, name))
+
+
+def test_repeated_ones_take_one_piece_of_memory():
+    before = resident()
+    many = ones.repeated_ones(250_000_000)
+    assert many.sum(dtype=np.float64) == 250_000_000 and many.dtype == np.float32 and not many.flags.writeable
+    assert resident() - before < 1 << 30
+    assert peak_of_no_file() < 500 << 20
+    del many
+
+
+def resident():
+    return sum(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")) * 1024
+
+
+def peak_of_no_file():
+    """What this process has of memory that it shares with nobody, or of a piece that it maps again and again, in proportion."""
+    return int(re.search(r"Pss: +(\d+)", Path("/proc/self/smaps_rollup").read_text())[1]) * 1024
 
 
 def test_training_and_test_set_in_different_formats_share_the_features(tmp_path):

@@ -2,6 +2,7 @@
 
 import bz2
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 from click_runner import CliRunner
 from thread_ranks import on_ranks
 
@@ -200,6 +202,57 @@ def test_checksums(server, tmp_path, algorithm):
         fetched(server, tmp_path, checksums={"little.bz2": prefix + right[::-1]})
     assert not (tmp_path / "little.bz2").exists()
     assert fetched(server, tmp_path, checksums={"little.bz2": prefix + right}) == [tmp_path / "little.csr"]
+
+
+def test_what_came_first_is_what_comes_later(server, tmp_path):
+    fetched(server, tmp_path)
+    assert (tmp_path / "little.bz2.sha256").read_text() == f"{hashlib.sha256(FILE).hexdigest()}  little.bz2\n"
+    for path in (tmp_path / "little.csr", tmp_path / "little.bz2"):
+        path.unlink()
+    server.files["little.bz2"], server.tag = bz2.compress(TEXT, 1) + b"", '"altered"'
+    assert server.files["little.bz2"] != FILE
+    with pytest.raises(DatasetError, match=r"another checksum than .* if the file has been replaced since, remove .*little\.bz2\.sha256"):
+        fetched(server, tmp_path)
+    (tmp_path / "little.bz2.sha256").unlink()
+    assert fetched(server, tmp_path) == [tmp_path / "little.csr"]
+
+
+def test_a_damaged_file_pins_nothing(server, tmp_path):
+    server.files["little.bz2"] = bz2.compress(TEXT * 2)
+    with pytest.raises(DatasetError, match="40000 samples in it instead of 20000"):
+        fetched(server, tmp_path)
+    assert not list(tmp_path.glob("*.sha256"))
+
+
+class Redirecting(requests.adapters.BaseAdapter):
+    """Answers every request with a redirection."""
+
+    def __init__(self, target):
+        super().__init__()
+        self.target = target
+
+    def send(self, request, **_):
+        response = requests.Response()
+        response.status_code, response.url, response.request = 302, request.url, request
+        response.headers["Location"] = self.target
+        response.raw = io.BytesIO()
+        return response
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("target", ["http://elsewhere/a", "//elsewhere/a", "ftp://elsewhere/a", "b"])
+def test_a_server_asked_by_https_leads_to_no_other_protocol(tmp_path, target, monkeypatch):
+    def mounted(self):
+        requests.Session.__init__(self)
+        self.mount("https://", Redirecting(target))
+
+    monkeypatch.setattr(download.Secure, "__init__", mounted)
+    monkeypatch.setattr(download, "_ATTEMPTS", 1)
+    encrypted = target in ("//elsewhere/a", "b")  # there it goes on, in a circle
+    with pytest.raises(DatasetError, match="Exceeded 30 redirects" if encrypted else f"sends us to {target}, which is not encrypted"):
+        download.Downloader(tmp_path / "a.part")("https://here/a", str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,60 @@ def test_object_labels_are_written_if_they_are_strings(path):
     assert load_model(path).classes.tolist() == ["a", "bb"], "a failed write has touched the file"
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_weights_that_are_zero_are_left_out_where_that_is_smaller(path, dtype, classes):
+    weights = np.zeros(500_000 if classes == 2 else (3, 200_000), dtype)
+    weights.reshape(-1)[7::1000] = np.random.default_rng(0).standard_normal(len(weights.reshape(-1)[7::1000]))
+    model = FittedModel("svm", weights, np.zeros(weights.shape[:-1]), np.arange(classes))
+    save_model(path, model)
+    assert path.stat().st_size < 10_000 + 600 * 12
+    again = load_model(path)
+    assert (again.weights.dtype, again.weights.shape) == (weights.dtype, weights.shape)
+    np.testing.assert_array_equal(again.weights, weights)
+    with np.load(path) as file:
+        assert str(file["format"]).endswith(" 2") and "weights" not in file
+    weights.reshape(-1)[:] = 1
+    save_model(path, model)
+    with np.load(path) as file:
+        assert str(file["format"]).endswith(" 1") and "indices" not in file
+    assert load_model(path).weights.all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"indices": np.uint32([5, 3])},
+        {"indices": np.uint32([3, 3])},
+        {"indices": np.uint32([3, 600_000])},
+        {"indices": np.int64([-1, 3])},
+        {"indices": np.uint32([3])},
+        {"values": np.float32([[1, 2]])},
+        {"values": np.array(["a", "b"])},
+        {"values": np.float32([np.nan, 1])},
+        {"n_features": 2**62},
+        {"n_features": -1},
+    ],
+    ids=str,
+)
+def test_places_of_weights_that_cannot_be_are_refused(path, changes):
+    weights = np.zeros(600_000, np.float32)
+    weights[[3, 5]] = 1
+    save_model(path, FittedModel("svm", weights, 0.0, np.arange(2)))
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **(arrays | changes))
+    with pytest.raises(ModelFileError, match=str(path)):
+        load_model(path)
+
+
+def test_a_file_of_the_first_layout_is_read(path):
+    arrays = {"library": "0.1.0", "model": "svm", "n_features": 2, "weights": np.float32([1, 0]), "intercept": 0.5, "classes": [0, 1]}
+    np.savez(path, format="sparseallreduce linear model 1", **arrays)
+    model = load_model(path)
+    assert (model.weights.tolist(), model.loss, model.parameter, model.zero_based) == ([1, 0], "", None, None)
+
+
 FOREIGN = {
     "absent": None,
     "empty": b"",

@@ -49,9 +49,14 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
     Raises
     ------
     DatasetError
-        If it has two classes, and a label is neither -1 nor +1; or if it has K, and a label is none of the numbers 0 to K - 1.
+        If it has two classes, and a label is neither -1 nor +1; or if it has K, and a label is none of the numbers 0 to K - 1; or if
+        the loss has no meaning for a label.
     """
     if not model.classifies:
+        strange = np.flatnonzero(model.label_fault(dataset.labels))
+        if len(strange):
+            where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
+            raise DatasetError(f"{dataset.source}: {where}, for which the loss {model.loss_name} has no meaning: choose another")
         return
     if model.columns is not None:
         strange = np.flatnonzero(~np.isin(dataset.labels, np.arange(model.columns)))

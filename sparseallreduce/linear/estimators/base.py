@@ -27,7 +27,6 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_magnitudes, feature_scales, largest_eigenvalue, scaled
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy, Strategy
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
@@ -53,7 +52,7 @@ PARAMETERS = """
     ----------
     l2, l1 : float
         Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1``, beside the mean loss of a sample, on the weights of scaled
-        features.
+        features. Where other libraries have C over M samples, l2 is 1 / (M C), without ``scale_features``.
     fit_intercept : bool
         Whether a number, which is not penalised, is added to every score.
     learning_rate : float or "auto"
@@ -165,7 +164,6 @@ class LinearEstimator(BaseEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
     _model: ClassVar[type[LinearModel]]
-    _curvature: ClassVar[float]  # the largest second derivative of the loss of two classes, or of a regression, by the score
 
     def __init__(
         self,
@@ -254,7 +252,11 @@ class LinearEstimator(BaseEstimator):
         model = load_model(path)
         if model.model not in cls._kinds():
             raise ModelFileError(f"{path} holds a model of kind {model.model!r}, and {cls.__name__} is of kind {cls._model.name!r}")
+        if model.loss and "loss" not in parameters:
+            parameters = cls._parameters_of(model) | parameters
         estimator = cls(**parameters)
+        if model.loss != estimator._loss_model().variant:
+            raise ModelFileError(f"{path} holds a model of loss {model.loss or 'default'!r}, not {estimator._loss_model().loss_name!r}")
         estimator.n_features_in_ = model.n_features
         estimator._take(model)
         return estimator
@@ -299,6 +301,20 @@ class LinearEstimator(BaseEstimator):
     def _labels_checked(self, y: Array) -> Array:
         """The labels that a call has been given, if they are fit for this estimator."""
 
+    @classmethod
+    def _parameters_of(cls, model: FittedModel) -> dict[str, Any]:
+        """The parameters that name the loss of a model."""
+        return {"loss": model.loss}
+
+    def _loss_model(self) -> LinearModel:
+        """The model with the loss of this estimator's parameters."""
+        return self._model()
+
+    def _as_file(self, weights: Array, intercept: Any, classes: Array, kind: str | None = None) -> FittedModel:
+        """These weights, with what else a file says of the model."""
+        model = self._loss_model()
+        return FittedModel(kind or model.name, weights, intercept, classes, loss=model.variant, parameter=model.parameter)
+
     def _communicator(self) -> Any:
         return world() if self.comm is None else self.comm
 
@@ -338,6 +354,7 @@ class LinearEstimator(BaseEstimator):
         self._check_parameters()
         if partial and self.early_stopping:
             raise ValueError("partial_fit does without early_stopping, which needs all samples at once: call fit, or leave it out")
+        self._loss_model()
         X, y = validate_data(
             self,
             X,
@@ -423,6 +440,10 @@ class LinearEstimator(BaseEstimator):
         """A number that other weights and intercepts hardly have."""
         return zlib.crc32(np.ascontiguousarray(self.intercept_).data, zlib.crc32(np.ascontiguousarray(self.coef_).data))
 
+    def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
+        """The largest second derivative of the loss by the score, or what stands for it in choosing a learning rate; collective."""
+        return model.curvature
+
     def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         if isinstance(self.learning_rate, int | float):
             return float(self.learning_rate)
@@ -433,8 +454,7 @@ class LinearEstimator(BaseEstimator):
             eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
         self._eigenvalue = eigenvalue
         shrinking = self.l2 / (1 - self.momentum)  # a step of rate * shrinking = 1 would end at zero
-        # The second derivatives of a softmax by the scores are those of probabilities p: diag(p) - p p^T, with eigenvalues up to 1/2.
-        curvature = 0.5 if model.name == Multinomial.name else self._curvature
+        curvature = self._largest_curvature(model, dataset.labels, comm)
         return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
     def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
@@ -464,7 +484,8 @@ class LinearEstimator(BaseEstimator):
         """The score to start from without features: for a regression the mean label."""
         if self._model.classifies or not self.fit_intercept:
             return 0.0
-        return _mean(dataset.labels, dataset, comm) / _mean(np.ones(dataset.rows), dataset, comm)
+        mean = _mean(dataset.labels, dataset, comm) / _mean(np.ones(dataset.rows), dataset, comm)
+        return self._loss_model().constant_score(mean)
 
     def _run(
         self,

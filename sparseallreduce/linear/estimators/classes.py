@@ -22,13 +22,20 @@ from sklearn.utils.validation import check_is_fitted
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.estimators.base import ATTRIBUTES, PARAMETERS, PLATEAU, LinearEstimator, Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
-from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared
+from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
 
 Array = NDArray[Any]
+
+
+def _with(parameters: str) -> tuple[str, str]:
+    """What to replace in the list of parameters to have it begin with these."""
+    head = "    ----------\n    l2, l1"
+    return head, head.replace("    l2, l1", parameters + "    l2, l1")
+
 
 _CLASSIFIER_PARAMETERS = (
     PARAMETERS
@@ -167,7 +174,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             raise ValueError(f"a classifier needs samples of two classes, but there is only one class, {self.classes_[0]!s}")
         numbers = np.searchsorted(self.classes_, samples.labels) if len(samples.labels) else np.empty(0, np.intp)
         counts = samples.counts * self._class_counts(numbers, samples.counts, comm, classes is not None)[numbers]
-        model = model_of_classes(self._model(), len(self.classes_), self._multiclass)
+        model = model_of_classes(self._loss_model(), len(self.classes_), self._multiclass)
         return model, np.where(numbers == 1, 1.0, -1.0) if model.columns is None else numbers.astype(np.float64), counts
 
     def _expect(self, classes: Array, onward: bool) -> None:
@@ -197,8 +204,8 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _fitted(self) -> FittedModel:
         check_is_fitted(self)
         if len(self.classes_) > 2:
-            return FittedModel(self._kind(), self.coef_, self.intercept_, self.classes_)
-        return FittedModel(self._model.name, self.coef_[0], self.intercept_[0], self.classes_)
+            return self._as_file(self.coef_, self.intercept_, self.classes_, self._kind())
+        return self._as_file(self.coef_[0], self.intercept_[0], self.classes_)
 
 
 class LogisticRegression(_LinearClassifier):
@@ -228,7 +235,6 @@ class LogisticRegression(_LinearClassifier):
     )
 
     _model = Logistic
-    _curvature = 0.25
     multi_class = "ovr"  # of models that were pickled before there was a choice
     _of_softmax = False  # whether the scores that there are belong together
 
@@ -323,7 +329,9 @@ class LinearSVM(_LinearClassifier):
     __doc__ = (
         """A linear support vector machine, the hinge loss by mini-batch SGD (thesis section 2.2.2).
 """
-        + _CLASSIFIER_PARAMETERS
+        + _CLASSIFIER_PARAMETERS.replace(*_with("""    loss : {"hinge", "squared_hinge"}
+        The latter is the square of the former.
+"""))
         + """
     Examples
     --------
@@ -333,14 +341,78 @@ class LinearSVM(_LinearClassifier):
     )
 
     _model = Hinge
-    _curvature = 1.0
+
+    def __init__(
+        self,
+        *,
+        loss: str = "hinge",
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        fit_intercept: bool = True,
+        learning_rate: float | str = "auto",
+        schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
+        batch_size: int = 256,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        scale_features: bool = True,
+        class_weight: Any = None,
+        strategy: str = "sparse",
+        algorithm: str = "auto",
+        density: float | None = None,
+        threads: int = 1,
+        random_state: Any = 0,
+        warm_start: bool = False,
+        verbose: int = 0,
+        comm: Any = None,
+    ) -> None:
+        super().__init__(
+            l2=l2,
+            l1=l1,
+            fit_intercept=fit_intercept,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            momentum=momentum,
+            average=average,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            scale_features=scale_features,
+            class_weight=class_weight,
+            strategy=strategy,
+            algorithm=algorithm,
+            density=density,
+            threads=threads,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            comm=comm,
+        )
+        self.loss = loss
+
+    def _loss_model(self) -> LinearModel:
+        return model_of(self._model.name, self.loss)
 
 
 class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
-        """Least squares by mini-batch SGD.
+        """Regression by mini-batch SGD: least squares, or another loss.
 """
-        + PARAMETERS
+        + PARAMETERS.replace(*_with("""    loss : {"squared", "huber", "quantile", "poisson"}
+        Least squares; squared up to ``epsilon`` and linear beyond; of a quantile; or half the deviance of counts, whose mean is the
+        exponential of the score.
+    epsilon : float
+        Of the loss "huber", in units of the labels.
+    quantile : float
+        Of the loss "quantile": the share of labels that is to be below the prediction.
+"""))
         + """
     Attributes
     ----------
@@ -357,7 +429,63 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     )
 
     _model = Squared
-    _curvature = 1.0
+
+    def __init__(
+        self,
+        *,
+        loss: str = "squared",
+        epsilon: float = 1.35,
+        quantile: float = 0.5,
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        fit_intercept: bool = True,
+        learning_rate: float | str = "auto",
+        schedule: Any = PLATEAU,
+        momentum: float = 0.9,
+        average: bool | int = False,
+        batch_size: int = 256,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        scale_features: bool = True,
+        strategy: str = "sparse",
+        algorithm: str = "auto",
+        density: float | None = None,
+        threads: int = 1,
+        random_state: Any = 0,
+        warm_start: bool = False,
+        verbose: int = 0,
+        comm: Any = None,
+    ) -> None:
+        super().__init__(
+            l2=l2,
+            l1=l1,
+            fit_intercept=fit_intercept,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            momentum=momentum,
+            average=average,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            scale_features=scale_features,
+            strategy=strategy,
+            algorithm=algorithm,
+            density=density,
+            threads=threads,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            comm=comm,
+        )
+        self.loss = loss
+        self.epsilon = epsilon
+        self.quantile = quantile
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
@@ -376,15 +504,16 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), partial=True)
 
     def predict(self, X: Any) -> Array:
-        """The predicted numbers of this rank's samples, shape (samples,)."""
-        return self._scores(X)
+        """The predicted numbers of this rank's samples, shape (samples,): the scores, or with the loss "poisson" their exponentials."""
+        scores = self._scores(X)
+        return self._fitted().labels_of(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
         comm = self._communicator()
 
         def residuals() -> tuple[Array, Array, Array]:
-            predicted = self._scores(X, least=comm.size == 1)
+            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
             labels = np.asarray(y, np.float64)
             return labels, labels - predicted, counts_of(sample_weight, len(predicted))
 
@@ -394,17 +523,34 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         variance = sum(gather(comm, float(np.dot(counts, (labels - moment / weight) ** 2))))
         return 1 - unexplained / variance if variance > 0 else float(unexplained == 0)
 
+    def _loss_model(self) -> LinearModel:
+        return model_of(self._model.name, self.loss, {"huber": self.epsilon, "quantile": self.quantile}.get(self.loss))
+
+    @classmethod
+    def _parameters_of(cls, model: FittedModel) -> dict[str, Any]:
+        named = {"huber": "epsilon", "quantile": "quantile"}.get(model.loss)
+        return {"loss": model.loss} | ({named: model.parameter} if named else {})
+
+    def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
+        total, count, highest = (list(column) for column in zip(*gather(comm, (labels.sum(), len(labels), labels.max(initial=-np.inf)))))
+        mean = sum(total) / sum(count)
+        spread = sum(gather(comm, float(np.abs(labels - mean).sum()))) / sum(count)
+        return model.curvature_at(spread, float(max(highest)))
+
     def _labels_checked(self, y: Array) -> Array:
-        return np.asarray(y, np.float64)
+        labels = np.asarray(y, np.float64)
+        if self._loss_model().label_fault(labels).any():
+            raise ValueError(f"the loss {self.loss} has no meaning for labels below 0, and the lowest is {labels.min():g}")
+        return labels
 
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
-        return self._model(), samples.labels, samples.counts
+        return self._loss_model(), samples.labels, samples.counts
 
     def _take(self, model: FittedModel) -> None:
         self.coef_, self.intercept_ = model.weights, float(model.intercept)
 
     def _fitted(self) -> FittedModel:
-        return FittedModel(self._model.name, self.coef_, self.intercept_)
+        return self._as_file(self.coef_, self.intercept_, np.empty(0))
 
 
 def _union(parts: list[Array]) -> Array:

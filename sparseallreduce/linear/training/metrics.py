@@ -44,7 +44,10 @@ class Sums(NamedTuple):
         loss = float(losses.sum() if weights is None else np.dot(losses, weights))
         if model.columns is not None:
             return cls(loss, int((model.prediction(scores) == labels).sum()), len(scores))
-        return cls(loss, 0 if threshold is None else int(((scores > threshold) == (labels > threshold)).sum()), len(scores))
+        if threshold is None:
+            return cls(loss, 0, len(scores))
+        numbers = scores if model.classifies else model.prediction(scores)
+        return cls(loss, int(((numbers > threshold) == (labels > threshold)).sum()), len(scores))
 
     @classmethod
     def total(cls, parts: Iterable[Sums]) -> Sums:

@@ -154,7 +154,7 @@ class Trainer:
         for agreed_in_sums in ("algorithm", "density"):
             identity.pop(agreed_in_sums, None)
         return {
-            "model": f"{self.model.name} ({type(self.model).__qualname__})",
+            "model": f"{self.model.title} ({type(self.model).__qualname__})",
             "number of workers": self.strategy.workers,
             **identity,
             **asdict(self.options),
@@ -474,7 +474,7 @@ class Trainer:
             "data": data_fingerprint(self.dataset, self.comm),
             "samples": self.dataset.total_samples,
             "features": self.dataset.features,
-            "model": self.model.name,
+            "model": self.model.title,
             **self.strategy.identity(),
             "batch of all ranks": self.batch,
             "seed": self.options.seed,

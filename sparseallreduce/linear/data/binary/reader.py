@@ -1,6 +1,9 @@
 """Reading the binary CSR format (``data/FORMAT.md``), of which every rank takes its own rows.
 
-One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in.
+One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in; but
+where the file takes more than half of the memory that is left to any of them, they map it as well. What is mapped the system reads when
+it is needed, and may drop at any time: so a file may be much larger than the memory.
+
 Either way a rank checks all that it takes: the checksum of every block, and that rows, indices, values and labels keep their promises.
 """
 
@@ -23,8 +26,10 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary import kernels
 from sparseallreduce.linear.data.binary.format import HEADER_BYTES, MAGIC, Header
+from sparseallreduce.linear.data.binary.ones import repeated_ones
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.files import PathLike, first_bytes, readable
+from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
@@ -34,6 +39,7 @@ __all__ = ["is_binary", "read_binary"]
 Array = NDArray[Any]
 Bytes = Callable[[int, int], Array]  # the bytes of a file by offset and length
 
+_SHARE = 0.5  # of the memory that is left, up to which a file is read into it
 _LONGEST_READ = 1 << 30  # bytes: MPI counts up to 2**31 - 1
 
 
@@ -68,8 +74,9 @@ def read_binary(path: PathLike, comm: Any) -> Dataset:
     plan = agreed(comm, lambda: _plan(path, comm.size) if comm.rank == 0 else None)
     header, checksums, bounds = cast("tuple[Header, Array, list[int]]", gather(comm, plan)[0])
     first, last = bounds[comm.rank : comm.rank + 2]
-    with _bytes(path, comm) as source:
-        rows = _Rows(path, header, checksums, source)
+    large = any(gather(comm, header.file_bytes > _SHARE * memory_left()))
+    with _bytes(path, comm, large) as source:
+        rows = _Rows(path, header, checksums, source, large)
         indptr = agreed(comm, lambda: rows.indptr(first, last))  # all ranks', before anybody relies on it
         return agreed(comm, lambda: rows.dataset(first, last, indptr))
 
@@ -93,10 +100,10 @@ def _plan(path: Path, ranks: int) -> tuple[Header, Array, list[int]]:
 
 
 @contextmanager
-def _bytes(path: Path, comm: Any) -> Iterator[Bytes]:
-    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO."""
-    if comm.size == 1:
-        mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+def _bytes(path: Path, comm: Any, large: bool) -> Iterator[Bytes]:
+    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO, unless it is large."""
+    if comm.size == 1 or large:
+        mapped = agreed(comm, lambda: _mapped(path))
         yield lambda offset, length: mapped[offset : offset + length]
         return
     from mpi4py import MPI
@@ -112,6 +119,11 @@ def _bytes(path: Path, comm: Any) -> Iterator[Bytes]:
         yield lambda offset, length: _read(path, file, offset, length)
     finally:
         file.Close()
+
+
+def _mapped(path: Path) -> Array:
+    with readable(path):
+        return np.asarray(np.memmap(path, np.uint8, "r"))
 
 
 def _read(path: Path, file: Any, offset: int, length: int) -> Array:
@@ -134,8 +146,8 @@ def _read(path: Path, file: Any, offset: int, length: int) -> Array:
 class _Rows:
     """Reads and checks some rows of a file."""
 
-    def __init__(self, path: Path, header: Header, checksums: Array, source: Bytes) -> None:
-        self._path, self._header, self._checksums, self._source = path, header, checksums, source
+    def __init__(self, path: Path, header: Header, checksums: Array, source: Bytes, large: bool = False) -> None:
+        self._path, self._header, self._checksums, self._source, self._large = path, header, checksums, source, large
 
     def indptr(self, first: int, last: int) -> Array:
         """Where rows [first, last] begin among the non-zeros of the file."""
@@ -187,7 +199,7 @@ class _Rows:
     def _values(self, start: int, end: int) -> Array:
         """As float32 or float64, whichever the file holds."""
         if self._header.value_width == 0:
-            return np.ones(end - start, np.float32)
+            return repeated_ones(end - start) if self._large else np.ones(end - start, np.float32)
         return self._items("values", start, end)
 
     def _check(self, indptr: Array, indices: Array, values: Array, first: int, start: int) -> None:

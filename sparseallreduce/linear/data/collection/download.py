@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import requests
 
 from sparseallreduce.atomic_file import publish
 from sparseallreduce.errors import DatasetError
 
-__all__ = ["AbsentError", "Downloader"]
+__all__ = ["AbsentError", "Downloader", "Secure"]
 
 _ATTEMPTS = 5  # in a row that bring nothing
 _PAUSE = 1.0  # seconds before the next attempt, and twice as long after each that brought nothing
@@ -32,6 +33,26 @@ class AbsentError(DatasetError):
 
 class _BrokenError(Exception):
     """The transfer ended too early, for a reason that may pass."""
+
+
+class Secure(requests.Session):
+    """A session that no server leads from an encrypted connection to one that is not."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where a response sends the client.
+
+        Raises
+        ------
+        DatasetError
+            If that is another protocol than HTTPS, from a server that was asked by it.
+        """
+        target = super().get_redirect_target(resp)
+        if target is not None and urlsplit(resp.url).scheme == "https":
+            absolute = urljoin(resp.url, target)
+            if urlsplit(absolute).scheme != "https":
+                what = "which is not encrypted, so that anyone on the way could alter it"
+                raise DatasetError(f"cannot fetch {resp.url}: the server sends us to {absolute}, {what}: choose another --mirror")
+        return target
 
 
 class Downloader:
@@ -81,7 +102,7 @@ class Downloader:
         headers = {"Accept-Encoding": "identity"}  # so that bytes are those of the file
         if have and self._version.exists():
             headers |= {"Range": f"bytes={have}-", "If-Range": self._version.read_text()}
-        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+        with Secure() as session, session.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             have, total = self._begin(url, have, response)
             if have == total:
                 return

@@ -10,19 +10,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pooch
 from filelock import FileLock
 
+from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cache import default_cache
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import Header
 from sparseallreduce.linear.data.collection.download import AbsentError, Downloader
 from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
 from sparseallreduce.linear.data.convert import convert
-from sparseallreduce.linear.data.files import PathLike, written
+from sparseallreduce.linear.data.files import PathLike, readable, written
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["fetch"]
@@ -58,7 +60,8 @@ def fetch(
     mirror : str
         Where the files are, by default the collection itself.
     checksums : mapping, optional
-        Of files as they are at the mirror, by name: the hash in hexadecimal, SHA-256, or another as ``"md5:..."``.
+        Of files as they are at the mirror, by name: the hash in hexadecimal, SHA-256, or another as ``"md5:..."``. Of others it is that
+        of the file that came first, and held as many samples as it should, which the file ``NAME.sha256`` in the cache keeps.
     binary : bool
         Whether to convert the files; otherwise they stay the text that they are.
     convert : callable
@@ -90,6 +93,7 @@ def fetch(
             with _only(comm, folder / f"{result.name}.lock"):
                 if not agreed(comm, result.exists):
                     convert(text, result, comm, n_features=chosen.features, n_samples=samples)
+        agreed(comm, partial(source.pin, text.name) if comm.rank == 0 else lambda: None)
         paths.append(result if binary else text)
     return paths
 
@@ -117,16 +121,40 @@ class _Source:
                 absent = str(error)
         raise DatasetError(f"{absent}; there is no {' nor '.join(self.names)}: choose another --mirror")
 
+    def pin(self, name: str) -> None:
+        """Write down the checksum of a file that has turned out to be good, unless there is one: later ones must be the same."""
+        path = self._pinned(name)
+        with written(path):
+            if not path.exists():
+                checksum = pooch.file_hash(self.folder / name)
+                with atomic_file(path, "w") as file:
+                    file.write(f"{checksum}  {name}\n")
+
+    def _pinned(self, name: str) -> Path:
+        """The file of a checksum, in the form that ``sha256sum --check`` reads."""
+        return self.folder / f"{name}.sha256"
+
+    def _expected(self, name: str) -> str | None:
+        """The checksum that a file must have, if one is known: the user's, or that of the file that came first."""
+        if name in self.checksums:
+            return self.checksums[name]
+        with readable(self._pinned(name)):
+            words = self._pinned(name).read_text().split() if self._pinned(name).exists() else []
+        return words[0] if words else None
+
     def _fetched(self, name: str) -> Path:
+        expected = self._expected(name)
         base = self.mirror if self.mirror.endswith("/") else f"{self.mirror}/"
-        keeper = pooch.create(self.folder, base, registry={name: self.checksums.get(name)})
+        keeper = pooch.create(self.folder, base, registry={name: expected})
         with _locked(self.folder / f"{name}.lock"), written(self.folder / name):
             try:
                 return Path(keeper.fetch(name, downloader=Downloader(self.folder / f"{name}.part", self.on_received)))
             except DatasetError:
                 raise
             except ValueError:  # pooch says so of a checksum
-                what = f"has another checksum than {self.checksums.get(name)}: what has come is thrown away"
+                what = f"has another checksum than {expected}: what has come is thrown away"
+                if name not in self.checksums:
+                    what += f"; that is what came first: if the file has been replaced since, remove {self._pinned(name)}"
                 raise DatasetError(f"{base}{name} {what}") from None
 
 
