@@ -1,0 +1,516 @@
+"""The loops of dual coordinate ascent over one rank's samples, and of numbering the features that occur in them.
+
+A visit to a sample reads its row twice: for the margin, and for the weights if its dual variable changes. The rows lie one behind the
+other, and are visited in a random order: so while one is worked on, a later one is fetched. Features are numbered by how many samples
+they occur in, the most frequent first: the weights that most entries refer to lie close together and stay in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
+
+__all__ = [
+    "HINGE",
+    "LOGISTIC",
+    "SQUARED_HINGE",
+    "add_scaled",
+    "ascend",
+    "certify",
+    "change",
+    "common",
+    "conjugates",
+    "count_and_renumber",
+    "count_marked",
+    "mark",
+    "marked",
+    "margins",
+    "take",
+    "order_by_count",
+    "renumber",
+    "squared_length",
+    "squared_norms",
+    "step_back",
+    "warm_up",
+]
+
+Array = NDArray[Any]
+
+HINGE, SQUARED_HINGE, LOGISTIC = 0, 1, 2
+
+_AHEAD = 4  # visits before its turn that a row is fetched
+_LINES = 8  # of it
+_LINE = 64  # bytes
+_TINY = 1e-12  # below which a projected gradient counts as zero, as in LIBLINEAR
+_ROOT_STEPS = 30
+_EDGE = 1e-15  # share of its bound that a logistic dual variable keeps away from both ends, so that its logarithms are finite
+_ZERO, _ONE, _THREE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(4)
+_SIX, _LOW_SIX = np.uint64(6), np.uint64(63)
+_WEYL, _MIX, _MIX_AGAIN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike) -> None:
+    """Compile the loops for dtypes, or load them from disk; of several processes at once, one compiles.
+
+    Parameters
+    ----------
+    index_dtype, value_dtype : dtype
+        Of a data set.
+    place_dtype : dtype
+        Of the places of features, and of their numbers in sums.
+    sum_dtype : dtype
+        In which changes are added up.
+    """
+    index, value, place, summed = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype, sum_dtype))
+
+    def fixed(dtype: Any) -> Any:
+        return types.Array(dtype, 1, "C", readonly=True)
+
+    int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
+    rows = fixed(whole), fixed(place), fixed(value), fixed(types.float64)
+    compiled_entry(mark, (fixed(index), whole, whole, uint64))
+    compiled_entry(count_marked, (uint64,))
+    compiled_entry(marked, (uint64, int64, index[::1]))
+    compiled_entry(common, (index[::1], uint64, int64, places, int64, int64))
+    compiled_entry(count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
+    compiled_entry(order_by_count, (int64, places))
+    compiled_entry(renumber, (places, places))
+    compiled_entry(squared_norms, (fixed(whole), fixed(value), types.float64, float64))
+    compiled_entry(margins, (*rows, float64, whole, float64))
+    state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
+    compiled_entry(ascend, (whole, *rows, *state))
+    compiled_entry(certify, (whole, float64, float64, float64, float64, int64, float64))
+    compiled_entry(conjugates, (whole, float64, float64))
+    compiled_entry(change, (float64, float64, types.float64, int64, int64, places, summed[::1]))
+    compiled_entry(step_back, (float64, float64, types.float64))
+    compiled_entry(take, (float64, int64, int64, float64))
+    compiled_entry(squared_length, (fixed(summed),))
+    compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
+
+
+@kernel
+def mark(indices: Array, begin: int, end: int, words: Array) -> None:
+    """Set the bit of every index from ``begin`` to ``end`` in a bitmap."""
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
+
+
+@kernel
+def marked(words: Array, before: Array, out: Array) -> None:
+    """Write the marked indices in order, and how many of them are marked before each word; ``out`` has room for all."""
+    count = _ZERO
+    for word in range(words.size):
+        before[word] = count
+        left = words[word]
+        while left != _ZERO:
+            out[count] = (np.uint64(word) << _SIX) + lowest_bit(left)
+            left &= left - _ONE
+            count += _ONE
+
+
+@kernel
+def count_marked(words: Array) -> int:
+    """How many bits of a bitmap are set."""
+    count = _ZERO
+    for word in range(words.size):
+        count += count_bits(words[word])
+    return int(count)
+
+
+@kernel
+def common(features: Array, words: Array, before: Array, places: Array, out: Array, out_places: Array) -> int:
+    """Write which of some features are marked, by their number in the list, and their places; returns how many are."""
+    count = 0
+    for number in range(features.size):
+        feature = np.uint64(features[number])
+        word, bit = feature >> _SIX, _ONE << (feature & _LOW_SIX)
+        if words[word] & bit:
+            out[count] = number
+            out_places[count] = places[np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))]
+            count += 1
+    return count
+
+
+@kernel
+def count_and_renumber(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array, counts: Array) -> None:
+    """Write the number of every index among the marked ones, and count how often each of them occurs."""
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        word = index >> _SIX
+        number = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (index & _LOW_SIX)) - _ONE))
+        out[entry - begin] = number
+        counts[number] += 1
+
+
+@kernel
+def order_by_count(counts: Array, places: Array) -> None:
+    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order."""
+    starts = np.zeros(66, np.int64)
+    for feature in range(counts.size):
+        starts[_class_of(counts[feature]) + 1] += 1
+    for each in range(1, 66):
+        starts[each] += starts[each - 1]
+    for feature in range(counts.size):
+        own = _class_of(counts[feature])
+        places[feature] = starts[own]
+        starts[own] += 1
+
+
+@inlined
+def _class_of(count: int) -> int:
+    own = 64
+    while count > 0:
+        count >>= 1
+        own -= 1
+    return own
+
+
+@kernel
+def renumber(numbers: Array, places: Array) -> None:
+    """Replace every number by its place."""
+    for entry in range(numbers.size):
+        numbers[entry] = places[np.uint64(numbers[entry])]
+
+
+@kernel
+def squared_norms(indptr: Array, values: Array, intercept: float, out: Array) -> bool:
+    """Write the squared length of every row, the intercept included; returns whether all values are one."""
+    ones = True
+    for row in range(out.size):
+        total = intercept
+        for entry in range(indptr[row], indptr[row + 1]):
+            value = np.float64(values[entry])
+            total += value * value
+            ones &= value == 1.0
+        out[row] = total
+    return ones
+
+
+@inlined
+def _product(indices: Array, values: Array, begin: Any, end: Any, weights: Array) -> float:
+    """The inner product of a row with the weights; values of none stand for ones."""
+    entry = begin
+    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
+    if values.size == 0:
+        while entry + _THREE < end:
+            first += weights[np.uint64(indices[entry])]
+            second += weights[np.uint64(indices[entry + _ONE])]
+            third += weights[np.uint64(indices[entry + _ONE + _ONE])]
+            fourth += weights[np.uint64(indices[entry + _THREE])]
+            entry += _FOUR
+        while entry < end:
+            first += weights[np.uint64(indices[entry])]
+            entry += _ONE
+    else:
+        while entry + _THREE < end:
+            first += weights[np.uint64(indices[entry])] * values[entry]
+            second += weights[np.uint64(indices[entry + _ONE])] * values[entry + _ONE]
+            third += weights[np.uint64(indices[entry + _ONE + _ONE])] * values[entry + _ONE + _ONE]
+            fourth += weights[np.uint64(indices[entry + _THREE])] * values[entry + _THREE]
+            entry += _FOUR
+        while entry < end:
+            first += weights[np.uint64(indices[entry])] * values[entry]
+            entry += _ONE
+    return (first + second) + (third + fourth)
+
+
+@inlined
+def _add(indices: Array, values: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+    entry = begin
+    if values.size == 0:
+        while entry < end:
+            weights[np.uint64(indices[entry])] += factor
+            entry += _ONE
+    else:
+        while entry < end:
+            weights[np.uint64(indices[entry])] += factor * values[entry]
+            entry += _ONE
+
+
+@inlined
+def _fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
+    begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
+    step = np.uint64(_LINE // indices.itemsize)
+    end = min(end, begin + np.uint64(_LINES) * step)
+    entry = begin
+    while entry < end:
+        prefetch(indices, entry)
+        if values.size:
+            prefetch(values, entry)
+        entry += step
+
+
+@kernel
+def margins(indptr: Array, indices: Array, values: Array, labels: Array, weights: Array, intercept: int, out: Array) -> None:
+    """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
+    for row in range(out.size):
+        score = _product(indices, values, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
+        if intercept >= 0:
+            score += weights[intercept]
+        out[row] = labels[row] * score
+
+
+@inlined
+def _next(state: Array) -> Any:
+    # splitmix64 (Steele, Lea, Flood 2014)
+    state[0] += _WEYL
+    word = state[0]
+    word = (word ^ (word >> _THIRTY)) * _MIX
+    word = (word ^ (word >> _TWENTY_SEVEN)) * _MIX_AGAIN
+    return word ^ (word >> _THIRTY_ONE)
+
+
+@inlined
+def _shuffle(rows: Array, count: int, state: Array) -> None:
+    for i in range(count - 1, 0, -1):
+        j = np.int64(_next(state) % np.uint64(i + 1))
+        rows[i], rows[j] = rows[j], rows[i]
+
+
+@inlined
+def _entropy(dual: float, bound: float) -> float:
+    """Of a logistic dual variable; zero at both ends of its range, negative between them."""
+    if dual <= 0.0 or dual >= bound:
+        return 0.0
+    return dual * math.log(dual / bound) + (bound - dual) * math.log1p(-dual / bound)
+
+
+@inlined
+def _loss(loss: int, margin: float) -> float:
+    if loss == LOGISTIC:
+        return math.log1p(math.exp(-margin)) if margin > 0 else math.log1p(math.exp(margin)) - margin
+    slack = max(0.0, 1.0 - margin)
+    return slack * slack if loss == SQUARED_HINGE else slack
+
+
+@inlined
+def _conjugate(loss: int, dual: float, bound: float) -> float:
+    """What a sample adds to the dual objective to be minimised, beside the squared length of the weights."""
+    if loss == LOGISTIC:
+        return float(_entropy(dual, bound))
+    if loss == SQUARED_HINGE:
+        return dual * dual / (4.0 * bound) - dual if bound > 0 else 0.0
+    return -dual
+
+
+@inlined
+def _logistic_root(dual: float, bound: float, curvature: float, margin: float) -> float:
+    """The dual variable z at which ``log(z / (bound - z)) + curvature * (z - dual) + margin`` is zero, by Newton's method.
+
+    In ``t = log(z / (bound - z))`` the equation is ``t + curvature * (bound * sigmoid(t) - dual) + margin = 0``, whose left side
+    grows at least as fast as t: so the root lies between the two ends that the sigmoid allows, and a step that leaves them is
+    replaced by halving.
+    """
+    low, high = -margin - curvature * (bound - dual), -margin + curvature * dual
+    t = math.log(dual / (bound - dual)) if dual > 0.0 else 0.5 * (low + high)
+    if not low <= t <= high:
+        t = 0.5 * (low + high)
+    share = 0.0
+    for _ in range(_ROOT_STEPS):
+        share = 1.0 / (1.0 + math.exp(-t)) if t > -700.0 else 0.0
+        value = t + curvature * (bound * share - dual) + margin
+        if abs(value) <= 1e-9:
+            break
+        if value > 0:
+            high = t
+        else:
+            low = t
+        t -= value / (1.0 + curvature * bound * share * (1.0 - share))
+        if not low <= t <= high:
+            t = 0.5 * (low + high)
+    share = 1.0 / (1.0 + math.exp(-t)) if t > -700.0 else 0.0
+    return float(bound * min(max(share, _EDGE), 1.0 - _EDGE))
+
+
+@kernel
+def ascend(
+    loss: int,
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    labels: Array,
+    bounds: Array,
+    norms: Array,
+    dual: Array,
+    weights: Array,
+    intercept: int,
+    sigma: float,
+    active: Array,
+    count: int,
+    limits: Array,
+    state: Array,
+) -> tuple[int, float]:
+    """One pass of dual coordinate ascent over the first ``count`` of the ``active`` rows, in a random order.
+
+    Parameters
+    ----------
+    loss : int
+    indptr, indices, values, labels : ndarray
+        The samples; values of none stand for ones.
+    bounds : ndarray
+        What the loss of each sample is multiplied by, C.
+    norms : ndarray
+        Their squared lengths.
+    dual, weights : ndarray
+        Changed in place, and ``weights`` by ``sigma`` times what belongs to the change of ``dual``.
+    intercept : int
+        The place of the intercept among the weights, or -1.
+    sigma : float
+    active : ndarray
+        Samples that are dropped are taken out of it.
+    limits : ndarray
+        Of projected gradients, above and below which samples at a bound are dropped; replaced by those of this pass.
+    state : ndarray
+        Of the generator of random numbers, one uint64.
+
+    Returns
+    -------
+    (int, float)
+        How many samples are left active, and the sum of the duality gaps of the samples when they were visited.
+    """
+    _shuffle(active, count, state)
+    above, below = limits[0], limits[1]
+    highest, lowest = -math.inf, math.inf
+    kept, gap = 0, 0.0
+    for i in range(count):
+        if i + _AHEAD < count:
+            _fetch(indptr, indices, values, active[i + _AHEAD])
+        row = active[i]
+        bound, before = bounds[row], dual[row]
+        begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
+        margin = _product(indices, values, begin, end, weights)
+        if intercept >= 0:
+            margin += weights[intercept]
+        margin *= labels[row]
+        curvature = sigma * norms[row]
+        gap += bound * _loss(loss, margin) + _conjugate(loss, before, bound) + before * margin
+        after = before
+        if loss == LOGISTIC:
+            active[kept] = row
+            kept += 1
+            after = _logistic_root(before, bound, curvature, margin)
+        else:
+            slope, top = margin - 1.0, bound
+            if loss == SQUARED_HINGE:
+                slope += before / (2.0 * bound)
+                curvature += 1.0 / (2.0 * bound)
+                top = math.inf
+            projected = slope
+            if before <= 0.0:
+                if slope > above:
+                    continue
+                projected = min(slope, 0.0)
+            elif before >= top:
+                if slope < below:
+                    continue
+                projected = max(slope, 0.0)
+            active[kept] = row
+            kept += 1
+            highest, lowest = max(highest, projected), min(lowest, projected)
+            if abs(projected) > _TINY:
+                after = min(max(before - slope / curvature, 0.0), top) if curvature > 0 else (top if slope < 0 else 0.0)
+        if after != before:
+            dual[row] = after
+            factor = sigma * (after - before) * labels[row]
+            _add(indices, values, begin, end, factor, weights)
+            if intercept >= 0:
+                weights[intercept] += factor
+    limits[0] = highest if highest > 0 else math.inf
+    limits[1] = lowest if lowest < 0 else -math.inf
+    return kept, gap
+
+
+@kernel
+def certify(loss: int, margins: Array, bounds: Array, dual: Array, limits: Array, active: Array, out: Array) -> int:
+    """Write the sum of losses and that of the conjugates; and into ``active`` the samples that are not settled, whose number it returns."""
+    kept, losses, conjugates = 0, 0.0, 0.0
+    for row in range(dual.size):
+        bound, own, margin = bounds[row], dual[row], margins[row]
+        if bound <= 0.0:
+            continue
+        losses += bound * _loss(loss, margin)
+        conjugates += _conjugate(loss, own, bound)
+        slope = margin - 1.0
+        if loss == HINGE and own >= bound:
+            settled = slope < limits[1]
+        else:
+            settled = loss != LOGISTIC and own <= 0.0 and slope > limits[0]
+        if not settled:
+            active[kept] = row
+            kept += 1
+    out[0], out[1] = losses, conjugates
+    return kept
+
+
+@kernel
+def conjugates(loss: int, bounds: Array, dual: Array) -> float:
+    """The sum of what the samples add to the dual objective to be minimised."""
+    total = 0.0
+    for row in range(dual.size):
+        total += _conjugate(loss, dual[row], bounds[row])
+    return total
+
+
+@kernel
+def step_back(now: Array, before: Array, share: float) -> None:
+    """Go only a share of the way from ``before`` to ``now``."""
+    for i in range(now.size):
+        now[i] = before[i] + share * (now[i] - before[i])
+
+
+@kernel
+def change(
+    weights: Array, before: Array, sigma: float, places: Array, slots: Array, out_slots: Array, out: Array
+) -> tuple[int, float, float]:
+    """Divide the change of the weights by ``sigma``, and write that of the weights at ``places`` that have changed.
+
+    Returns
+    -------
+    (int, float, float)
+        How many are written, the squared length of the change, and that of the part that is written.
+    """
+    total, part, count = 0.0, 0.0, 0
+    for i in range(weights.size):
+        step = (weights[i] - before[i]) / sigma
+        weights[i] = before[i] + step
+        total += step * step
+    for i in range(places.size):
+        step = weights[places[i]] - before[places[i]]
+        if step != 0:
+            out_slots[count], out[count] = slots[i], step
+            part += step * step
+            count += 1
+    return count, total, part
+
+
+@kernel
+def take(shared: Array, slots: Array, places: Array, weights: Array) -> None:
+    """Copy the shared weights that this rank has to their places."""
+    for i in range(slots.size):
+        weights[places[i]] = shared[slots[i]]
+
+
+@kernel
+def squared_length(values: Array) -> float:
+    """The sum of squares, in float64."""
+    total = 0.0
+    for i in range(values.size):
+        total += np.float64(values[i]) * np.float64(values[i])
+    return total
+
+
+@kernel
+def add_scaled(slots: Array, values: Array, share: float, shared: Array) -> None:
+    """Add a share of a sum to the shared weights."""
+    for i in range(slots.size):
+        shared[np.uint64(slots[i])] += share * np.float64(values[i])

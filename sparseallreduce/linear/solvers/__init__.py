@@ -1,0 +1,5 @@
+"""Solvers in rounds: what is not mini-batch SGD. Ranks work on their own samples for a whole pass, and then sum what has changed."""
+
+from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
+
+__all__ = ["CoCoA", "Round"]

@@ -1,0 +1,283 @@
+"""CoCoA+: dual coordinate ascent on every rank, and one sum of the changes of the weights a round (Ma et al. 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import AlgorithmError, DivergenceError, SparseAllreduceError
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels import dual
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.solvers.exchange import Exchange
+from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.losses import dual_loss
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.trace import trace
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["PHASES", "CoCoA", "Round"]
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+#: What the seconds of a round are spent on: its passes, the sum of changes, and the objectives.
+PHASES = ("compute", "communicate", "evaluate")
+
+_FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
+_WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round came to, the same on every rank but for the seconds."""
+
+    round: int  # from 1
+    dual: float  # objective, a lower bound of the optimum; it never falls but by rounding
+    primal: float | None  # objective of the weights after the round; None where it was not computed, which takes a pass
+    gap: float | None  # the lowest primal objective so far minus ``dual``: the returned weights are no farther from the optimum
+    active: int  # samples that the next round visits, over all ranks
+    sigma: float  # how often a rank's change counted in its own problem
+    seconds: dict[str, float]  # of this rank, by PHASES
+    bytes_sent: int  # by all ranks
+
+
+class CoCoA:
+    """Finds the weights of a linear classifier by dual coordinate ascent, in rounds (Ma et al. 2015, CoCoA+ with gamma = 1).
+
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses. In the words of LIBLINEAR, C is
+    ``1 / (samples * l2)`` and the objective is ``l2`` times its. In a round every rank goes over its own samples in a random order,
+    and changes one dual variable after the other to its best value, as far as the rank knows; then the changes of the weights are
+    added up over all ranks. On one rank that is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for the logistic loss),
+    which leaves out samples that are settled. The rounds depend on the number of ranks; the optimum does not. All ranks make their
+    solvers together.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples, labels -1 and +1; or all there are, the same on every rank, of which this one takes its share.
+    model : Hinge, SquaredHinge or Logistic
+    l2 : float
+        Above 0: without a penalty there is no dual to ascend.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+    tolerance : float
+        Ends when the duality gap is at most this share of the primal objective: then the objective is above its optimum by no greater
+        share. Accuracy is often the best it gets at 0.01. LIBLINEAR bounds no objective, but a gradient.
+    rounds : int
+        At most.
+    local_passes : int
+        Over a rank's samples in a round: more where sums take longer than passes.
+    seed : int
+        Of the order of visits.
+    intercept : bool
+        Whether samples have one more feature of value one, whose weight is penalised like all others, as by LIBLINEAR's ``-B 1``.
+
+    Attributes
+    ----------
+    history : list of Round
+    converged : bool
+        Whether the gap has come below the tolerance.
+    weights : ndarray
+        After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
+    preparation : float
+        Seconds before the first round: checks, numbering of features, and which of them several ranks have.
+
+    Raises
+    ------
+    AlgorithmError
+        On all ranks alike, if an argument of any rank is out of range, or the loss has no known dual.
+    DatasetError, MismatchError
+        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+
+    Notes
+    -----
+    There is no start from given weights: what the ascent goes on from are dual variables, one a sample, which weights do not tell.
+    Changes are added up in float32 for a tolerance of 1e-5 or more, in float64 below; all else is float64. By that the weights come to
+    differ from those of the dual variables by some 1e-7 of themselves, and the gap by as small a share of the objective.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> from sparseallreduce.linear import Hinge
+    >>> samples = Dataset.from_scipy([[0.0, 2.0], [3.0, 0.0]], [1, -1])
+    >>> solver = CoCoA(samples, Hinge(), l2=0.1, comm=sar.SERIAL, intercept=False)
+    >>> solver.fit().round(3), solver.converged
+    (array([-0.333,  0.5  ]), True)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        model: LinearModel,
+        *,
+        l2: float,
+        comm: Any = None,
+        tolerance: float = 1e-3,
+        rounds: int = 1000,
+        local_passes: int = 1,
+        seed: int = 0,
+        intercept: bool = True,
+    ) -> None:
+        clock = Clock()
+        self.comm = world() if comm is None else comm
+        self.model, self.l2, self.tolerance, self.rounds = model, l2, tolerance, rounds
+        self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
+        self.history: list[Round] = []
+        self.converged = False
+        self.weights = np.zeros(0)
+        self._sum_dtype = np.float32 if tolerance >= _FLOAT32 else np.float64
+        self._loss = agreed(self.comm, self._checked)
+        self.dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
+        agreed(self.comm, lambda: check_labels(self.dataset, model))
+        check_alike(self.comm, self._settings())
+        check_parts(self.dataset, self.comm, self.comm.size)
+        self._local = agreed(self.comm, self._prepared)
+        self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
+        self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
+        self._best_state: tuple[Array, Array] | None = None
+        clock.lap("prepare")
+        self.preparation = clock.seconds["prepare"]
+
+    def _checked(self) -> int:
+        """The number of the loss, if all arguments are in range."""
+        if not 0 < self.l2 < math.inf:
+            raise AlgorithmError(f"l2 must be above 0 and finite for a dual solver, not {self.l2:g}: without it, train by SGD")
+        if not 0 < self.tolerance < math.inf:
+            raise AlgorithmError(f"the tolerance must be above 0 and finite, not {self.tolerance:g}")
+        for name, lowest in (("rounds", 1), ("local_passes", 1), ("seed", 0)):
+            if not getattr(self, name) >= lowest:
+                raise AlgorithmError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
+        return dual_loss(self.model)
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("l2", "tolerance", "rounds", "local_passes", "seed", "intercept")
+        return {"model": type(self.model).__name__, **{name: getattr(self, name) for name in names}}
+
+    def _prepared(self) -> LocalProblem:
+        dual.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), self._sum_dtype)
+        return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
+
+    def fit(self) -> Array:
+        """Make rounds until the gap is small enough, or as many as are allowed; collective.
+
+        A second call goes on where the first one ended.
+
+        Returns
+        -------
+        ndarray
+            ``weights``: those of the lowest primal objective that was computed.
+
+        Raises
+        ------
+        DivergenceError
+            On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
+        """
+        limit = len(self.history) + self.rounds
+        while not self.converged and len(self.history) < limit:
+            clock, sigma = Clock(), self._exchange.sigma
+            with trace() as traffic:
+                gap = self._step(clock)
+            dual, active, sent = self._dual(traffic.bytes_sent)
+            primal = None
+            if self._expects_end(gap, dual) or len(self.history) + 1 == limit:
+                primal = self._primal()
+                self._learn_from(primal - dual, dual)
+            clock.lap("evaluate")
+            self._conclude(dual, primal, active, sigma, clock, sent)
+        self.weights = self._exchange.assembled(self._best_state)
+        return self.weights
+
+    def _step(self, clock: Clock) -> float:
+        """Change dual variables and weights; returns the sum of the gaps of the samples when they were visited."""
+        if self.comm.size == 1:
+            gap = self._local.ascend(self.local_passes, 1.0)
+            clock.lap("compute")
+            return gap
+
+        def change() -> tuple[Any, tuple[float, float, float]]:
+            gap = self._local.ascend(self.local_passes, self._exchange.sigma)
+            stream, whole, rest = self._exchange.own_change()
+            clock.lap("compute")
+            return stream, (gap, whole, rest)
+
+        stream, own = self._or_all_raise(change)
+        told = gather(self.comm, own)
+        self._exchange.add(stream, [(whole, rest) for _, whole, rest in told])
+        clock.lap("communicate")
+        return sum(gap for gap, _, _ in told)
+
+    def _dual(self, sent: int) -> tuple[float, int, int]:
+        """The dual objective, and sums over the ranks: of active samples, and of bytes sent."""
+        local = self._local
+        own = self._or_all_raise(lambda: (local.conjugates(), local.squares(), local.active, sent))
+        conjugates, squares, active, bytes_sent = (sum(column) for column in zip(*gather(self.comm, own)))
+        return -conjugates - (squares + self._exchange.squares()) / 2, active, bytes_sent
+
+    def _primal(self) -> float:
+        """The primal objective; the weights are kept if it is the lowest so far."""
+        told = gather(self.comm, self._or_all_raise(self._local.certify))
+        primal = sum(part.losses for part in told) + (sum(part.squares for part in told) + self._exchange.squares()) / 2
+        if primal < self._best:
+            self._best, self._best_state = primal, self._exchange.state()
+        return primal
+
+    def _expects_end(self, gap: float, dual: float) -> bool:
+        """Whether the gap may be small enough, judged by what the samples showed when they were visited.
+
+        That was before they changed: after a round it is smaller by about as much as it was than a round ago.
+        """
+        self._expected = self._optimism * gap * min(1.0, gap / self._last)
+        self._last = gap
+        return not self._expected > self.tolerance * abs(dual)
+
+    def _learn_from(self, gap: float, dual: float) -> None:
+        """Expect a gap by as much larger than this one was than expected, and see whether it is the end."""
+        if not math.isfinite(gap):
+            raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
+        self.converged = self._best - dual <= self.tolerance * self._best
+        if self._expected > 0:
+            self._optimism = min(_WORST, max(1.0, self._optimism * gap / self._expected))
+
+    def _conclude(self, dual: float, primal: float | None, active: int, sigma: float, clock: Clock, sent: int) -> None:
+        scale = self.l2
+        self.history.append(
+            Round(
+                round=len(self.history) + 1,
+                dual=scale * dual,
+                primal=None if primal is None else scale * primal,
+                gap=None if primal is None else scale * (self._best - dual),
+                active=active,
+                sigma=sigma,
+                seconds={phase: clock.seconds[phase] for phase in PHASES},
+                bytes_sent=sent,
+            )
+        )
+
+    def _or_all_raise(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns; if it raises on any rank, or is interrupted, all of them raise."""
+        interruption: list[BaseException] = []
+
+        def guarded() -> T:
+            try:
+                return action()
+            except Exception:
+                raise
+            except BaseException as error:
+                interruption.append(error)
+                raise SparseAllreduceError(f"rank {self.comm.rank} was interrupted by a {type(error).__name__}") from error
+
+        try:
+            return agreed(self.comm, guarded)
+        except SparseAllreduceError:
+            if interruption:
+                raise interruption[0] from None
+            raise

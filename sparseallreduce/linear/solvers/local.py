@@ -1,0 +1,117 @@
+"""What one rank holds of a dual problem: its samples, their dual variables, and the weights of its features."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.solvers.numbering import Numbering
+
+__all__ = ["Certificate", "LocalProblem"]
+
+Array = NDArray[Any]
+
+_ENOUGH = 0.25  # of the rank's samples that a round visits at least, however few of them are active
+_MOST = 8  # passes over few active samples
+
+
+class Certificate(NamedTuple):
+    """A rank's part of both objectives at the present weights."""
+
+    losses: float  # sum over its samples, each times its bound
+    conjugates: float  # likewise
+    squares: float  # of the weights of features that no other rank has
+
+
+class LocalProblem:
+    """A rank's part of the dual problem, in the scale of LIBLINEAR: each sample's loss is multiplied by its bound, the penalty by 1/2.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Samples of this rank, which have been checked.
+    loss : int
+        Of :mod:`sparseallreduce.linear.kernels.dual`.
+    l2 : float
+    intercept : bool
+    seed : int
+        Of the order of visits, together with the number of the rank's first sample.
+    """
+
+    def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
+        self._loss = loss
+        self.numbering = numbering = Numbering(dataset, intercept)
+        begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+        self._norms = np.empty(dataset.rows)
+        values = dataset.values[begin:end]
+        indptr = read_only(dataset.indptr - begin)
+        ones = kernels.squared_norms(indptr, values, float(intercept), self._norms)
+        if not np.isfinite(self._norms).all():
+            row = int(np.flatnonzero(~np.isfinite(self._norms))[0])
+            raise DatasetError(
+                f"{dataset.source}: the squares of sample {dataset.first_sample + row}'s values sum to no finite number: scale them"
+            )
+        self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, dataset.labels
+        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+        self._bounds = counts / (dataset.total_samples * l2)
+        self.dual = np.zeros(dataset.rows)
+        self.weights = np.zeros(numbering.size)
+        self._active = np.empty(dataset.rows, np.int64)
+        counted = np.flatnonzero(self._bounds > 0)
+        self.active = len(counted)
+        self._active[: self.active] = counted
+        self._limits = np.array([math.inf, -math.inf])
+        self._state = np.random.SeedSequence((seed, dataset.first_sample)).generate_state(1, np.uint64)
+        self._margins = np.empty(dataset.rows)
+
+    @property
+    def rows(self) -> int:
+        """Samples of this rank."""
+        return len(self.dual)
+
+    def ascend(self, passes: int, sigma: float) -> float:
+        """Go over the active samples; returns the sum of their duality gaps, each as it was when the last pass came to it.
+
+        Few that are active are gone over more often.
+        """
+        left, done, gap = passes * _ENOUGH * self.rows, 0, 0.0
+        while done < passes or (sigma > 1 and left > 0 and self.active > 0 and done < _MOST * passes):
+            left -= self.active
+            done += 1
+            self.active, gap = kernels.ascend(
+                self._loss,
+                *self._rows,
+                self._bounds,
+                self._norms,
+                self.dual,
+                self.weights,
+                self.numbering.intercept,
+                sigma,
+                self._active,
+                self.active,
+                self._limits,
+                self._state,
+            )
+        return float(gap)
+
+    def conjugates(self) -> float:
+        """The sum of what the samples add to the dual objective to be minimised."""
+        return float(kernels.conjugates(self._loss, self._bounds, self.dual))
+
+    def squares(self) -> float:
+        """The sum of squares of the weights that no other rank has."""
+        own = self.weights if len(self.numbering.private) == len(self.weights) else self.weights[self.numbering.private]
+        return float(np.dot(own, own))
+
+    def certify(self) -> Certificate:
+        """This rank's part of both objectives; samples that have been dropped too early become active again."""
+        kernels.margins(*self._rows, self.weights, self.numbering.intercept, self._margins)
+        sums = np.empty(2)
+        self.active = kernels.certify(self._loss, self._margins, self._bounds, self.dual, self._limits, self._active, sums)
+        return Certificate(float(sums[0]), float(sums[1]), self.squares())

@@ -1,0 +1,28 @@
+"""The losses whose dual the solvers know."""
+
+from __future__ import annotations
+
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.linear.kernels.dual import HINGE, LOGISTIC, SQUARED_HINGE
+from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, SquaredHinge
+
+__all__ = ["dual_loss"]
+
+
+# A subclass may have another loss, so it is not taken for its base.
+_KNOWN: dict[type[LinearModel], int] = {Hinge: HINGE, SquaredHinge: SQUARED_HINGE, Logistic: LOGISTIC}
+
+
+def dual_loss(model: LinearModel) -> int:
+    """The number by which the kernels know the loss of a model.
+
+    Raises
+    ------
+    AlgorithmError
+        If they do not.
+    """
+    loss = _KNOWN.get(type(model))
+    if loss is None:
+        known = ", ".join(kind.__name__ for kind in _KNOWN)
+        raise AlgorithmError(f"dual coordinate ascent knows the losses {known}, not that of {type(model).__name__}: train it by SGD")
+    return loss
