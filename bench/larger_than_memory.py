@@ -122,6 +122,7 @@ def main(gigabytes: float, share: float, ranks: tuple[int, ...], values: str, gi
         size = data.stat().st_size
         print(f"file {size / 1e9:.2f} GB, limit {size * share / 1e9:.2f} GB for all ranks together; reads from disk are part of the time")
         print(f"{'ranks':>5} {'seconds, no limit':>18} {'with the limit':>15} {'most, with cache':>17} {'most, of no file':>17}  same bits")
+        sys.stdout.flush()
         for number in ranks:
             free, _ = trained(data, place / "free.npz", number, None)
             with limited(int(size * share)) as group:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.linear import Dataset, DatasetError, SparseStrategy, load
+from sparseallreduce.linear import Constant, Dataset, DatasetError, Logistic, Options, SparseStrategy, Trainer, load
 from sparseallreduce.linear.data.binary import format as binary_format
-from sparseallreduce.linear.data.binary import ones, reader
+from sparseallreduce.linear.data.binary import ones, pages, reader
+from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.binary.reader import _plan
 from sparseallreduce.linear.data.binary.writer import BinaryWriter, write_binary
 from sparseallreduce.linear.data.blocks import Block
@@ -169,6 +170,25 @@ def test_a_file_larger_than_the_memory_that_is_left_is_mapped_by_every_rank(tmp_
         assert not part.indices.flags.owndata and not part.indices.flags.writeable
     for name in ("indices", "values", "labels"):
         np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(written, name))
+
+
+@pytest.mark.parametrize("values", [None, 1.0])
+@pytest.mark.parametrize("alone", [True, False])
+def test_training_on_a_mapped_file_gives_the_same_bits(tmp_path, monkeypatch, values, alone):
+    lengths = np.random.default_rng(1).integers(0, 40, 2000)
+    write_binary(tmp_path / "a.csr", dataset(lengths, values=values, labels=np.where(lengths % 2, 1, -1)), sar.SERIAL)
+    learned, fetched = [], []
+    original = Pages.fetch
+    monkeypatch.setattr(Pages, "fetch", lambda self, rows: (fetched.append(len(rows)), original(self, rows)))
+    if not alone:
+        monkeypatch.setattr(pages.ctypes, "CDLL", lambda _: None)  # a system without advice
+    for left in (1e12, 1000.0):
+        monkeypatch.setattr(reader, "memory_left", lambda left=left: left)
+        strategy = SparseStrategy(load(tmp_path / "a.csr", comm=sar.SERIAL)[0], sar.SERIAL)
+        list(Trainer(Logistic(), strategy, Constant(0.1), Options(2, 300)).run())
+        learned.append(strategy.weights.to_array())
+        assert sum(fetched) == (0 if left > 1e6 else 2 * (2000 - 300))  # all but the first step's
+    np.testing.assert_array_equal(*learned)
 
 
 def test_repeated_ones_take_one_piece_of_memory():

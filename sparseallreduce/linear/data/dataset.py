@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sparseallreduce.errors import DatasetError, MismatchError
+from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.checks import check_rows
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
@@ -48,6 +49,7 @@ class Dataset:
     source: str = "samples"  # what errors call them
     weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
     zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
+    pages: Pages | None = field(default=None, repr=False, compare=False)  # of a mapped file that is larger than the memory
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels", "weights"):

@@ -115,7 +115,9 @@ ATTRIBUTES = """
     n_iter_ : int
         Passes made.
     history_ : list of list of Epoch
-        One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks.
+        One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks. The loss
+        is that of the samples after the pass, with the penalty; of a ``partial_fit``, as long as no reactive schedule goes by it, that of
+        each sample before the step that it was in.
 """
 
 
@@ -429,6 +431,8 @@ class LinearEstimator(BaseEstimator):
         if isinstance(progress, list):
             progress = progress[0] if len(progress) == 1 else None
         own: _Progress | None = progress if learned == self._learned() else None
+        if comm.size == 1:
+            return own
         ranks = gather(comm, None if own is None else own.checksum())
         if any(rank is None for rank in ranks):
             return None
@@ -517,7 +521,9 @@ class LinearEstimator(BaseEstimator):
             self._take_up(before, strategy, schedule, scales)
         passed = 0 if before is None else before.passes
         share = self.validation_fraction if self.early_stopping else 0.0
-        options = Options(passes, self.batch_size, seed, before=passed, validation=share)
+        # What the samples of a call say of the weights after it takes all weights, and no schedule goes by it but reactive ones.
+        needless = partial and (self.schedule == PLATEAU or not isinstance(schedule, Reactive))
+        options = Options(passes, self.batch_size, seed, before=passed, validation=share, evaluate_every=0 if needless else 1)
         trainer = Trainer(model, strategy, schedule, options, stopping=stopping)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:

@@ -305,8 +305,12 @@ class Trainer:
         try:
             if self.strategy.serves:
                 self.strategy.serve(lambda: self._stop)
-            else:
+            elif self.dataset.pages is None:
                 stopped = self._take_steps(on_step)
+            else:
+                self.dataset.pages.read_at_random()
+                stopped = self._take_steps(on_step)
+                self.dataset.pages.read_in_order()
             self.strategy.drain()
         except Exception as error:
             shared = self.strategy.give_up(error)
@@ -326,7 +330,10 @@ class Trainer:
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
         starts, order = self._dealt()
+        pages = self.dataset.pages
         for start, end in pairwise(starts[self._position :]):
+            if pages is not None:
+                pages.fetch(order[end : 2 * end - start])  # of the next step
             self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)

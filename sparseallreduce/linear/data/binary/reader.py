@@ -27,6 +27,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary import kernels
 from sparseallreduce.linear.data.binary.format import HEADER_BYTES, MAGIC, Header
 from sparseallreduce.linear.data.binary.ones import repeated_ones
+from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.files import PathLike, first_bytes, readable
 from sparseallreduce.runtime.limits import memory_left
@@ -175,7 +176,9 @@ class _Rows:
         if not np.isfinite(labels).all():
             self._refuse("labels", first + int(np.isfinite(labels).argmin()), "the label is not finite")
         indices = indices.astype(index_dtype(header.features), copy=False)
-        return Dataset(indptr, indices, values, labels, header.features, first, header.samples, str(self._path))
+        pages = Pages(indptr, [indices] if header.value_width == 0 else [indices, values]) if self._large else None
+        given = indptr, indices, values, labels, header.features, first, header.samples, str(self._path)
+        return Dataset(*given, pages=pages)
 
     def _refuse(self, section: str, item: int, reason: str) -> NoReturn:
         offset = self._header.sections[section].offset + item * self._header.dtype(section).itemsize

@@ -320,7 +320,8 @@ def _without_samples(dataset: Dataset) -> Dataset:
     empty = {name: getattr(dataset, name)[:0].copy() for name in ("indices", "values", "labels")}
     if dataset.weights is not None:
         empty["weights"] = dataset.weights[:0].copy()
-    return replace(dataset, indptr=np.zeros(1, np.int64), first_sample=dataset.total_samples, total_samples=dataset.total_samples, **empty)
+    total = dataset.total_samples
+    return replace(dataset, indptr=np.zeros(1, np.int64), first_sample=total, total_samples=total, pages=None, **empty)
 
 
 def _mailbox(comm: Any) -> Mailbox:
