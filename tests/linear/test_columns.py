@@ -18,6 +18,8 @@ from sparseallreduce.linear.weights import Descent, new_weights
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream
 
+FTRL = {"update": "ftrl", "l2": 0.02, "l1": 0.01}
+
 
 def samples(rows=60, features=20_000, density=0.003, seed=1, dtype=np.float32):
     matrix = random_array((rows, features), density=density, format="csr", rng=np.random.default_rng(seed))
@@ -37,7 +39,7 @@ def precise(dataset):
     intercept=st.booleans(),
     threads=st.sampled_from([1, 2, 4]),
     dtype=st.sampled_from([np.float32, np.float64]),
-    descent=st.sampled_from([{}, {"l2": 0.1}, {"momentum": 0.5}, {"l1": 0.01}, {"average_from": 1, "momentum": 0.5}]),
+    descent=st.sampled_from([{}, {"l2": 0.1}, {"momentum": 0.5}, {"l1": 0.01}, {"average_from": 1, "momentum": 0.5}, FTRL]),
 )
 def test_scores_and_gradients_are_those_of_dense_arithmetic(data, features, density, columns, intercept, threads, dtype, descent):
     dataset = samples(30, features, density, 2, dtype)
@@ -68,7 +70,9 @@ def test_scores_and_gradients_are_those_of_dense_arithmetic(data, features, dens
 
 
 @pytest.mark.parametrize(
-    "descent", [{}, {"l2": 0.02}, {"l1": 0.03}, {"l2": 0.02, "momentum": 0.8, "nesterov": True}, {"average_from": 150}], ids=str
+    "descent",
+    [{}, {"l2": 0.02}, {"l1": 0.03}, {"l2": 0.02, "momentum": 0.8, "nesterov": True}, {"average_from": 150}, {"update": "ftrl"}, FTRL],
+    ids=str,
 )
 @pytest.mark.parametrize("form", ["sparse", "dense", "flat"])
 @pytest.mark.parametrize("intercept", [False, True])
@@ -91,7 +95,7 @@ def test_every_column_descends_as_weights_of_its_own(descent, form, intercept):
     assert together.to_array().any()
 
 
-@pytest.mark.parametrize("descent", [{"l2": 0.1}, {"l1": 0.01, "momentum": 0.9, "average_from": 3}])
+@pytest.mark.parametrize("descent", [{"l2": 0.1}, {"l1": 0.01, "momentum": 0.9, "average_from": 3}, FTRL])
 def test_a_state_goes_through_a_checkpoint_to_the_same_bits(descent):
     rng = np.random.default_rng(6)
     gradients = [sar.SparseStream.from_dense(rng.standard_normal((9, 3)).astype(np.float32)) for _ in range(20)]
@@ -110,8 +114,9 @@ def test_a_state_goes_through_a_checkpoint_to_the_same_bits(descent):
 
 
 @pytest.mark.parametrize("where", [0, -1])  # a weight, and an intercept
-def test_a_weight_of_any_column_that_is_no_number_ends_the_run(where):
-    weights, gradient = new_weights(5, Descent(intercept=True, columns=3)), np.zeros((5, 3), np.float32)
+@pytest.mark.parametrize("update", ["sgd", "ftrl"])
+def test_a_weight_of_any_column_that_is_no_number_ends_the_run(where, update):
+    weights, gradient = new_weights(5, Descent(intercept=True, columns=3, update=update)), np.zeros((5, 3), np.float32)
     gradient[where, 1] = np.inf
     with pytest.raises(DivergenceError, match="after step 1"):
         weights.descend(sar.SparseStream.from_dense(gradient), 0.1)

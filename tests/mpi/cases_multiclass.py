@@ -65,7 +65,11 @@ def written(comm, folder, **given):
 
 
 EXACT = [SparseStrategy, DenseStrategy, SynchronousParameterServer]
-DESCENTS = {"plain": Descent(1e-3, True, columns=CLASSES), "lazy": Descent(1e-3, True, 1e-4, 0.5, average_from=4, columns=CLASSES)}
+DESCENTS = {
+    "plain": Descent(1e-3, True, columns=CLASSES),
+    "lazy": Descent(1e-3, True, 1e-4, 0.5, average_from=4, columns=CLASSES),
+    "adaptive": Descent(1e-3, True, 1e-4, columns=CLASSES, update="ftrl"),
+}
 
 
 @limit(120)

@@ -39,6 +39,8 @@ DESCENTS = {
     "small scale": Descent(0.5, True),  # which falls below what is kept apart
     "lazy": Descent(1e-2, True, 1e-4, 0.5, average_from=5),
     "averaged": Descent(average_from=0),
+    "adaptive": Descent(update="ftrl"),
+    "adaptive, with penalties": Descent(1e-2, True, 1e-4, update="ftrl"),
 }
 
 

@@ -1,19 +1,22 @@
-"""The weights of a linear model: plain, lazy, and shared by the ranks of a host."""
+"""The weights of a linear model: plain, lazy, adaptive, and shared by the ranks of a host."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.adaptive import AdaptiveWeights
+from sparseallreduce.linear.weights.descent import UPDATES, Descent
 from sparseallreduce.linear.weights.lazy import LazyWeights
 from sparseallreduce.linear.weights.plain import Weights, flat_indices
 from sparseallreduce.runtime.threads import Threads
 
-__all__ = ["Descent", "LazyWeights", "Weights", "flat_indices", "new_weights"]
+__all__ = ["UPDATES", "AdaptiveWeights", "Descent", "LazyWeights", "Weights", "flat_indices", "new_weights"]
 
 
 def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
-    """Weights of zero that descend so, lazy ones where it takes them; for the arguments see :class:`Weights`."""
+    """Weights of zero that descend so, lazy or adaptive ones where it takes them; for the arguments see :class:`Weights`."""
+    if descent.adaptive:
+        return AdaptiveWeights(size, descent, dtype, threads)
     plain = not (descent.l1 or descent.momentum or descent.averages)
     return Weights(size, descent, dtype, threads) if plain else LazyWeights(size, descent, dtype, threads)

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Descent"]
+__all__ = ["UPDATES", "Descent"]
+
+#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal.
+UPDATES = ("sgd", "ftrl")
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,11 @@ class Descent:
     nesterov: bool = False  # whether the momentum is Nesterov's, which looks a step ahead
     average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
     columns: int | None = None  # weights of a feature, one a score of a sample: K classes at once; None for one score
+    update: str = "sgd"  # one of UPDATES; all but "sgd" have neither momentum nor averages
 
     def __post_init__(self) -> None:
+        if self.update not in UPDATES:
+            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {self.update!r}")
         for name in ("l2", "l1"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -33,6 +39,8 @@ class Descent:
             raise ValueError(f"average_from must be at least 0, not {self.average_from}")
         if self.columns is not None and self.columns < 1:
             raise ValueError(f"columns must be at least 1, not {self.columns}")
+        if self.update != "sgd" and (self.momentum or self.averages):
+            raise ValueError(f"momentum and averages are of the update sgd, not of {self.update}: leave them out, or take that")
 
     @property
     def penalty_factor(self) -> float:
@@ -52,3 +60,8 @@ class Descent:
     def averages(self) -> bool:
         """Whether what is learned is an average."""
         return self.average_from is not None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether every weight has a learning rate of its own."""
+        return self.update != "sgd"

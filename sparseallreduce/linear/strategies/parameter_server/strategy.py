@@ -251,7 +251,7 @@ class AsynchronousParameterServer(ParameterServer):
     Raises
     ------
     AlgorithmError
-        If the descent has momentum, which delays have too (Mitliagkas et al., 2016) and would add to, or averages.
+        If the descent has momentum, which delays have too (Mitliagkas et al., 2016) and would add to, or averages, or adaptive weights.
     """
 
     name = "ps-async"
@@ -263,6 +263,8 @@ class AsynchronousParameterServer(ParameterServer):
         if self.descent.momentum or self.descent.averages:
             wanted = "momentum" if self.descent.momentum else "averaging"
             raise AlgorithmError(f"the strategy {self.name} does without {wanted}, for which steps have to be counted: take ps-sync")
+        if self.descent.adaptive:
+            raise AlgorithmError(f"the strategy {self.name} keeps nothing but weights: take the update sgd, or the strategy ps-sync")
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))

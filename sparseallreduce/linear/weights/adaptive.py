@@ -1,0 +1,170 @@
+"""Weights of which each has a learning rate of its own, that falls as its gradients add up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels import adaptive as adaptive_kernels
+from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.plain import Intercept, Weights, as_numbers, flat_indices
+from sparseallreduce.runtime.threads import Threads
+
+__all__ = ["AdaptiveWeights"]
+
+Array = NDArray[Any]
+
+
+class AdaptiveWeights(Weights):
+    """As :class:`Weights`, but by FTRL-Proximal (McMahan et al., *Ad click prediction: a view from the trenches*, 2013, algorithm 1).
+
+    Without penalties a step is that of AdaGrad (Duchi et al., 2011): ``n += g**2; w -= rate * g / sqrt(n)`` for every entry g of the
+    gradient, the intercept's among them. So the units of the loss do not matter, and a weight that has rarely been touched moves far.
+
+    L1 and L2 are those of the mean loss: with S the sum of all rates so far and v the weight as it would be without them, ``w`` is v drawn
+    towards zero by ``l1 * S / sqrt(n)``, at most to zero, and divided by ``1 + l2 * S / sqrt(n)``. This differs from the paper's, which
+    do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011, section 2), by which loss and
+    penalties together come to their least. A weight that no gradient has touched stays what it was, penalties or not.
+
+    All that changes is where the gradient has entries. Reading never writes, since each rank reads others: so replicas keep the same
+    bits.
+
+    Examples
+    --------
+    >>> from sparseallreduce import SparseStream
+    >>> w = AdaptiveWeights(3, Descent(update="ftrl"))
+    >>> for slope in (2, 1e-3):
+    ...     w.descend(SparseStream([1], np.float32([slope]), 3), rate=0.5)
+    >>> w.to_array()
+    array([ 0.     , -0.50025,  0.     ], dtype=float32)
+    """
+
+    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
+        super().__init__(size, descent or Descent(update="ftrl"), dtype, threads)
+        self._norms = np.zeros_like(self.unscaled)
+        self._rates = 0.0  # sum over all steps
+        self._intercept_norm: Intercept = self._intercept_of(0.0)
+
+    @property
+    def _penalties(self) -> tuple[float, float]:
+        """The factors of both penalties, times the sum of all rates."""
+        return self.descent.l1 * self._rates, self.descent.l2 * self._rates
+
+    @property
+    def current(self) -> bool:
+        return not any(self._penalties)
+
+    def to_array(self) -> Array:
+        self.wait_for_peers()
+        array = np.empty(self.shape, self.unscaled.dtype)
+        self._read(self.unscaled, self._norms, array.reshape(-1)[: len(self.unscaled)])
+        array[self.features :] = self.intercept
+        return array
+
+    def assign(self, array: Array) -> None:
+        super().assign(array)
+        self._write(_norms=0)
+        self._rates, self._intercept_norm = 0.0, self._intercept_of(0.0)
+
+    def penalty(self) -> float:
+        if not (self.descent.l1 or self.descent.l2):
+            return 0.0
+        weights = self.to_array()[: self.features].reshape(-1)
+        return self.descent.l2 / 2 * float(np.dot(weights, weights)) + self.descent.l1 * float(np.abs(weights).sum(dtype=np.float64))
+
+    def at(self, indices: Array) -> Array:
+        self.wait_for_peers()
+        inside = indices[: np.searchsorted(indices, self.features)].astype(np.int64)
+        found = np.full(self._shape(len(indices)), self.intercept, self.unscaled.dtype)
+        places = inside if self.columns is None else flat_indices(inside, self.columns, self.size)
+        self._read(self.unscaled[places], self._norms[places], found.reshape(-1)[: len(places)])
+        return found
+
+    def scores(self, dataset: Dataset, rows: Array) -> Array:
+        """As of other weights; under penalties with a pass over all of them first."""
+        self.wait_for_peers()
+        return self._scored(self._read(self.unscaled, self._norms), dataset, rows)
+
+    def _gathered(self, features: Array) -> Array:
+        free = super()._gathered(features)
+        return free if self.current else self._read(free, self._each_gathered(self._norms, features), free)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {
+            "norms": self._norms,
+            "rates": self._rates,
+            "intercept_norm": as_numbers(self._intercept_norm),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._write(_norms=state["norms"])
+        self._rates, self._intercept_norm = float(state["rates"]), self._intercept_of(state["intercept_norm"])
+
+    def memory(self) -> dict[str, Any]:
+        memory = super().memory() | {"norms": self._norms.copy(), "rates": self._rates}
+        memory["intercept_norm"] = self._intercept_norm
+        if not self.current:
+            memory["weights"] = self.unscaled.copy()  # without penalties
+        return memory
+
+    def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
+        super().remember(memory, stretch)
+        if isinstance(stretch, np.ndarray) and len(stretch) == self.features:
+            stretch = np.repeat(stretch, self.descent.width)
+        self._rates = memory["rates"]
+        self._write(_norms=memory["norms"] / stretch)
+        if "weights" in memory:
+            self._write(unscaled=memory["weights"] * stretch)
+        if self.descent.intercept:
+            self._intercept_norm = self._intercept_of(memory["intercept_norm"])
+
+    def _shared_names(self) -> list[str]:
+        return ["unscaled", "_norms"]
+
+    def _shrink(self, factor: float) -> None:
+        """Penalties act where a weight is read."""
+
+    def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
+        indices, values = self._flat(indices, values)
+        cuts, step = self._cuts(len(values)), (rate, *self._penalties)
+
+        def subtract(part: int) -> bool:
+            if indices is None:
+                mine = slice(cuts[part], cuts[part + 1])
+                return bool(adaptive_kernels.adaptive_descend_dense(self.unscaled[mine], self._norms[mine], values[mine], *step))
+            given = self.unscaled, self._norms, indices, values, *step
+            return bool(adaptive_kernels.adaptive_descend(*given, self._first + part, self._parts))
+
+        finite = all(self._threads.each(subtract))
+        self._rates += rate
+        return finite
+
+    def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
+        if isinstance(slope, np.ndarray):
+            self._intercept_norm = norm = np.hypot(self._intercept_norm, slope)
+            with np.errstate(invalid="ignore"):  # of what is no number, which the step is told by
+                self.intercept = self.intercept - rate * np.divide(slope, norm, out=np.zeros_like(norm), where=slope != 0)
+        elif slope != 0:
+            self._intercept_norm = math.hypot(self._intercept_norm, slope)
+            self.intercept -= rate * slope / self._intercept_norm
+
+    def _read(self, free: Array, norms: Array, out: Array | None = None) -> Array:
+        """Some weights, in ``out`` if it is given; the given ones themselves if it is not and penalties have not acted."""
+        if self.current:
+            if out is None:
+                return free
+            out[:] = free
+            return out
+        out = np.empty_like(free) if out is None else out
+        l1, l2 = self._penalties
+
+        def read(low: int, high: int) -> None:
+            adaptive_kernels.adaptive_values(free[low:high], norms[low:high], l1, l2, out[low:high])
+
+        self._threads.share(self._threads.cuts(len(free)), read)
+        return out
