@@ -84,7 +84,8 @@ def made(data: Path, gigabytes: float, values: str) -> Path:
 def trained(data: Path, model: Path, ranks: int, group: Group | None) -> tuple[float, int]:
     """Seconds of a run, and the most memory that was of no file."""
     forget(data)
-    command = [sys.executable, "-m", "sparseallreduce", "train", str(data), "--epochs", "1", "--batch-size", str(1000 // ranks)]
+    command = [sys.executable, "-m", "sparseallreduce", "train", str(data), "--epochs", "1", "--update", "sgd"]
+    command += ["--batch-size", str(1000 // ranks)]
     launcher = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks)] if ranks > 1 else []
     start = time.perf_counter()
     given = [*launcher, *command, "--model-out", str(model)]

@@ -25,6 +25,7 @@ from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, format_o
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_table import COMPARISON, compared, header, line, record
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import adaptive_rate_unit, sample_moments
 from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
@@ -36,6 +37,7 @@ from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.weights import UPDATES
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
 
@@ -67,13 +69,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
+@click.option(
+    "--update",
+    type=click.Choice(UPDATES),
+    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; sgd, all by one  [ftrl; sgd with --learning-rate, "
+    "--initial-model, a lossy strategy, or an option that ftrl is without].",
+)
 @click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples that a rank takes in a step.")
 @click.option(
     "--learning-rate",
     type=click.FloatRange(min=0),
-    default=0.5,
-    show_default=True,
-    help="Factor of the mean gradient over the samples of all ranks; 0 for a dry run.",
+    help="sgd: factor of the mean gradient over the samples of all ranks. ftrl: how far the first step moves each weight of a sample, in "
+    f"units of 1 / the samples' length. 0 for a dry run.  [{train_options.RATE:g}]",
 )
 @click.option(
     "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."
@@ -181,6 +188,7 @@ def train(
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
+    chosen = train_options.completed(chosen, initial_model is not None)
     train_options.check(chosen, test is not None)
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
@@ -220,7 +228,7 @@ def train(
             further = {"epochs": records[id(best)]}
             if len(runs) > 1:
                 further["models"] = [{"l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]} for run in runs]
-            write_report(json_path, "train", click.get_current_context().params, machine, results, **further)
+            write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
 
@@ -350,6 +358,9 @@ def _trainer(
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
+    unit = 1.0
+    if descent.adaptive:
+        unit = adaptive_rate_unit(sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
     trainer = Trainer(
         model,
         strategy,
@@ -365,6 +376,7 @@ def _trainer(
         ),
         stopping=train_options.stopping(chosen),
         checkpoints=checkpoints,
+        rate_unit=unit,
     )
     if found is not None:
         trainer.resume(found)

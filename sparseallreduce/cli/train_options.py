@@ -10,13 +10,28 @@ import click
 
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.models import LOSSES, MODELS, LinearModel, model_of
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, LossyStrategy, ParameterServer, SparseStrategy
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
 from sparseallreduce.linear.weights import Descent
 
-__all__ = ["ClassWeights", "Penalties", "check", "checkpoints", "descent", "model", "penalties", "schedule", "stopping", "strategy_options"]
+__all__ = [
+    "RATE",
+    "ClassWeights",
+    "Penalties",
+    "check",
+    "checkpoints",
+    "completed",
+    "descent",
+    "model",
+    "penalties",
+    "schedule",
+    "stopping",
+    "strategy_options",
+]
+
+RATE = 0.5  # the learning rate, where none is given
 
 # What --decay means to a schedule: the name of its parameter.
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
@@ -57,6 +72,27 @@ class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later 
 def penalties(chosen: dict[str, Any]) -> tuple[float, ...]:
     """The values of --l2, each of which is a model."""
     return chosen["l2"] if isinstance(chosen["l2"], tuple) else (chosen["l2"],)
+
+
+def completed(chosen: dict[str, Any], started: bool) -> dict[str, Any]:
+    """All options, where the update is chosen by the others if it was not given, and so is the learning rate.
+
+    A rate that is given is one of sgd, which scripts from when there was no other are tuned to; lossy strategies are published with sgd;
+    and the first steps of ftrl move every weight far, those of a model to start from too.
+    """
+    of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
+    rate = RATE if chosen["learning_rate"] is None else chosen["learning_rate"]
+    return chosen | {"update": chosen["update"] or ("sgd" if of_sgd else "ftrl"), "learning_rate": rate}
+
+
+def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
+    """The options that are given and mean nothing to adaptive weights, or are made for others."""
+    given = [f"--{name.replace('_', '-')}" for name in ("momentum", "nesterov", "average", "scale_with_batch") if chosen[name]]
+    if chosen["schedule"] != "constant":
+        given.append(f"--schedule {chosen['schedule']}")
+    if chosen["strategy"] == AsynchronousParameterServer.name:
+        given.append(f"--strategy {chosen['strategy']}")
+    return given
 
 
 def check(chosen: dict[str, Any], tested: bool) -> None:
@@ -109,10 +145,12 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and chosen["loss"] not in LOSSES[chosen["model"]],
         "--epsilon is of --loss huber: leave it out, or take that": chosen["epsilon"] is not None and chosen["loss"] != "huber",
         "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
-        "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": 1 - chosen["momentum"]
-        <= chosen["learning_rate"] * max(penalties(chosen)),
+        "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
+        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(penalties(chosen)),
         "--l2 must be a finite number": not all(map(math.isfinite, penalties(chosen))),
     }
+    if chosen["update"] != "sgd" and (given := _of_sgd_alone(chosen)):
+        wrong[f"{given[0]} is of --update sgd: leave it out, or take that"] = True
     for name in ("epsilon", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
@@ -133,6 +171,7 @@ def descent(chosen: dict[str, Any], steps: int) -> Descent:
         intercept=chosen["intercept"],
         l1=chosen["l1"],
         momentum=chosen["momentum"],
+        update=chosen["update"],
         nesterov=chosen["nesterov"],
         average_from=None if chosen["average"] is None else (chosen["average"] - 1) * steps,
     )

@@ -81,6 +81,11 @@ class LinearModel(ABC):
         return self.curvature
 
     @property
+    def in_units_of_labels(self) -> bool:
+        """Whether scores have the units of the labels."""
+        return not self.classifies
+
+    @property
     def variant(self) -> str:
         """The name of the loss, if it is not the first of those that a model of this name may have."""
         return self.loss_name if self.loss_name in list(LOSSES.get(self.name, ()))[1:] else ""
@@ -250,6 +255,10 @@ class Poisson(Squared):
 
     def prediction(self, scores: Array) -> Array:
         return np.asarray(np.exp(np.minimum(scores, _HIGHEST)))
+
+    @property
+    def in_units_of_labels(self) -> bool:
+        return False
 
     def constant_score(self, mean: float) -> float:
         return math.log(max(mean, _LEAST_MEAN))

@@ -9,6 +9,7 @@ from click_runner import CliRunner
 from tqdm import tqdm
 
 from sparseallreduce.cli import main
+from sparseallreduce.linear.models import model_of
 
 
 @pytest.fixture(scope="module")
@@ -287,9 +288,89 @@ def test_only_the_ratio_of_class_weights_counts_as_in_the_estimators(folder, tmp
 @pytest.mark.parametrize("l1", [0, 1e-3])
 def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
     (tmp_path / "train.svm").write_text("1 1:1e20 2:-1e20\n1 1:1e20 2:1e20\n")
-    failed = run(tmp_path, "--model", "linear", "--batch-size", "1", "--l1", l1, status=1)
+    failed = run(tmp_path, "--model", "linear", "--update", "sgd", "--batch-size", "1", "--l1", l1, status=1)
     assert "lower the learning rate" in failed.stderr
     assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("l1", [0, 1e-3])
+def test_samples_of_any_length_train_by_default(tmp_path, l1):
+    (tmp_path / "train.svm").write_text("1 1:1e15 2:-1e15\n1 1:1e15 2:1e15\n")
+    run(tmp_path, "--model", "linear", "--batch-size", "1", "--l1", l1, "--json", tmp_path / "out.json", "--epochs", "20")
+    assert json.loads((tmp_path / "out.json").read_text())["epochs"][-1]["loss"] < 1e-3 + 10 * l1
+
+
+OF_SGD = {
+    "momentum": ["--momentum", "0.9"],
+    "averages": ["--average", "1"],
+    "schedule": ["--schedule", "inverse-time"],
+    "batch": ["--scale-with-batch", "50"],
+}
+WITH_SGD = OF_SGD | {"rate": ["--learning-rate", "0.5"], "lossy": ["--strategy", "oktopk"]}
+
+
+@pytest.mark.parametrize("options", WITH_SGD.values(), ids=WITH_SGD)
+def test_options_of_sgd_choose_it_and_those_of_it_alone_go_with_no_other_update(folder, tmp_path, options):
+    models = []
+    for number, update in enumerate(([], ["--update", "sgd"])):
+        run(folder, *options, *update, "--model-out", tmp_path / f"{number}.npz", "--json", tmp_path / "out.json")
+        models.append(np.load(tmp_path / f"{number}.npz")["weights"])
+        assert json.loads((tmp_path / "out.json").read_text())["arguments"]["update"] == "sgd"
+    np.testing.assert_array_equal(*models)
+    if options not in OF_SGD.values():
+        run(folder, *options, "--update", "ftrl", "--model-out", tmp_path / "adaptive.npz")
+        assert (np.load(tmp_path / "adaptive.npz")["weights"] != models[0]).any()
+        return
+    refused = run(folder, *options, "--update", "ftrl", status=2)
+    assert f"{options[0]}" in refused.stderr and "is of --update sgd" in refused.stderr
+
+
+def test_a_model_to_start_from_is_trained_on_by_sgd_unless_told_otherwise(folder, tmp_path):
+    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
+    run(folder, "--model-out", first, "--json", tmp_path / "out.json")
+    chosen = json.loads((tmp_path / "out.json").read_text())["arguments"]
+    assert (chosen["update"], chosen["learning_rate"]) == ("ftrl", 0.5)
+    for update, options in (("sgd", []), ("ftrl", ["--update", "ftrl"])):
+        run(folder, "--initial-model", first, *options, "--model-out", second, "--json", tmp_path / "out.json")
+        assert json.loads((tmp_path / "out.json").read_text())["arguments"]["update"] == update
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "quantile", "poisson"])
+def test_adaptive_steps_lower_every_loss_of_numbers(tmp_path, loss):
+    rng = np.random.default_rng(8)
+    rows, weights = rng.random((200, 6)), rng.standard_normal(6)
+    labels = rng.poisson(np.exp(3 + rows @ weights))
+    lines = (" ".join([str(label), *(f"{i + 1}:{value:.6f}" for i, value in enumerate(row))]) for label, row in zip(labels, rows))
+    (tmp_path / "train.svm").write_text("\n".join(lines) + "\n")
+    run(tmp_path, "--model", "linear", "--loss", loss, "--batch-size", "10", "--json", tmp_path / "out.json", "--epochs", "40")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["arguments"]["update"] == "ftrl"
+    untrained = model_of("linear", loss).loss(np.zeros(200), labels.astype(float)).mean()
+    assert report["epochs"][-1]["loss"] < untrained / 2
+
+
+@pytest.mark.parametrize("strategy", ["dense", "sparse", "overlapped", "ps-sync", "oktopk"])
+def test_every_strategy_takes_adaptive_steps(folder, tmp_path, strategy):
+    run(folder, "--strategy", strategy, "--json", tmp_path / "out.json", "--update", "ftrl", "--l2", "1e-4", "--l1", "1e-5")
+    losses = [epoch["loss"] for epoch in json.loads((tmp_path / "out.json").read_text())["epochs"]]
+    assert losses[-1] < np.log(2)
+    refused = run(folder, "--strategy", "ps-async", "--update", "ftrl", status=2)
+    assert "--strategy ps-async is of --update sgd" in refused.stderr
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e6])
+def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
+    lines = (folder / "train.svm").read_text().splitlines()
+    scaled = [
+        " ".join([label, *(f"{index}:{float(value) * scale!r}" for index, value in (pair.split(":") for pair in pairs))])
+        for label, *pairs in (line.split() for line in lines)
+    ]
+    (tmp_path / "train.svm").write_text("\n".join(scaled) + "\n")
+    losses = []
+    for where in (folder, tmp_path):
+        run(where, "--json", tmp_path / "out.json")
+        losses.append([epoch["loss"] for epoch in json.loads((tmp_path / "out.json").read_text())["epochs"]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +383,9 @@ def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
         (["--strategy", "dense", "--algorithm", "ssar_ring"], "--algorithm is of the strategies"),
         (["--servers", "2"], "--servers is of the strategies"),
         (["--l2", "-1"], "-1.0 is not in the range"),
-        (["--l2", "3"], "must be below 1"),
+        (["--l2", "3", "--update", "sgd"], "must be below 1"),
+        (["--l2", "3", "--learning-rate", "0.5"], "must be below 1"),
+        (["--update", "adam"], "'adam' is not one of"),
         (["--l2", "0.5", "--scale-with-batch", "10"], "must be below 1"),
         (["--l2", "0.5", "--scale-with-batch", "10", "--warmup", "1"], "must be below 1"),
         (["--l2", "0.1", "--momentum", "0.9", "--scale-with-batch", "50", "--learning-rate", "0.8"], "must be below 1 minus --momentum"),
@@ -325,7 +408,7 @@ def test_weights_that_are_no_numbers_are_told_with_and_without_l1(tmp_path, l1):
         (["--l2", "0.1,x", "--validation", "0.2"], "'x' is not a valid float"),
         (["--l2", "0.1,-2", "--validation", "0.2"], "-2.0 is not in the range"),
         (["--l2", "0.1,nan", "--validation", "0.2"], "finite"),
-        (["--l2", "0.1,3", "--validation", "0.2"], "must be below 1"),
+        (["--l2", "0.1,3", "--validation", "0.2", "--learning-rate", "0.5"], "must be below 1"),
         (["--l2", "0.1,0.2", "--validation", "0.2", "--checkpoint", "kept"], "give one --l2"),
         (["--checkpoint-minutes", "1"], "need --checkpoint"),
         (["--model", "linear", "--class-weight", "balanced"], "--class-weight is for classes"),

@@ -1,4 +1,4 @@
-"""What makes SGD work on samples as they come: features on one scale, and the largest learning rate that is stable on them."""
+"""What makes SGD work on samples as they come: features on one scale, and learning rates that suit them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes
+from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["feature_magnitudes", "feature_scales", "largest_eigenvalue", "scaled"]
+__all__ = ["adaptive_rate_unit", "feature_magnitudes", "feature_scales", "largest_eigenvalue", "sample_moments", "scaled"]
 
 Array = NDArray[Any]
 
@@ -46,6 +46,48 @@ def scaled(dataset: Dataset, scales: Array) -> Dataset:
     if (scales == 1).all():
         return dataset
     return replace(dataset, values=dataset.values / scales[dataset.indices])
+
+
+def sample_moments(dataset: Dataset, comm: Any) -> Array:
+    """Sums over the samples of all ranks, each by what it counts: of one, the squares of its values, its label, the square of that.
+
+    Collective over ``comm``; float64 of shape (4,). Sums of calls for different samples can be added.
+    """
+    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights.astype(np.float64, copy=False)
+    labels = dataset.labels.astype(np.float64, copy=False)
+    squares = sum_of_squares(dataset.indptr, dataset.values, np.empty(0) if dataset.weights is None else counts)
+    own = [float(counts.sum()), float(squares), float(np.dot(counts, labels)), float(np.dot(counts, np.square(labels)))]
+    return np.asarray(np.sum(gather(comm, own), axis=0))
+
+
+def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool) -> float:
+    """What to multiply learning rates of adaptive weights by, so that the same ones suit any samples.
+
+    A first step of rate r moves each weight of a sample by r, whatever the gradient, and by this unit a typical sample's score by up to
+    r times its length times the spread of the labels, where scores have their units. Six digits, so that it does not depend on how
+    the samples are shared out.
+
+    Parameters
+    ----------
+    moments : ndarray
+        Of :func:`sample_moments`.
+    intercept : bool
+        Whether every sample has a further feature of value one.
+    in_units_of_labels : bool
+        Whether scores have the units of the labels.
+
+    Examples
+    --------
+    >>> adaptive_rate_unit(np.array([2.0, 32.0, 0.0, 2.0]), False, False)  # two samples of length 4
+    0.25
+    """
+    count, squares, total, label_squares = moments
+    if count == 0:
+        return 1.0
+    length = float(np.sqrt(squares / count + intercept))
+    centre = total / count if intercept else 0.0
+    spread = 1.0 if not in_units_of_labels else float(np.sqrt(max(label_squares / count - centre**2, 0.0)))
+    return float(f"{(spread or 1.0) / (length or 1.0):.6g}")
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

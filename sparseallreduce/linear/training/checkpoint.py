@@ -37,6 +37,8 @@ Array = NDArray[Any]
 
 _LAYOUT = "sparseallreduce checkpoint 3"
 _NAME = re.compile(r"step-(\d{12})\.npz")
+# Of what a run had that wrote a checkpoint before these could be chosen.
+_IMPLIED: dict[str, Any] = {"update": "sgd", "unit of the learning rate": 1.0}
 _KEPT = 2
 
 
@@ -241,7 +243,7 @@ def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> Non
         Naming the first difference.
     """
     for name in dict.fromkeys([*checkpoint, *run]):
-        before, now = checkpoint.get(name), run.get(name)
+        before, now = (settings.get(name, _IMPLIED.get(name)) for settings in (checkpoint, run))
         if before != now:
             difference = f"its {name} is {before}, and here it is {now}"
             raise CheckpointError(f"the checkpoint is of another run: {difference}; give what it was, or start anew in another folder")

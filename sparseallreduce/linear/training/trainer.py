@@ -58,12 +58,15 @@ class Trainer:
     strategy : Strategy
         Made of this rank's training samples and the communicator.
     schedule : callable
-        From the number of a step to its learning rate: at least 0, and times ``l2`` below 1 minus the momentum. A
-        :class:`~sparseallreduce.linear.training.schedules.Reactive` one is told the loss.
+        From the number of a step to its learning rate: at least 0, and times ``l2`` below 1 minus the momentum, but for adaptive
+        weights. A :class:`~sparseallreduce.linear.training.schedules.Reactive` one is told the loss.
     options : Options
     stopping : EarlyStopping, optional
     checkpoints : Checkpoints, optional
         Where and how often to write down the state of training.
+    rate_unit : float, optional
+        What the rates of the schedule are multiplied by, see
+        :func:`~sparseallreduce.linear.data.feature_scaling.adaptive_rate_unit`.
 
     Attributes
     ----------
@@ -95,6 +98,7 @@ class Trainer:
         *,
         stopping: EarlyStopping | None = None,
         checkpoints: Checkpoints | None = None,
+        rate_unit: float = 1.0,
     ) -> None:
         self.model = model
         self.strategy = strategy
@@ -102,6 +106,7 @@ class Trainer:
         self.options = options
         self.stopping = stopping
         self.checkpoints = checkpoints
+        self.rate_unit = rate_unit
         self.dataset = strategy.dataset
         self.comm = strategy.comm
         self.step = 0
@@ -117,7 +122,7 @@ class Trainer:
         watch = self._watched if self._watched.startswith("validation") else "validation_loss"
         self._evaluation = Evaluation(model, self.dataset, self.division, watch, self.comm)
         self._progressive = self._evaluation.progressive
-        if isinstance(schedule, Reactive) and strategy.descent.l2:
+        if isinstance(schedule, Reactive) and strategy.descent.l2 and not strategy.descent.adaptive:
             schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
         self._identity = {} if checkpoints is None else self._identified()
 
@@ -159,6 +164,7 @@ class Trainer:
             **identity,
             **asdict(self.options),
             "schedule": self.schedule,
+            "unit of the learning rate": self.rate_unit,
             "first learning rate": self.schedule(0),
             "early stopping": self.stopping,
             "rhythm of checkpoints": checkpoints and (checkpoints.every_steps, checkpoints.after_epochs),
@@ -413,10 +419,10 @@ class Trainer:
 
     def _rate(self, step: int) -> float:
         """The learning rate of a step, if the weights can bear it: it must not turn their signs by the L2 term alone."""
-        rate, descent = self.schedule(step), self.strategy.descent
+        rate, descent = self.schedule(step) * self.rate_unit, self.strategy.descent
         if not 0 <= rate < math.inf:
             raise AlgorithmError(f"a learning rate must be at least 0 and finite, not {rate:g} as in step {step + 1}: change the schedule")
-        if rate * descent.l2 * descent.penalty_factor >= 1:
+        if rate * descent.l2 * descent.penalty_factor >= 1 and not descent.adaptive:
             below = f"1 minus the momentum, {1 - descent.momentum:g}" if descent.momentum else "1"
             reason = f"learning rate times l2 must be below {below}, not {rate:g} * {descent.l2:g} as in step {step + 1}"
             raise AlgorithmError(f"{reason}: lower one of them")
@@ -482,13 +488,14 @@ class Trainer:
             "samples": self.dataset.total_samples,
             "features": self.dataset.features,
             "model": self.model.title,
+            "initial weights": self.strategy.start,
             **self.strategy.identity(),
             "batch of all ranks": self.batch,
             "seed": self.options.seed,
             "schedule": described(self.schedule),
+            "unit of the learning rate": self.rate_unit,
             "early stopping": repr(self.stopping),
             "share held out": self.options.validation,
-            "initial weights": self.strategy.start,
             "watched loss": "of every epoch" if self.options.evaluate_every == 1 else "progressive",
         }
 
