@@ -531,3 +531,99 @@ def test_early_stopping_is_for_fit_and_a_share_of_the_samples():
         LogisticRegression(early_stopping=True, validation_fraction=1.0).fit(X, y)
     with pytest.raises(ValueError, match="none can be held out"):
         LinearRegression(early_stopping=True).fit(X[:1], y[:1])
+
+
+def sparse_problem(samples=300, features=20_000, seed=0):
+    """Rows of few features, some of them rare, and what a linear model says of them."""
+    rng = np.random.default_rng(seed)
+    counts = np.minimum(rng.zipf(1.3, (samples, 40)) - 1, features - 1)
+    X = scipy.sparse.csr_array((np.ones(counts.size), counts.ravel(), np.arange(0, counts.size + 1, 40)), shape=(samples, features))
+    X.sum_duplicates()
+    X.data[:] = 1.0
+    return X, np.where(X @ rng.standard_normal(features) > 0, "bee", "ant")
+
+
+def test_many_features_are_trained_by_adaptive_steps_and_few_are_not():
+    X, y = sparse_problem()
+    by = {update: LogisticRegression(update=update, max_iter=20).fit(X, y) for update in ("auto", "ftrl", "sgd")}
+    np.testing.assert_array_equal(by["auto"].coef_, by["ftrl"].coef_)
+    assert (by["auto"].coef_ != by["sgd"].coef_).any()
+    assert by["auto"].score(X, y) > 0.95
+    few = X[:, :9999]
+    np.testing.assert_array_equal(*(LogisticRegression(update=update, max_iter=20).fit(few, y).coef_ for update in ("auto", "sgd")))
+
+
+@pytest.mark.parametrize("asked", [{"momentum": 0.5}, {"average": True}, {"schedule": "plateau"}, {"schedule": "inverse-time"}], ids=str)
+def test_parameters_of_sgd_choose_it_and_go_with_no_other_update(asked):
+    X, y = sparse_problem()
+    chosen, named = (LogisticRegression(**asked, **update, max_iter=5, tol=None).fit(X, y) for update in ({}, {"update": "sgd"}))
+    np.testing.assert_array_equal(chosen.coef_, named.coef_)
+    with pytest.raises(ValueError, match=f"{next(iter(asked))}=.* is of the update 'sgd', not of 'ftrl'"):
+        LogisticRegression(**asked, update="ftrl").fit(X, y)
+    with pytest.raises(ValueError, match="update must be one of auto, sgd, ftrl, not 'adam'"):
+        LogisticRegression(update="adam").fit(X, y)
+
+
+@pytest.mark.parametrize("asked", [{"learning_rate": 0.3}, {"strategy": "oktopk"}], ids=str)
+def test_rates_that_are_given_and_lossy_strategies_choose_sgd_and_go_with_both(asked):
+    X, y = sparse_problem()
+    fits = [LogisticRegression(**asked, **update, max_iter=5, tol=None).fit(X, y) for update in ({}, {"update": "sgd"}, {"update": "ftrl"})]
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
+    assert (fits[2].coef_ != fits[0].coef_).any()
+
+
+def test_adaptive_steps_end_by_the_loss_on_the_way_and_measure_no_pass():
+    X, y = sparse_problem()
+    model = LogisticRegression().fit(X, y)
+    assert not any(epoch.evaluated for epoch in model.history_[0])
+    losses = [epoch.progressive_loss for epoch in model.history_[0]]
+    assert losses[-1] < losses[0] and 3 <= model.n_iter_ < 100
+    held_out = LogisticRegression(early_stopping=True, update="ftrl").fit(X, y)
+    assert all(epoch.validation_loss is not None for epoch in held_out.history_[0])
+
+
+@pytest.mark.parametrize("choice", ["multinomial", "ovr"])
+def test_adaptive_steps_train_all_classes_at_once(choice):
+    X, y = sparse_problem()
+    y = np.where(X[:, 3].toarray().ravel() > 0, "cat", y)
+    model = LogisticRegression(multi_class=choice, max_iter=20, tol=None, l2=1e-4).fit(X, y)
+    assert model.coef_.shape == (3, X.shape[1]) and model.score(X, y) > 0.95
+    if choice == "ovr":
+        for number, label in enumerate(model.classes_):
+            alone = LogisticRegression(max_iter=20, tol=None, l2=1e-4).fit(X, y == label)
+            np.testing.assert_allclose(model.coef_[number], alone.coef_[0], rtol=1e-3, atol=1e-4)
+
+
+def test_plain_steps_are_by_name_what_they_were():
+    X, y = problem()
+    named = {"schedule": "plateau", "momentum": 0.9, "batch_size": 256, "tol": 1e-4, "n_iter_no_change": 5}
+    np.testing.assert_array_equal(*(LogisticRegression(**k).fit(X, y).coef_ for k in ({}, {"update": "sgd"} | named)))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("scale", [1e-3, 1e4])
+def test_adaptive_steps_need_no_tuning_to_the_scale_of_features_and_labels(estimator, scale):
+    X, y = sparse_problem()
+    plain = {"l2": 0.0, "max_iter": 10, "tol": None, "scale_features": False, "update": "ftrl", "fit_intercept": False}
+    if estimator is LinearRegression:
+        y = X @ np.random.default_rng(1).standard_normal(X.shape[1])
+        one, other = estimator(**plain).fit(X, y), estimator(**plain).fit(X * scale, y * 7.0)
+        np.testing.assert_allclose(other.coef_ * scale / 7.0, one.coef_, rtol=1e-3, atol=1e-4)
+        assert one.score(X, y) > 0.8
+    else:
+        one, other = estimator(**plain).fit(X, y), estimator(**plain).fit(X * scale, y)
+        np.testing.assert_allclose(other.coef_ * scale, one.coef_, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("penalties", [{"l2": 0.0}, {"l2": 1e-3, "l1": 1e-4}], ids=str)
+def test_calls_of_partial_fit_go_on_with_adaptive_steps(penalties):
+    X, y = sparse_problem()
+    parted = LogisticRegression(update="ftrl", tol=None, **penalties)
+    for _ in range(4):
+        parted.partial_fit(X, y, classes=["ant", "bee"])
+    whole = LogisticRegression(update="ftrl", tol=None, max_iter=4, **penalties).fit(X, y)
+    np.testing.assert_allclose(parted.coef_, whole.coef_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(parted.intercept_, whole.intercept_, rtol=1e-6, atol=1e-9)
+    parted.set_params(update="sgd").partial_fit(X, y)  # of whose memory adaptive weights have none, nor the other way round
+    parted.set_params(update="ftrl").partial_fit(X, y)
+    assert parted.score(X, y) > 0.8

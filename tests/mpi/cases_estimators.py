@@ -65,11 +65,11 @@ def case_all_ranks_end_with_the_model_of_one_process(comm, estimator, strategy):
 
 
 @limit(120)
-@each(estimator=ESTIMATORS)
-def case_the_learning_rate_and_the_end_are_agreed(comm, estimator):
+@each(estimator=ESTIMATORS, update=["sgd", "ftrl"])
+def case_the_learning_rate_and_the_end_are_agreed(comm, estimator, update):
     X, y = problem(estimator)
     own = share(comm)
-    model = estimator(comm=comm, max_iter=100, tol=1e-2).fit(X[own], y[own])
+    model = estimator(comm=comm, max_iter=100, tol=1e-2, update=update).fit(X[own], y[own])
     assert same(comm, model.coef_, [[epoch.loss for epoch in epochs] for epochs in model.history_])
     assert model.score(X[own], y[own]) > 0.8
 
@@ -161,7 +161,7 @@ def case_parameters_that_differ_are_the_same_error_on_all(comm):
         assert "call the same" in told(comm, lambda passes=passes: mixed(passes), MismatchError)
 
 
-@each(parameters=[{}, {"average": True, "l1": 1e-3}, {"strategy": "oktopk", "density": 0.2}])
+@each(parameters=[{}, {"average": True, "l1": 1e-3}, {"strategy": "oktopk", "density": 0.2}, {"update": "ftrl", "l1": 1e-3}])
 def case_partial_fits_go_on_alike_on_all_ranks(comm, parameters):
     X, y = problem(LogisticRegression)
     own = share(comm)

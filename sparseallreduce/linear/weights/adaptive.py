@@ -114,6 +114,8 @@ class AdaptiveWeights(Weights):
 
     def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
         super().remember(memory, stretch)
+        if "norms" not in memory:  # of weights that all had one rate
+            return
         if isinstance(stretch, np.ndarray) and len(stretch) == self.features:
             stretch = np.repeat(stretch, self.descent.width)
         self._rates = memory["rates"]
