@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
+from sparseallreduce.linear import MODELS, Constant, Options, SparseStrategy, Trainer
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights, new_weights
 from sparseallreduce.runtime.threads import Threads
@@ -301,3 +302,31 @@ def test_warming_up_leaves_the_weights():
     before = weights.to_array()
     weights.warm_up(Dataset.from_scipy(scipy.sparse.csr_array(np.eye(3, dtype=np.float32)), np.ones(3)))
     np.testing.assert_array_equal(weights.to_array(), before)
+
+
+@pytest.mark.parametrize("l1,l2", PENALTIES)
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("model", ["logistic", "svm"])
+def test_a_rank_alone_changes_weights_by_rows_to_the_bits_of_a_stream(l1, l2, intercept, dtype, model):
+    rng = np.random.default_rng(4)
+    rows = scipy.sparse.random_array((150, 400), density=0.1, format="csr", dtype=np.float64, rng=5)
+    rows.data = np.where(rng.random(rows.nnz) < 0.5, 1.0, rng.standard_normal(rows.nnz))
+    labels = np.where(rng.random(150) < 0.5, 1.0, -1.0)
+    dataset = Dataset.from_scipy(scipy.sparse.csr_array(rows), labels)
+    dataset = replace(dataset, values=dataset.values.astype(dtype))
+    ends = []
+    for threads in (1, 2):  # of which two take the stream
+        strategy = SparseStrategy(dataset, sar.SERIAL, ftrl(l2, l1, intercept), threads=threads)
+        assert (strategy._own_weights is not None) == (threads == 1 and not (l1 or l2))
+        epochs = list(Trainer(MODELS[model](), strategy, Constant(0.1), Options(3, 16)).run(dataset))
+        ends.append((strategy.weights.to_array(), [epoch.loss for epoch in epochs]))
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+def test_rows_that_are_no_numbers_are_told():
+    dataset = Dataset.from_scipy(scipy.sparse.csr_array(np.float32([[1.0, np.inf, 0.0]])), np.ones(1))
+    weights = new_weights(4, ftrl(intercept=True))
+    with np.errstate(all="ignore"), pytest.raises(DivergenceError, match="after step 1"):
+        weights.descend_rows(dataset, np.array([0]), np.float32([1.0]), 0.5)

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.rows import FAR
+from sparseallreduce.linear.kernels.rows import FAR, fetch, lines_of
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
 
-__all__ = ["adaptive_descend", "adaptive_descend_dense", "adaptive_values"]
+__all__ = ["adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values"]
 
 Array = NDArray[Any]
 
+_ZERO = np.uint64(0)
 _ONE = np.uint64(1)
+_LINES = np.uint64(8)  # of a row that are fetched
+_ROWS_AHEAD = 4  # before its turn
 _FAR = np.uint64(FAR)
 _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
 
@@ -66,6 +69,66 @@ def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float,
     return finite
 
 
+@kernel
+def adaptive_descend_rows(
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    rows: Array,
+    coefficients: Array,
+    sums: Array,
+    v: Array,
+    norms: Array,
+    rate: float,
+) -> Any:
+    """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
+
+    Parameters
+    ----------
+    sums : ndarray
+        Zeros for all features, before and afterwards.
+
+    Returns
+    -------
+    int
+        The entries of the gradient that are not zero.
+    bool
+        Whether the weights are finite numbers.
+    """
+    total = 0
+    for i in range(rows.size):
+        total += indptr[rows[i] + 1] - indptr[rows[i]]
+    places, slopes = np.empty(total, indices.dtype), np.empty(total, sums.dtype)
+    count = _ZERO
+    for i in range(rows.size):
+        if i + _ROWS_AHEAD < rows.size:
+            begin, end = np.uint64(indptr[rows[i + _ROWS_AHEAD]]), np.uint64(indptr[rows[i + _ROWS_AHEAD] + 1])
+            fetch(indices, begin, min(_LINES, lines_of(indices, end - begin)))
+            fetch(values, begin, min(_LINES, lines_of(values, end - begin)))
+        factor = coefficients[i]
+        if factor == 0:
+            continue
+        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
+            places[count] = indices[entry]
+            slopes[count] = factor * values[entry]
+            count += _ONE
+    for entry in range(count):
+        if entry + _FAR < count:
+            prefetch_to_write(sums, np.uint64(places[entry + _FAR]))
+        sums[np.uint64(places[entry])] += slopes[entry]
+    entries, finite = 0, True
+    for entry in range(count):
+        if entry + _FAR < count:
+            prefetch_to_write(v, np.uint64(places[entry + _FAR]))
+            prefetch_to_write(norms, np.uint64(places[entry + _FAR]))
+        index = np.uint64(places[entry])
+        if sums[index] != 0:
+            entries += 1
+            finite &= _step(v, norms, index, np.float64(sums[index]), rate, 0.0, 0.0)
+            sums[index] = 0
+    return entries, finite
+
+
 @inlined
 def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: float, l2: float) -> bool:
     """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
@@ -84,11 +147,9 @@ def _read(v: float, norm: float, l1: float, l2: float) -> float:
     """The weight, whose penalties begin with its first gradient; what is no number stays so, for the run to end by."""
     if norm == 0.0 or (l1 == 0.0 and l2 == 0.0):
         return v
-    tau = l1 / norm
-    if v > tau:
-        v -= tau
-    elif v < -tau:
-        v += tau
-    elif not np.isnan(v):
-        return 0.0
-    return v / (1.0 + l2 / norm)
+    held = v * norm
+    if held > l1:
+        return (held - l1) / (norm + l2)
+    if held < -l1:
+        return (held + l1) / (norm + l2)
+    return v if np.isnan(v) else 0.0

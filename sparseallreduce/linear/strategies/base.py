@@ -31,9 +31,9 @@ Array = NDArray[Any]
 class Strategy(ABC):
     """The steps of training that depend on how gradients are brought together.
 
-    A step is ``scores``, ``gradient`` and ``update``, in this order, on every rank that holds samples. Between steps the trainer
-    may ask for the ``state``; after the last step of an epoch, or the one before a stop, it calls ``drain``: then ``weights`` are
-    those that all steps so far led to, on every rank to the bit.
+    A step is ``scores`` and ``step``, which is ``gradient`` and ``update``, in this order, on every rank that holds samples. Between
+    steps the trainer may ask for the ``state``; after the last step of an epoch, or the one before a stop, it calls ``drain``: then
+    ``weights`` are those that all steps so far led to, on every rank to the bit.
 
     A subclass with a replica of the weights on every rank, which this class keeps, writes ``gradient`` and ``update``; one that
     keeps the weights elsewhere also writes the other methods. It checks its own arguments in ``_check_arguments``, and makes what
@@ -153,6 +153,10 @@ class Strategy(ABC):
 
         Where weights have columns, there is such a sum a column, of ``coefficients[i, k]``, and the stream is of width K.
         """
+
+    def step(self, rows: Array, coefficients: Array, rate: float) -> None:
+        """:meth:`gradient` and :meth:`update` in one, after :meth:`scores` of the same rows; what the trainer calls."""
+        self.update(self.gradient(rows, coefficients), rate)
 
     @abstractmethod
     def update(self, gradient: SparseStream, rate: float) -> None:

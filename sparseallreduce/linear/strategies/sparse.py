@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
-from sparseallreduce.linear.weights import Descent
+from sparseallreduce.linear.weights import AdaptiveWeights, Descent
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.streams.stream import SparseStream
@@ -47,12 +48,36 @@ class SparseStrategy(Strategy):
 
     def warm_up(self) -> None:
         super().warm_up()
+        if self._own_weights is not None:
+            self._own_weights.warm_up_rows(self.dataset)
         dtype = self.dataset.values.dtype
         allreduce(SparseStream([], np.empty(self._shape(0), dtype), self.size), self.comm, algorithm=self.algorithm)
         warm_up(self.comm, self.size, dtype)
 
+    @cached_property
+    def _own_weights(self) -> AdaptiveWeights | None:
+        """Weights that rows of this rank change without a stream between: there is none to send, and nobody to share the work with."""
+        alone = type(self) is SparseStrategy and self.comm.size == 1 and self.threads.count == 1
+        penalised = self.descent.l1 or self.descent.l2  # of which rows read the same weights too often
+        plain = not penalised and self.columns is None
+        return self.weights if alone and plain and isinstance(self.weights, AdaptiveWeights) else None
+
+    def step(self, rows: Array, coefficients: Array, rate: float) -> None:
+        if self._own_weights is None:
+            super().step(rows, coefficients, rate)
+            return
+        self._awaited = False
+        self.clock.lap("compute")
+        entries = self._own_weights.descend_rows(self.dataset, rows, coefficients, rate)
+        density = entries / self.size if self.size else 0.0
+        self.given_densities.append(density)
+        self.summed_densities.append(density)
+        self.clock.lap("update")
+
     def scores(self, rows: Array) -> Array:
         self._awaited = True
+        if self._own_weights is not None:
+            return self._own_weights.scores(self.dataset, rows)
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:

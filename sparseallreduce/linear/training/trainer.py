@@ -412,8 +412,8 @@ class Trainer:
         if self.dataset.weights is not None:
             derivatives = (derivatives.T * self.dataset.weights[rows]).T
         coefficients = np.empty(scores.shape, self.dataset.values.dtype)
-        gradient = self.strategy.gradient(rows, np.divide(derivatives, count, out=coefficients, casting="same_kind"))
-        self.strategy.update(gradient, self._rate(self.step))
+        np.divide(derivatives, count, out=coefficients, casting="same_kind")
+        self.strategy.step(rows, coefficients, self._rate(self.step))
         self.step += 1
         self._position += 1
 

