@@ -12,7 +12,7 @@ import pytest
 from kill_test import Run, rank_processes
 from mpi_launch import SETTINGS
 
-from sparseallreduce.linear import generate
+from sparseallreduce.linear import generate, load_model
 
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks in /proc"), pytest.mark.slow]
 
@@ -113,8 +113,8 @@ def test_another_number_of_ranks_resumes_to_the_same_weights_within_rounding(dat
     kill(stopped, 1)
     stopped.ranks = 3
     assert "a step takes 40 samples, as before, now of 3 ranks" in stopped.finish("--resume")
-    with np.load(stopped.folder / "model.npz") as ours, np.load(undisturbed.folder / "model.npz") as expected:
-        np.testing.assert_allclose(ours["weights"], expected["weights"], rtol=1e-3, atol=1e-5)
+    ours, expected = (load_model(each.folder / "model.npz") for each in (stopped, undisturbed))
+    np.testing.assert_allclose(ours.weights, expected.weights, rtol=1e-3, atol=1e-5)
 
 
 def test_the_bench_compares_as_often_as_it_is_asked():
