@@ -10,112 +10,30 @@ same, to the bit. Messages left as they are must come back. `--only` repeats one
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import faulthandler
-import mmap
-import multiprocessing
-import queue
-import sys
-import time
-from collections import Counter
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from fuzzing import Arena, Found, Wrong, demand, main, tried
 
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels import reference
 from sparseallreduce.streams.kernels.contract import GAPS_BLOCK, QSGD_BLOCK
 
-SECONDS = 20.0  # for one message
 NUMBERS = (0, 1, 2, 7, 8, 10, 31, 32, 33, 55, 56, 57, 63, 64, 65, 127, 128, 254, 255)  # of fields, where they are checked
 
 
-class Arena:
-    """Memory between two pages that cannot be touched."""
-
-    def __init__(self, nbytes: int) -> None:
-        page = mmap.PAGESIZE
-        self.nbytes = -(-nbytes // page) * page
-        self.memory = mmap.mmap(-1, self.nbytes + 2 * page)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        libc = ctypes.CDLL(None, use_errno=True)
-        for at in (start, start + page + self.nbytes):
-            if libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0):
-                raise OSError(ctypes.get_errno(), "cannot protect a page")
-
-    def place(self, shape: Any, dtype: Any, at_end: bool) -> np.ndarray:
-        """An array at either end; the rest is filled with a pattern that ``untouched`` looks for."""
-        self.inside = np.frombuffer(self.memory, np.uint8, self.nbytes, mmap.PAGESIZE)
-        self.inside[:] = 0xA5
-        length = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        self.used = slice(self.nbytes - length, self.nbytes) if at_end else slice(0, length)
-        return self.inside[self.used].view(dtype).reshape(shape)
-
-    def untouched(self) -> bool:
-        return bool((self.inside[: self.used.start] == 0xA5).all() and (self.inside[self.used.stop :] == 0xA5).all())
-
-
-class Wrong(Exception):
-    """A decoder broke its promise."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="the number of one message to repeat")
-    arguments = parser.parse_args()
-    numbers = range(arguments.messages) if arguments.only is None else range(arguments.only, arguments.only + 1)
-    start = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    current, results = context.Value("q", -1), context.Queue()
-    worker = context.Process(target=work, args=(arguments.seed, numbers, current, results))
-    worker.start()
-    outcome = None
-    while outcome is None and (worker.is_alive() or not results.empty()):
-        try:
-            outcome = results.get(timeout=1.0)
-        except queue.Empty:  # it is still at work, or has ended
-            continue
-    worker.join()
-    counts, failures = outcome or (Counter(), {current.value: f"the process ended with {worker.exitcode}"})
-    print(f"{len(numbers)} messages in {time.perf_counter() - start:.0f} s, seed {arguments.seed}")
-    for (kind, result), count in sorted(counts.items()):
-        print(f"{kind:18} {result:9} {count:7}")
-    for number, failure in failures.items():
-        print(f"message {number}: {failure}")
-    print(f"{len(failures)} failures")
-    sys.exit(bool(failures))
-
-
-def work(seed: int, numbers: range, current: Any, results: Any) -> None:
-    """What a process of its own does, so that the number of a message that ends it is known."""
-    faulthandler.enable()
-    results.put(run(seed, tqdm(numbers, unit="message", disable=None), current))
-
-
-def run(seed: int, numbers: Any, current: Any = None) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
-    """How often which kind of message was accepted or refused, and what went wrong with which message."""
+def run(seed: int, numbers: Any, current: Any = None) -> Found:
+    """Messages of kinds that are drawn."""
     arenas = Arena(1 << 17), Arena(1 << 17)
-    counts: Counter[tuple[str, str]] = Counter()
-    failures: dict[int, str] = {}
-    for number in numbers:
-        if current is not None:
-            current.value = number
-        rng = np.random.default_rng((seed, number))
+
+    def attempt(rng: np.random.Generator) -> tuple[str, bool]:
         kind = str(rng.choice(list(KINDS)))
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            accepted = KINDS[kind](rng, arenas)
+            return kind, KINDS[kind](rng, arenas)
         except Exception as error:
-            failures[number] = f"{kind}: {type(error).__name__}: {error}"
-        else:
-            counts[kind, "accepted" if accepted else "refused"] += 1
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    return counts, failures
+            raise Wrong(f"{kind}: {type(error).__name__}: {error}") from error
+
+    return tried(attempt, seed, numbers, current)
 
 
 def index_set(rng: np.random.Generator, densest: bool) -> tuple[np.ndarray, int, int]:
@@ -158,11 +76,6 @@ def altered(octets: np.ndarray, rng: np.random.Generator, keeps_length: bool) ->
         elif what == "remove":
             out = np.delete(out, slice(at, at + int(rng.integers(1, 4))))
     return out
-
-
-def demand(condition: Any, what: str) -> None:
-    if not condition:
-        raise Wrong(what)
 
 
 def held(arena: Arena, octets: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -276,4 +189,4 @@ def try_floats(rng: np.random.Generator, arenas: tuple[Arena, Arena]) -> bool:
 KINDS = {"gaps": try_gaps, "bitmap": try_bitmap, "nonzero": try_nonzero, "qsgd": try_qsgd, "floats": try_floats}
 
 if __name__ == "__main__":
-    main()
+    main(__doc__.splitlines()[0], run)

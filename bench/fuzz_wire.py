@@ -11,23 +11,15 @@ Messages left as they are must come back to the bit. `--only` repeats one messag
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import multiprocessing
-import queue
 import struct
-import sys
-import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from fuzz_codecs import Arena, demand
-from tqdm import tqdm
+from fuzzing import Arena, Found, demand, main, tried
 
 from sparseallreduce import SparseStream, WireError
 from sparseallreduce.streams import memory
@@ -38,7 +30,6 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.wire import HEADER_BYTES, INDEX_CODECS, VALUE_NAMES, Assembly, CodedStream, decode, encode, packets
 from sparseallreduce.streams.wire.values import quantised
 
-SECONDS = 20.0  # for one message
 ROOM = 1 << 16  # bytes of an arena; longer arrays lie elsewhere
 LAYOUT = struct.Struct("<4sBBBBBBB5xQQQQQQQI")
 DAMAGES = ("nothing", "field", "fields", "header byte", "payload", "cut", "longer", "lost", "repeated", "exchanged", "mixed")
@@ -46,60 +37,10 @@ MOST = (2**32 - 1, 2**64 - 1)
 NUMBERS = (0, 1, 2, 3, 255, 256, 511, 512, 513, 2**31, 2**32 - 1, 2**32, 2**40, 2**60, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="the number of one message to repeat")
-    arguments = parser.parse_args()
-    numbers = range(arguments.messages) if arguments.only is None else range(arguments.only, arguments.only + 1)
-    start = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    current, results = context.Value("q", -1), context.Queue()
-    worker = context.Process(target=work, args=(arguments.seed, numbers, current, results))
-    worker.start()
-    outcome = None
-    while outcome is None and (worker.is_alive() or not results.empty()):
-        try:
-            outcome = results.get(timeout=1.0)
-        except queue.Empty:  # it is still at work, or has ended
-            continue
-    worker.join()
-    counts, failures = outcome or (Counter(), {current.value: f"the process ended with {worker.exitcode}"})
-    print(f"{len(numbers)} messages in {time.perf_counter() - start:.0f} s, seed {arguments.seed}")
-    for (kind, result), count in sorted(counts.items()):
-        print(f"{kind:28} {result:9} {count:7}")
-    for number, failure in failures.items():
-        print(f"message {number}: {failure}")
-    print(f"{len(failures)} failures")
-    sys.exit(bool(failures))
-
-
-def work(seed: int, numbers: range, current: Any, results: Any) -> None:
-    """What a process of its own does, so that the number of a message that ends it is known."""
-    faulthandler.enable()
-    results.put(run(seed, tqdm(numbers, unit="message", disable=None), current))
-
-
-def run(seed: int, numbers: Any, current: Any = None) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
-    """How often which damage was accepted or refused, and what went wrong with which message."""
-    counts: Counter[tuple[str, str]] = Counter()
-    failures: dict[int, str] = {}
+def run(seed: int, numbers: Any, current: Any = None) -> Found:
+    """Messages with damages that are drawn."""
     guarded = Guarded(12)
-    for number in numbers:
-        if current is not None:
-            current.value = number
-        rng = np.random.default_rng((seed, number))
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
-        try:
-            kind, accepted = tried(rng, guarded)
-        except Exception as error:
-            failures[number] = f"{type(error).__name__}: {error}"
-        else:
-            counts[kind, "accepted" if accepted else "refused"] += 1
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    return counts, failures
+    return tried(lambda rng: altered(rng, guarded), seed, numbers, current)
 
 
 class Guarded:
@@ -133,7 +74,7 @@ class Guarded:
         return place
 
 
-def tried(rng: np.random.Generator, guarded: Guarded) -> tuple[str, bool]:
+def altered(rng: np.random.Generator, guarded: Guarded) -> tuple[str, bool]:
     """What was done to a message, and whether it was accepted."""
     streams, whole = [stream(rng) for _ in range(rng.choice([1, 2, 3]))], rng.random() < 0.2
     sent = [encode(streams)] if whole else in_packets(rng, streams)
@@ -289,4 +230,4 @@ def same(ours: SparseStream, theirs: SparseStream) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__.splitlines()[0], run)

@@ -54,10 +54,16 @@ def _all_done(operations: Sequence[Operation]) -> bool:
 
 
 def _leave_sends(operation: Operation) -> None:
-    """The result is there: leave to themselves the messages that others have not taken yet."""
-    if not operation.done:
+    """The result is there: leave to themselves the messages that others have not taken yet. Who fails to write them fails the operation."""
+    if operation.done:
+        return
+    try:
         operation.outgoing().leave(operation.sequence)
-        operation.advance()
+    except BaseException as error:
+        operation.fail(error)
+        if not isinstance(error, Exception):
+            raise
+    operation.advance()
 
 
 def _awaited(operation: Operation) -> str:

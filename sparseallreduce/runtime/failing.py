@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Step
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
 from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import collectives, progress
 from sparseallreduce.runtime.mailbox import Failure
@@ -273,8 +273,10 @@ class Failing:
         if self.outbox is not None:
             self.outbox.abandon()
         mailbox.leftovers.keep(self.requests, self.received)
-        if step is not None and self._is_direct(step):
-            sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
+        if isinstance(step, Share) or (step is not None and self._is_direct(step)):
+            sources = channel.ranks - 1
+            if isinstance(step, DenseAllgather):
+                sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
             for request in (self.requests or [])[:sources]:
                 request.Cancel()
             channel.stale.append([self.tag, 0])

@@ -72,7 +72,8 @@ class Request:
         ----------
         timeout : float, optional
             Seconds after which the operation fails, on all ranks; for ever by default. It may take a second more until it is known whose
-            error counts. Ranks that come later, or call the library later, raise the same.
+            error counts. Ranks that come later, or call the library later, raise the same. With the result there, what is still to be
+            sent to other hosts is copied then; ranks of the same host may still read the stream, until they have the result.
 
         Raises
         ------

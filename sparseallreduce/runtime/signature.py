@@ -88,10 +88,11 @@ class Signature(Work):
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         assert stream is not None
-        if not notes and self._asks(sum(entries) / len(entries)):
+        if any(notes):
+            return self._schedule(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
+        if self._asks(sum(entries) / len(entries)):
             return self._after_notes(stream, entries)
-        overlap = self._channel.overlaps.learn(self.digest, notes, stream.size) if any(notes) else None
-        return self._schedule(stream, entries, overlap)
+        return self._schedule(stream, entries, None)
 
     def _schedule(self, stream: SparseStream, entries: Sequence[int], overlap: Overlap | None) -> Schedule:
         channel, call = self._channel, self._call._replace(stream=stream)

@@ -245,29 +245,65 @@ def case_failure_behind_the_result_is_everyones(comm, number):
         check_usable(comm)
 
 
+def waited_no_longer(comm, stream):
+    """An operation of which this rank has the result, and has sent nothing yet, when its time is over."""
+    with mock.patch.object(outbox, "PIECES_IN_FLIGHT", 0):
+        request = sar.iallreduce(stream, comm, algorithm="allgather")
+        while not request._operation.ended:
+            request.test()
+        return failure_of(lambda: request.wait(timeout=1e-9))
+
+
+def failure_of(run):
+    """The result, or what is raised."""
+    try:
+        return run()
+    except (sar.SparseAllreduceError, KeyboardInterrupt) as error:
+        return error
+
+
 @on_ranks(2)
 @limit(20)
-@each(error=[MemoryError, KeyboardInterrupt])
-def case_failure_behind_a_wait_that_is_over_is_that_of_who_waits(comm, error):
-    """A rank has the sum and goes on, and fails while it writes what others need for theirs: they are told."""
+def case_who_waits_no_longer_may_change_the_stream(comm):
+    """What the others have still to get is the stream as it was."""
     inputs = Inputs(comm.size, 50_000, "float32", seed=5, entries=(*[1] * (comm.size - 1), 20_000))
-    culprit = comm.size - 1
-    with between_hosts(comm):
-        if comm.rank == culprit:
-            with mock.patch.object(outbox, "PIECES_IN_FLIGHT", 0):  # none goes out before it has the sum
-                request = sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="allgather")
-                while not request._operation.ended:
-                    request.test()
-                inputs.check(request.wait(timeout=1e-9))
-            with failing_at(frames, "_frame", 1, error("no room for a piece"), True):
-                try:
-                    outcome_of(sar.iallreduce(sar.SparseStream([1], [1.0], 9), comm, algorithm="ssar_ring"))
-                except KeyboardInterrupt:
-                    assert error is KeyboardInterrupt
+    given = inputs.stream(comm.rank)
+    indices, values = given.indices.copy(), given.values.copy()
+    with between_hosts(comm, nbytes=4000):
+        stream = sar.SparseStream(indices, values, given.size)
+        if comm.rank == comm.size - 1:
+            inputs.check(waited_no_longer(comm, stream))
+            values[:], indices[:] = 99, 0
         else:
-            outcome = outcome_of(sar.iallreduce(inputs.stream(comm.rank), comm, algorithm="allgather"))
+            inputs.check(sar.allreduce(stream, comm, algorithm="allgather"))
+        check_usable(comm)
+
+
+@on_ranks(2)
+@limit(20)
+@each(error=[MemoryError, KeyboardInterrupt], where=["write", "post"])
+def case_failure_behind_a_wait_that_is_over_is_that_of_who_waits(comm, error, where):
+    """A rank has the sum and waits no longer, and fails as it writes or sends what others need for theirs: they are told."""
+    inputs = Inputs(comm.size, 50_000, "float32", seed=5, entries=(*[1] * (comm.size - 1), 20_000))
+    stream, culprit = inputs.stream(comm.rank), comm.size - 1
+    owner, name = {"write": (frames, "_frame"), "post": (Mailbox, "post")}[where]
+    with between_hosts(comm):
+        if comm.rank != culprit:
+            outcome = outcome_of(sar.iallreduce(stream, comm, algorithm="allgather"))
             assert str(outcome) == f"{error.__name__}: rank {culprit} gave up: no room for a piece"
             outcome_of(sar.iallreduce(sar.SparseStream([1], [1.0], 9), comm, algorithm="ssar_ring"))
+            check_usable(comm)
+            return
+        with failing_at(owner, name, 1, error("no room for a piece"), where == "write"):
+            outcome = waited_no_longer(comm, stream)
+        if where == "post":
+            inputs.check(outcome)
+        else:
+            assert isinstance(outcome, KeyboardInterrupt) or str(outcome) == f"MemoryError: rank {culprit} gave up: no room for a piece"
+            assert isinstance(outcome, KeyboardInterrupt) == (error is KeyboardInterrupt)
+        with failing_at(owner, name, 1, error("no room for a piece"), where == "post"):
+            outcome = failure_of(lambda: outcome_of(sar.iallreduce(sar.SparseStream([1], [1.0], 9), comm, algorithm="ssar_ring")))
+            assert not isinstance(outcome, KeyboardInterrupt) or (error is KeyboardInterrupt and where == "post")
         check_usable(comm)
 
 
