@@ -31,10 +31,9 @@ __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
 Array = NDArray[Any]
 
 
-def _with(parameters: str) -> tuple[str, str]:
-    """What to replace in the list of parameters to have it begin with these."""
-    head = "    ----------\n    l2, l1"
-    return head, head.replace("    l2, l1", parameters + "    l2, l1")
+def _with(listed: str, parameters: str) -> str:
+    """A list of parameters that begins with these."""
+    return listed.replace("    l2, l1", parameters + "    l2, l1", 1)
 
 
 _CLASSIFIER_PARAMETERS = (
@@ -333,9 +332,9 @@ class LinearSVM(_LinearClassifier):
     __doc__ = (
         """A linear support vector machine, the hinge loss by mini-batch SGD (thesis section 2.2.2).
 """
-        + _CLASSIFIER_PARAMETERS.replace(*_with("""    loss : {"hinge", "squared_hinge"}
+        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"hinge", "squared_hinge"}
         The latter is the square of the former.
-"""))
+""")
         + """
     Examples
     --------
@@ -411,14 +410,14 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
         """Regression by mini-batch SGD: least squares, or another loss.
 """
-        + PARAMETERS.replace(*_with("""    loss : {"squared", "huber", "quantile", "poisson"}
+        + _with(PARAMETERS, """    loss : {"squared", "huber", "quantile", "poisson"}
         Least squares; squared up to ``epsilon`` and linear beyond; of a quantile; or half the deviance of counts, whose mean is the
         exponential of the score.
     epsilon : float
         Of the loss "huber", in units of the labels.
     quantile : float
         Of the loss "quantile": the share of labels that is to be below the prediction.
-"""))
+""")
         + """
     Attributes
     ----------
