@@ -112,7 +112,7 @@ def _draw_training(figure: Figure, runs: Mapping[str, Run]) -> None:
     (by_pass, by_time), (phases, densities) = figure.subplots(2, 2)
     for name, run in runs.items():
         epochs = run["epochs"]
-        losses = [epoch["loss"] for epoch in epochs]
+        losses = np.array([epoch["loss"] for epoch in epochs], np.float64)  # None, where it is not known, is no number
         by_pass.plot([epoch["epoch"] for epoch in epochs], losses, marker=".", label=name)
         by_time.plot(np.cumsum([_training_seconds(epoch) for epoch in epochs]), losses, marker=".", label=name)
     by_pass.set(xlabel="epoch", ylabel="loss", title="loss of the training set")
@@ -146,23 +146,26 @@ def _draw_phases(axes: Axes, runs: Mapping[str, Run]) -> None:
 
 
 def _draw_densities(axes: Axes, runs: Mapping[str, Run]) -> None:
-    """The density of gradient and sum at every iteration where it has been recorded, else of every epoch."""
+    """The density of gradient and sum at every iteration where it has been recorded, else of every epoch; runs in rounds have none."""
     for name, run in runs.items():
+        if not all("steps" in epoch for epoch in run["epochs"]):
+            continue
         colour = None
         steps, given, summed = _densities(run["epochs"])
         for values, what, style in ((given, "a gradient", "-"), (summed, "the sum", "--")):
             colour = axes.plot(steps, values, style, color=colour, label=f"{name}: {what}")[0].get_color()
     axes.set(xlabel="iteration", ylabel="share of non-zero entries", yscale="log", title="density")
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
 
 
 def _densities(epochs: Sequence[Run]) -> tuple[Any, Any, Any]:
     """Iterations, and at each the density of a rank's gradient and of the sum."""
-    if all(epoch.get("densities") for epoch in epochs):
-        pairs = np.concatenate([epoch["densities"] for epoch in epochs])
-        every = -(-len(pairs) // _MOST_POINTS)
-        return np.arange(1, len(pairs) + 1)[::every], pairs[::every, 0], pairs[::every, 1]
+    if all(epoch.get("gradient_densities") for epoch in epochs):
+        given, summed = (np.concatenate([epoch[f"{of}_densities"] for epoch in epochs]) for of in ("gradient", "total"))
+        every = -(-len(given) // _MOST_POINTS)
+        return np.arange(1, len(given) + 1)[::every], given[::every], summed[::every]
     ends = np.cumsum([epoch["steps"] for epoch in epochs])
     return ends, [epoch["gradient_density"] for epoch in epochs], [epoch["total_density"] for epoch in epochs]
 

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import resource
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
-from sparseallreduce.cli import train_options
+from sparseallreduce.cli import train_options, train_runs
 from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
-from sparseallreduce.cli.train_table import COMPARISON, compared, header, line, record
-from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.feature_scaling import adaptive_rate_unit, sample_moments
-from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
-from sparseallreduce.linear.data.load import load
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model, scores_for
-from sparseallreduce.linear.models import LOSSES, MODELS, LinearModel, Logistic
-from sparseallreduce.linear.multiclass import CHOICES, model_of_classes
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer, read_on_workers
+from sparseallreduce.cli.train_samples import Samples, read_samples
+from sparseallreduce.cli.train_table import COMPARISON, compared, record
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
+from sparseallreduce.linear.models import LOSSES, MODELS, Logistic
+from sparseallreduce.linear.multiclass import CHOICES
+from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
 from sparseallreduce.linear.strategies.lossy import DENSITY
-from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
-from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import UPDATES
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
@@ -66,9 +55,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
 @click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
-@click.option("--intercept", is_flag=True, help="Add a number to every score; it is not penalised.")
+@click.option("--intercept", is_flag=True, help="Add a number to every score; sgd does not penalise it.")
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
-@click.option("--epochs", type=click.IntRange(min=0), default=10, show_default=True, help="Passes over DATA.")
+@click.option(
+    "--solver",
+    type=click.Choice(train_options.SOLVERS),
+    default="sgd",
+    show_default=True,
+    help="sgd: steps along gradients of batches, for any loss. cocoa: rounds of dual coordinate ascent on every rank (CoCoA+), for hinge, "
+    "squared_hinge and log, up to a bound on how far the loss is above its least; --intercept is penalised then, as by LIBLINEAR.",
+)
+@click.option("--epochs", type=click.IntRange(min=0), help="Passes over DATA  [10]; cocoa: rounds at most  [1000].")
+@click.option("--gap", type=_ABOVE_ZERO, help="cocoa: ends when the duality gap is at most this share of the loss  [0.001].")
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
@@ -106,11 +104,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--l2",
     type=train_options.Penalties(),
-    default=0.0,
-    show_default=True,
     metavar="FLOAT[,FLOAT...]",
     help="Factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C), where others have C and M samples. Of several, each is a "
-    "run of its own, and --model-out the best one on --validation.",
+    "run of its own, and --model-out the best one on --validation.  [0; cocoa: 1 / M]",
 )
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
@@ -151,14 +147,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     default=1,
     show_default=True,
     metavar="EPOCHS",
-    help="Evaluate the model after every so many epochs and the last; 0 for never. Else the loss is the progressive one: of samples before "
-    "their step. With 1 excepted, a schedule or early stopping that watches the loss watches that.",
+    help="Evaluate the model after every so many epochs, or rounds, and the last; 0 for never. Else the loss is the progressive one: of "
+    "samples before their step. With 1 excepted, a schedule or early stopping that watches the loss watches that.",
 )
 @click.option(
     "--validation",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
-    help="Hold out a share of the samples. The model is that after the epoch that did best on them.",
+    help="Hold out a share of the samples. The model is that after the epoch, or round, that did best on them.",
 )
 @click.option("--initial-model", type=click.Path(path_type=Path), metavar="MODEL", help="Start from the weights of a model file.")
 @click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this figure gets no better.")
@@ -176,9 +172,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
-def train(
-    data: Path, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any
-) -> None:
+def train(data: Path, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
     """Train a linear model on DATA.
 
     DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`; or by its name Vowpal Wabbit's text
@@ -188,17 +182,21 @@ def train(
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
-    chosen = train_options.completed(chosen, initial_model is not None)
+    chosen = train_options.completed(chosen, initial_model is not None, _given())
     train_options.check(chosen, test is not None)
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
-    samples = _read(data, test, train_options.model(chosen), chosen, comm)
+    samples = read_samples(data, test, train_options.model(chosen), chosen, comm)
     say(samples.described(data, comm))
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
-    runs = [_run(samples, chosen | {"l2": l2}, start, comm, say) for l2 in train_options.penalties(chosen)]
+    each = [chosen | {"l2": l2} for l2 in train_options.penalties(chosen)]
+    in_rounds = chosen["solver"] == "cocoa"
+    runs = [
+        train_runs.in_rounds(samples, one, comm, say) if in_rounds else train_runs.by_steps(samples, one, start, comm, say) for one in each
+    ]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
         say(COMPARISON)
@@ -233,73 +231,13 @@ def train(
     agreed(comm, write if comm.rank == 0 else lambda: None)
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """What has been read."""
-
-    training: Dataset
-    testing: Dataset | None
-    classes: tuple[float, ...] | None
-    model: LinearModel  # of so many classes
-    nonzeros: int  # of the training set, on all ranks
-    seconds: float
-
-    def described(self, path: Path, comm: Any) -> str:
-        training = self.training
-        several = f"{len(self.classes)} classes, " if self.classes and self.model.columns else ""
-        return (
-            f"{path}: {training.total_samples:,} samples, {several}{training.features:,} features, "
-            f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
-            f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
-        )
+def _given() -> set[str]:
+    """The names of the options that are on the command line."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
 
 
-def _read(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> _Samples:
-    """This rank's samples, labels and weights ready for the model; collective."""
-    start = time.perf_counter()
-    with _bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
-
-        def read(workers: Any) -> tuple[Dataset, Dataset | None]:
-            how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")}
-            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, **how)
-
-        serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
-        training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
-    classes = None
-    if model.classifies:
-        found = classes_of(training, comm)
-        if len(found) > 1:
-            model = model_of_classes(model, len(found), chosen["multiclass"])
-        coded: Any = two_classes if model.columns is None else numbered_classes
-        training, classes = coded(training, comm)
-        testing = None if testing is None else coded(testing, comm, classes)[0]
-        training = _class_weighted(training, chosen["class_weight"], classes, model.columns, comm)
-    training, testing = _importances_of_mean_one(training, comm), testing and _importances_of_mean_one(testing, comm)
-    return _Samples(training, testing, classes, model, sum(gather(comm, training.nnz)), time.perf_counter() - start)
-
-
-def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
-    """The samples, of which those of Vowpal Wabbit's format may have weights of any scale."""
-    weighted = any(gather(comm, samples.weights is not None))
-    return of_mean_one(samples, comm) if weighted else samples
-
-
-def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, ...], columns: int | None, comm: Any) -> Dataset:
-    if weights is None:
-        return training
-    if isinstance(weights, str):
-        return weighted_by_class(training, weights, comm)
-    strange = next((label for label in weights if label not in classes), None)
-    if strange is not None:
-        most = 10  # that a line has room for
-        listed = ", ".join(f"{label:g}" for label in classes[:-1][:most]) + (f" and {classes[-1]:g}" if len(classes) <= most else ", ...")
-        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {listed}")
-    codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
-    chosen = {codes[classes.index(label)]: weight for label, weight in weights.items()}
-    return of_mean_one(weighted_by_class(training, chosen, comm), comm)
-
-
-def _initial_weights(path: Path | None, samples: _Samples, intercept: bool, comm: Any) -> np.ndarray | None:
+def _initial_weights(path: Path | None, samples: Samples, intercept: bool, comm: Any) -> np.ndarray | None:
     """The weights of a model file, read on rank 0, as those of a run on these samples; collective."""
     if path is None:
         return None
@@ -319,7 +257,7 @@ def _initial_weights(path: Path | None, samples: _Samples, intercept: bool, comm
     return broadcast_arrays(comm, None if start is None else {"start": start})["start"]
 
 
-def _unfit(found: FittedModel, samples: _Samples, intercept: bool) -> str | None:
+def _unfit(found: FittedModel, samples: Samples, intercept: bool) -> str | None:
     """Why a run on these samples cannot start from a model, None if it can."""
     features, model, scores = samples.training.features, samples.model, np.atleast_2d(found.weights).shape[0]
     two = model.columns == 2  # whose scores a file keeps as one
@@ -336,130 +274,6 @@ def _unfit(found: FittedModel, samples: _Samples, intercept: bool) -> str | None
     if np.any(found.intercept) and not intercept:
         return "it has an intercept: give --intercept too"
     return None
-
-
-def _trainer(
-    model: LinearModel, training: Dataset, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
-) -> Trainer:
-    """The trainer, at its beginning or where a checkpoint has it go on; collective."""
-    checkpoints = train_options.checkpoints(chosen)
-    found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
-    for remark in remarks:
-        say(remark)
-    kind = STRATEGIES[chosen["strategy"]]
-    workers = comm.size - chosen["servers"] if issubclass(kind, ParameterServer) and comm.size > 1 else comm.size
-    batch = chosen["batch_size"] * workers
-    if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
-        batch = found.identity["batch of all ranks"]
-        say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
-    share = chosen["validation"] or 0.0
-    steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
-    descent = replace(train_options.descent(chosen, steps), columns=model.columns)
-    strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
-    if start is not None:
-        strategy.assign(start)
-    unit = 1.0
-    if descent.adaptive:
-        unit = adaptive_rate_unit(sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
-    trainer = Trainer(
-        model,
-        strategy,
-        train_options.schedule(chosen, steps, batch),
-        Options(
-            chosen["epochs"],
-            chosen["batch_size"],
-            chosen["seed"],
-            batch,
-            chosen["densities"],
-            evaluate_every=chosen["evaluate_every"],
-            validation=share,
-        ),
-        stopping=train_options.stopping(chosen),
-        checkpoints=checkpoints,
-        rate_unit=unit,
-    )
-    if found is not None:
-        trainer.resume(found)
-        say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")
-    return trainer
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A model that was trained."""
-
-    l2: float
-    history: list[Epoch]
-    fitted: FittedModel
-    speed: float | None
-    best_epoch: int | None  # after which this is the model, where samples were held out
-    cost: float  # on these
-
-
-def _run(samples: _Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> _Run:
-    """Train, and print a line an epoch; collective."""
-    trainer = _trainer(samples.model, samples.training, chosen, start, comm, say)
-    shown, held = 0, chosen["validation"] is not None
-    description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
-    total = trainer.steps * trainer.options.epochs
-    # The time left is by the mean of all steps so far, evaluations between them included.
-    with _bar(comm, desc=description, unit="step", total=total, initial=trainer.step, smoothing=0) as bar, _stopping_on_signals(trainer):
-        for epoch in trainer.run(samples.testing, bar.update):
-            if shown == 0:
-                say(header(held))
-            shown += 1
-            say(line(epoch, held))
-    began = trainer.strategy.descent.average_from
-    if began is not None and trainer.history and trainer.step <= began:
-        say("training ended before the epoch that --average begins with: the model is the weights after the last step, no mean")
-    if trainer.best is not None:
-        say(f"the model is that after epoch {trainer.best.epoch}, which did best on the samples held out")
-    nonzeros = samples.nonzeros * trainer.division.total / samples.training.total_samples
-    return _Run(
-        chosen["l2"],
-        trainer.history,
-        _fitted(trainer, samples.classes),
-        _speed(trainer, nonzeros),
-        None if trainer.best is None else trainer.best.epoch,
-        math.inf if trainer.best is None else trainer.best.cost,
-    )
-
-
-@contextmanager
-def _stopping_on_signals(trainer: Trainer) -> Iterator[None]:
-    """Let SIGINT and SIGTERM stop the training after a step; the second such signal ends the process at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        trainer.request_stop(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _bar(comm: Any, **options: Any) -> Any:
-    return tqdm(disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True, **options)
-
-
-def _fitted(trainer: Trainer, classes: tuple[float, ...] | None) -> FittedModel:
-    weights = trainer.weights.to_array()
-    features = trainer.dataset.features
-    intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row, or of none
-    model = fitted(trainer.model, weights[:features], intercept, np.array(classes or (), np.float64))
-    return replace(model, zero_based=trainer.dataset.zero_based)
-
-
-def _speed(trainer: Trainer, nonzeros: float) -> float | None:
-    """Non-zeros a second and rank through gradient and update, median over the epochs."""
-    seconds = [epoch.seconds["compute"] + epoch.seconds["update"] for epoch in trainer.history]
-    return nonzeros / trainer.strategy.workers / float(np.median(seconds)) if seconds else None
 
 
 def _peak_memory() -> int:

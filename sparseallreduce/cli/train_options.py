@@ -18,6 +18,7 @@ from sparseallreduce.linear.weights import Descent
 
 __all__ = [
     "RATE",
+    "SOLVERS",
     "ClassWeights",
     "Penalties",
     "check",
@@ -32,6 +33,14 @@ __all__ = [
 ]
 
 RATE = 0.5  # the learning rate, where none is given
+SOLVERS = ("sgd", "cocoa")
+# What means something to one of them alone.
+_OF_COCOA = ("gap",)
+_OF_SGD = (
+    *("update", "batch_size", "learning_rate", "schedule", "decay", "decay_epochs", "scale_with_batch", "warmup", "l1", "momentum"),
+    *("nesterov", "average", "strategy", "algorithm", "density", "servers", "threads", "initial_model", "checkpoint"),
+    *("checkpoint_every_steps", "checkpoint_minutes", "resume", "densities"),
+)
 
 # What --decay means to a schedule: the name of its parameter.
 _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "factor", "bold-driver": "cut", "plateau": "factor"}
@@ -69,20 +78,40 @@ class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later 
         return numbers if len(numbers) > 1 else numbers[0]
 
 
-def penalties(chosen: dict[str, Any]) -> tuple[float, ...]:
-    """The values of --l2, each of which is a model."""
+def penalties(chosen: dict[str, Any]) -> tuple[float | None, ...]:
+    """The values of --l2, each of which is a model; None for 1 / M."""
     return chosen["l2"] if isinstance(chosen["l2"], tuple) else (chosen["l2"],)
 
 
-def completed(chosen: dict[str, Any], started: bool) -> dict[str, Any]:
+def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[str, Any]:
     """All options, where the update is chosen by the others if it was not given, and so is the learning rate.
 
+    Raises
+    ------
+    click.UsageError
+        If one of those ``given`` means nothing to the solver.
+
+    Notes
+    -----
     A rate that is given is one of sgd, which scripts from when there was no other are tuned to; lossy strategies are published with sgd;
     and the first steps of ftrl move every weight far, those of a model to start from too.
     """
+    cocoa = chosen["solver"] == "cocoa"
+    strange = next((name for name in (_OF_SGD if cocoa else _OF_COCOA) if name in given), None)
+    if strange is not None:
+        theirs = "sgd" if cocoa else "cocoa"
+        raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
+    if cocoa:
+        several = "ovr" if chosen["multiclass"] == "auto" else chosen["multiclass"]
+        return chosen | {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
+    chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
-    rate = RATE if chosen["learning_rate"] is None else chosen["learning_rate"]
+    rate = _default(chosen["learning_rate"], RATE)
     return chosen | {"update": chosen["update"] or ("sgd" if of_sgd else "ftrl"), "learning_rate": rate}
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _of_sgd_alone(chosen: dict[str, Any]) -> list[str]:
@@ -106,7 +135,13 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     kind = STRATEGIES[chosen["strategy"]]
     decays = chosen["schedule"] in _DECAY
     several, watch = len(penalties(chosen)) > 1, chosen["early_stopping"] or ""
+    cocoa, factors = chosen["solver"] == "cocoa", [factor for factor in penalties(chosen) if factor is not None]
     wrong = {
+        f"--solver cocoa knows no loss of --model {chosen['model']}: take --solver sgd": cocoa and not MODELS[chosen["model"]].classifies,
+        "--solver cocoa takes each class against the rest: leave --multiclass multinomial out, or take --solver sgd": cocoa
+        and chosen["multiclass"] == "multinomial",
+        "--solver cocoa needs a penalty: give a --l2 above 0, or leave it out": cocoa and not all(factor > 0 for factor in factors),
+        f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": cocoa and watch.startswith("progressive"),
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
         f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
@@ -146,12 +181,12 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--epsilon is of --loss huber: leave it out, or take that": chosen["epsilon"] is not None and chosen["loss"] != "huber",
         "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
-        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(penalties(chosen)),
-        "--l2 must be a finite number": not all(map(math.isfinite, penalties(chosen))),
+        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors),
+        "--l2 must be a finite number": not all(map(math.isfinite, factors)),
     }
-    if chosen["update"] != "sgd" and (given := _of_sgd_alone(chosen)):
+    if chosen["update"] not in (None, "sgd") and (given := _of_sgd_alone(chosen)):
         wrong[f"{given[0]} is of --update sgd: leave it out, or take that"] = True
-    for name in ("epsilon", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    for name in ("epsilon", "gap", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:

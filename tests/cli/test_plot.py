@@ -67,7 +67,8 @@ def test_training_runs_are_drawn_by_epoch_by_time_and_by_phase(reports, drawn, t
 def test_densities_are_drawn_by_iteration_where_they_are_recorded(reports, drawn, tmp_path):
     report = json.loads((reports / "sparse.json").read_text())
     for epoch in report["epochs"]:
-        epoch["densities"] = [(0.1, 0.2)] * epoch["steps"]
+        epoch["gradient_densities"] = [0.1] * epoch["steps"]
+        epoch["total_densities"] = [0.2] * epoch["steps"]
     (tmp_path / "fine.json").write_text(json.dumps(report))
     command("plot", tmp_path / "fine.json", tmp_path / "out.svg")
     given, summed = drawn[0].axes[3].lines

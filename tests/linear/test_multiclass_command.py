@@ -168,3 +168,14 @@ def test_samples_are_held_out_and_scored_before_their_steps(folder, tmp_path, mo
         assert last["validation_accuracy"] > 0.7 and last["validation_auc"] is None
     else:
         assert last["train_accuracy"] is None and last["loss"] == last["progressive_loss"]
+
+
+@pytest.mark.parametrize("model", ["logistic", "svm"])
+def test_rounds_take_each_class_against_the_rest(folder, tmp_path, model):
+    files = ["--model-out", tmp_path / "model.npz", "--json", tmp_path / "out.json", "--test", folder / "test.svm"]
+    run("train", folder / "train.svm", "--features", 300, "--solver", "cocoa", "--model", model, "--intercept", *files)
+    fitted, report = load_model(tmp_path / "model.npz"), json.loads((tmp_path / "out.json").read_text())
+    assert fitted.model == model and fitted.weights.shape == (4, 300) and fitted.classes.tolist() == list(LABELS)
+    last = report["epochs"][-1]
+    assert last["train_accuracy"] > 0.9 and last["test_accuracy"] > 0.8 and last["train_auc"] is None
+    assert last["gap"] <= 1e-3 * last["loss"]

@@ -236,7 +236,7 @@ def test_the_bar_counts_all_steps_of_all_epochs(folder, tmp_path, monkeypatch):
             super().__init__(*arguments, **options | {"disable": False, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr("sparseallreduce.cli.train.tqdm", Bar)
+    monkeypatch.setattr("sparseallreduce.cli.progress.tqdm", Bar)
     run(folder, "--validation", "0.2", "--checkpoint", tmp_path)
     run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--resume", "--epochs", "5")
     training = [bar for bar in bars if bar.desc == "training"]
@@ -431,3 +431,63 @@ def test_generate_names_the_file_that_it_cannot_write(tmp_path):
     result = CliRunner().invoke(main, ["generate", "uniform", str(tmp_path / "nowhere" / "x.svm")])
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
+
+
+def test_cocoa_tells_of_every_round_and_ends_by_the_gap(folder, tmp_path):
+    arguments = ["--solver", "cocoa", "--test", folder / "test.svm", "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz"]
+    result = CliRunner().invoke(main, ["train", str(folder / "train.svm"), *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["arguments"]["epochs"] == 1000 and report["results"]["l2"] == 1 / 2500
+    for epoch in report["epochs"]:
+        assert {"loss", "gap", "dual", "train_accuracy", "test_accuracy", "seconds", "bytes_sent", "active"} <= epoch.keys()
+        assert {"prepare", "compute", "communicate", "evaluate", "total"} <= epoch["seconds"].keys()
+    last = report["epochs"][-1]
+    assert last["epoch"] == len(report["epochs"]) < 1000 and last["gap"] <= 1e-3 * last["loss"]
+    files = [tmp_path / "model.npz", folder / "test.svm", "--out", tmp_path / "labels"]
+    predicted = CliRunner().invoke(main, ["predict", *map(str, files)])
+    assert predicted.exit_code == 0, predicted.output
+    assert f"accuracy {report['epochs'][report['results']['best_epoch'] - 1]['test_accuracy']:.4f}" in predicted.output
+    drawn = CliRunner().invoke(main, ["plot", str(tmp_path / "out.json"), str(tmp_path / "out.png")])
+    assert drawn.exit_code == 0, drawn.output
+
+
+def test_cocoa_chooses_between_penalties_by_samples_held_out(folder, tmp_path):
+    penalties = "1e-2,1e-4,1e-6"
+    result = run(folder, "--solver", "cocoa", "--model", "svm", "--l2", penalties, "--validation", 0.2, "--json", tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    costs = {model["l2"]: min(epoch["validation_loss"] for epoch in model["epochs"]) for model in report["models"]}
+    assert list(costs) == [1e-2, 1e-4, 1e-6]
+    assert report["results"]["l2"] == min(costs, key=costs.get)
+    assert "best" in result.output and "raise --epochs, or --gap" in result.output
+
+
+def test_cocoa_that_never_evaluates_has_no_figures(folder, tmp_path):
+    run(folder, "--solver", "cocoa", "--evaluate-every", 0, "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz")
+    epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]
+    assert [epoch["train_accuracy"] for epoch in epochs] == [None] * 3 and epochs[-1]["loss"] > 0
+    drawn = CliRunner().invoke(main, ["plot", str(tmp_path / "out.json"), str(tmp_path / "out.png")])
+    assert drawn.exit_code == 0, drawn.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--learning-rate", "1"], "--learning-rate is of --solver sgd"),
+        (["--batch-size", "100"], "--batch-size is of --solver sgd"),
+        (["--strategy", "sparse"], "--strategy is of --solver sgd"),
+        (["--checkpoint", "folder"], "--checkpoint is of --solver sgd"),
+        (["--model", "linear"], "no loss of --model linear"),
+        (["--multiclass", "multinomial"], "each class against the rest"),
+        (["--l2", "0"], "needs a penalty"),
+        (["--l2", "1e-3,0", "--validation", "0.1"], "needs a penalty"),
+        (["--early-stopping", "progressive_loss"], "is of --solver sgd"),
+        (["--gap", "inf"], "finite"),
+    ],
+)
+def test_what_means_nothing_to_cocoa_is_refused(folder, arguments, said):
+    assert said in run(folder, "--solver", "cocoa", *arguments, status=2).output
+
+
+def test_a_gap_is_of_cocoa(folder):
+    assert "--gap is of --solver cocoa" in run(folder, "--gap", 0.1, status=2).output

@@ -1,14 +1,16 @@
 """Dual coordinate ascent in rounds under MPI: one optimum for any number of ranks, the same bits on all, and errors that all share."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse
 from mpi_cases import each, on_ranks
 
 import sparseallreduce as sar
-from sparseallreduce.errors import DatasetError, SparseAllreduceError
-from sparseallreduce.linear import Dataset, Hinge, Logistic, SquaredHinge
-from sparseallreduce.linear.solvers import CoCoA
+from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
+from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge
+from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -81,3 +83,52 @@ def case_values_that_are_wrong_on_one_rank_are_refused_on_all(comm):
 def case_settings_that_differ_are_refused_on_all(comm):
     with pytest.raises(SparseAllreduceError, match="l2"):
         CoCoA(part(comm), Hinge(), l2=0.1 + comm.rank, comm=comm)
+
+
+@on_ranks(1, 2, 3)
+@each(validation=[0.0, 0.25], classes=[2, 3])
+def case_figures_of_rounds_are_those_of_all_samples(comm, validation, classes):
+    X, y = matrix()
+    y = y if classes == 2 else np.arange(SAMPLES) % 3.0
+    model = Logistic() if classes == 2 else OneVsRest(Logistic(), 3)
+    low, high = (SAMPLES * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    own = Dataset.from_scipy(X[low:high], y[low:high], first_sample=low, total_samples=SAMPLES)
+    run = RoundTrainer(model, own, comm, L2, RoundOptions(rounds=200, gap=1e-5, validation=validation, intercept=True))
+    figures = list(run.run(own))
+    assert run.converged
+    told = [replace(each, seconds={}) for each in figures]
+    assert all(other == told for other in comm.allgather(told))
+    columns = np.stack([solver.weights_of() for solver in run.solvers], axis=1)
+    scores = X @ columns[:-1] + columns[-1]
+    right = (scores[:, 0] > 0) == (y > 0) if classes == 2 else scores.argmax(axis=1) == y
+    assert figures[-1].test_accuracy == pytest.approx(np.mean(right))
+    trained = np.ones(SAMPLES, bool)
+    if validation:
+        parts = comm.allgather(run.division.held_out + low)
+        trained[np.concatenate(parts)] = False
+        assert trained.sum() == 90 and figures[-1].validation_accuracy == pytest.approx(np.mean(right[~trained]))
+    assert figures[-1].train_accuracy == pytest.approx(np.mean(right[trained]))
+    losses = model.loss(scores if classes > 2 else scores[:, 0], y)
+    assert figures[-1].loss == pytest.approx(losses[trained].mean() + L2 / 2 * (columns**2).sum(), rel=1e-5)
+    weights = run.weights()
+    assert weights.shape == ((FEATURES + 1,) if classes == 2 else (FEATURES + 1, 3))
+    assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
+
+
+@on_ranks(1, 2, 3)
+def case_a_request_on_one_rank_stops_rounds_on_all(comm):
+    run = RoundTrainer(Hinge(), part(comm), comm, 1e-6, RoundOptions(gap=1e-12))
+    rounds = run.run()
+    next(rounds), next(rounds)
+    if comm.rank == comm.size - 1:
+        run.request_stop("SIGTERM")
+    with pytest.raises(TrainingStopped, match="SIGTERM after round 2"):
+        next(rounds)
+
+
+@on_ranks(2, 3)
+def case_options_of_rounds_that_differ_are_refused_on_all(comm):
+    with pytest.raises(SparseAllreduceError, match="options"):
+        RoundTrainer(Hinge(), part(comm), comm, 0.1, RoundOptions(seed=comm.rank))
+    with pytest.raises(SparseAllreduceError, match="test set"):
+        list(RoundTrainer(Hinge(), part(comm), comm, 0.1).run(part(comm) if comm.rank else None))

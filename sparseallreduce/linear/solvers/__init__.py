@@ -1,5 +1,6 @@
 """Solvers in rounds: what is not mini-batch SGD. Ranks work on their own samples for a whole pass, and then sum what has changed."""
 
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
+from sparseallreduce.linear.solvers.rounds import Figures, RoundOptions, RoundTrainer
 
-__all__ = ["CoCoA", "Round"]
+__all__ = ["CoCoA", "Figures", "Round", "RoundOptions", "RoundTrainer"]

@@ -27,6 +27,7 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["PHASES", "CoCoA", "Round"]
 
 Array = NDArray[Any]
+State = tuple[Array, Array]
 T = TypeVar("T")
 
 #: What the seconds of a round are spent on: its passes, the sum of changes, and the objectives.
@@ -88,6 +89,8 @@ class CoCoA:
         Whether the gap has come below the tolerance.
     weights : ndarray
         After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
+    best_state : tuple of ndarray or None
+        What :meth:`weights_of` makes those weights of; None before any.
     preparation : float
         Seconds before the first round: checks, numbering of features, and which of them several ranks have.
 
@@ -143,7 +146,7 @@ class CoCoA:
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
-        self._best_state: tuple[Array, Array] | None = None
+        self.best_state: State | None = None
         clock.lap("prepare")
         self.preparation = clock.seconds["prepare"]
 
@@ -183,18 +186,46 @@ class CoCoA:
         """
         limit = len(self.history) + self.rounds
         while not self.converged and len(self.history) < limit:
-            clock, sigma = Clock(), self._exchange.sigma
-            with trace() as traffic:
-                gap = self._step(clock)
-            dual, active, sent = self._dual(traffic.bytes_sent)
-            primal = None
-            if self._expects_end(gap, dual) or len(self.history) + 1 == limit:
-                primal = self._primal()
-                self._learn_from(primal - dual, dual)
-            clock.lap("evaluate")
-            self._conclude(dual, primal, active, sigma, clock, sent)
-        self.weights = self._exchange.assembled(self._best_state)
+            self.advance(certify=len(self.history) + 1 == limit)
+        self.weights = self.weights_of(self.best_state)
         return self.weights
+
+    def advance(self, certify: bool = False) -> Round:
+        """Make one round; collective.
+
+        Parameters
+        ----------
+        certify : bool
+            Whether the primal objective is computed in any case, and not only where the gap may be small enough.
+
+        Raises
+        ------
+        DivergenceError
+            As :meth:`fit`.
+        """
+        clock, sigma = Clock(), self._exchange.sigma
+        with trace() as traffic:
+            gap = self._step(clock)
+        dual, active, sent = self._dual(traffic.bytes_sent)
+        primal = None
+        if self._expects_end(gap, dual) or certify:
+            primal = self._primal()
+            self._learn_from(primal - dual, dual)
+        clock.lap("evaluate")
+        self._conclude(dual, primal, active, sigma, clock, sent)
+        return self.history[-1]
+
+    def scores(self) -> Array:
+        """The scores of this rank's samples, float64, by the weights after the last round whose primal objective was computed."""
+        return self.dataset.labels * self._local.margins
+
+    def state(self) -> State:
+        """A copy of what :meth:`weights_of` makes weights of."""
+        return self._exchange.state()
+
+    def weights_of(self, state: State | None = None) -> Array:
+        """The weights of a state, or those after the last round, as ``weights``; collective."""
+        return self._exchange.assembled(state)
 
     def _step(self, clock: Clock) -> float:
         """Change dual variables and weights; returns the sum of the gaps of the samples when they were visited."""
@@ -227,7 +258,7 @@ class CoCoA:
         told = gather(self.comm, self._or_all_raise(self._local.certify))
         primal = sum(part.losses for part in told) + (sum(part.squares for part in told) + self._exchange.squares()) / 2
         if primal < self._best:
-            self._best, self._best_state = primal, self._exchange.state()
+            self._best, self.best_state = primal, self._exchange.state()
         return primal
 
     def _expects_end(self, gap: float, dual: float) -> bool:

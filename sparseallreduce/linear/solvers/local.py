@@ -68,7 +68,7 @@ class LocalProblem:
         self._active[: self.active] = counted
         self._limits = np.array([math.inf, -math.inf])
         self._state = np.random.SeedSequence((seed, dataset.first_sample)).generate_state(1, np.uint64)
-        self._margins = np.empty(dataset.rows)
+        self.margins = np.empty(dataset.rows)
 
     @property
     def rows(self) -> int:
@@ -111,7 +111,7 @@ class LocalProblem:
 
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""
-        kernels.margins(*self._rows, self.weights, self.numbering.intercept, self._margins)
+        kernels.margins(*self._rows, self.weights, self.numbering.intercept, self.margins)
         sums = np.empty(2)
-        self.active = kernels.certify(self._loss, self._margins, self._bounds, self.dual, self._limits, self._active, sums)
+        self.active = kernels.certify(self._loss, self.margins, self._bounds, self.dual, self._limits, self._active, sums)
         return Certificate(float(sums[0]), float(sums[1]), self.squares())

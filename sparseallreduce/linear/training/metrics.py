@@ -61,16 +61,14 @@ class Sums(NamedTuple):
         return self.loss / self.samples, None if threshold is None else self.right / self.samples
 
 
-def evaluate(
-    model: LinearModel, scores: Array, dataset: Dataset, threshold: float | None, comm: Any, rows: Array | None = None
-) -> Metrics:
+def evaluate(model: LinearModel, scores: Array, dataset: Dataset, threshold: float | None, comm: Any, rows: Array | None = None) -> Metrics:
     """What the scores of this rank's samples, and those of all other ranks, come to; collective, the same on every rank.
 
     Parameters
     ----------
     model : LinearModel
     scores : ndarray
-        Of the samples of ``dataset``, float64.
+        Of the samples of ``dataset``, float64; shape (samples,), or (samples, K) if the model has K columns.
     dataset : Dataset
         With samples on some rank.
     threshold : float or None
@@ -85,7 +83,8 @@ def evaluate(
     own = agreed(comm, lambda: Sums.of(model, scores, labels, weights, threshold))  # the loss may be a user's own
     loss, accuracy = Sums.total(gather(comm, own)).means(threshold)
     assert loss is not None
-    return Metrics(loss, accuracy, None if threshold is None else area_under_curve(scores, labels > threshold, comm))
+    two = threshold is not None and model.columns is None
+    return Metrics(loss, accuracy, area_under_curve(scores, labels > threshold, comm) if two else None)
 
 
 def class_threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | None:

@@ -1,0 +1,179 @@
+"""A run of `sparseallreduce train`: by steps of SGD, or in rounds of a solver."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from sparseallreduce.cli import train_options, train_table
+from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.cli.train_samples import Samples
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import adaptive_rate_unit, sample_moments
+from sparseallreduce.linear.model_file import FittedModel, fitted
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer
+from sparseallreduce.linear.training.batches import held_out
+from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
+
+__all__ = ["Run", "by_steps", "in_rounds"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model that was trained."""
+
+    l2: float
+    history: list[Epoch] | list[Figures]
+    fitted: FittedModel
+    speed: float | None  # non-zeros a second and rank; None in rounds, which visit some samples more often
+    best_epoch: int | None  # after which this is the model, where samples were held out
+    cost: float  # on these
+
+
+def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> Run:
+    """Train, and print a line an epoch; collective."""
+    trainer = _trainer(samples.model, samples.training, chosen, start, comm, say)
+    shown, held = 0, chosen["validation"] is not None
+    description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
+    total = trainer.steps * trainer.options.epochs
+    # The time left is by the mean of all steps so far, evaluations between them included.
+    with (
+        progress_bar(comm, desc=description, unit="step", total=total, initial=trainer.step, smoothing=0) as bar,
+        _stopping_on_signals(trainer),
+    ):
+        for epoch in trainer.run(samples.testing, bar.update):
+            if shown == 0:
+                say(train_table.header(held))
+            shown += 1
+            say(train_table.line(epoch, held))
+    began = trainer.strategy.descent.average_from
+    if began is not None and trainer.history and trainer.step <= began:
+        say("training ended before the epoch that --average begins with: the model is the weights after the last step, no mean")
+    if trainer.best is not None:
+        say(f"the model is that after epoch {trainer.best.epoch}, which did best on the samples held out")
+    nonzeros = samples.nonzeros * trainer.division.total / samples.training.total_samples
+    return Run(
+        chosen["l2"],
+        trainer.history,
+        _fitted(samples, trainer.weights.to_array()),
+        _speed(trainer, nonzeros),
+        None if trainer.best is None else trainer.best.epoch,
+        math.inf if trainer.best is None else trainer.best.cost,
+    )
+
+
+def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Run:
+    """Train in rounds of CoCoA+, and print a line a round; collective."""
+    options = RoundOptions(
+        rounds=chosen["epochs"],
+        gap=chosen["gap"],
+        seed=chosen["seed"],
+        intercept=chosen["intercept"],
+        evaluate_every=chosen["evaluate_every"],
+        validation=chosen["validation"] or 0.0,
+    )
+    trainer = RoundTrainer(samples.model, samples.training, comm, chosen["l2"], options, train_options.stopping(chosen))
+    held = chosen["validation"] is not None
+    with progress_bar(comm, desc=f"rounds, l2 {trainer.l2:g}", unit="round") as bar, _stopping_on_signals(trainer):
+        for figures in trainer.run(samples.testing):
+            if figures.epoch == 1:
+                say(train_table.rounds_header(held))
+            say(train_table.rounds_line(figures, held))
+            bar.update()
+    if not trainer.converged:
+        say(f"the gap is not yet {options.gap:g} of the loss: raise --epochs, or --gap")
+    best = trainer.best_epoch
+    if trainer.history and best != len(trainer.history):
+        say(f"the model is that after round {best}, " + ("which did best on the samples held out" if held else "whose loss is the lowest"))
+    learned = trainer.weights().astype(samples.training.values.dtype, copy=False)
+    cost = math.inf if trainer.best is None else trainer.best.cost
+    return Run(trainer.l2, trainer.history, _fitted(samples, learned), None, best, cost)
+
+
+def _trainer(
+    model: LinearModel, training: Dataset, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
+) -> Trainer:
+    """The trainer, at its beginning or where a checkpoint has it go on; collective."""
+    checkpoints = train_options.checkpoints(chosen)
+    found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
+    for remark in remarks:
+        say(remark)
+    kind = STRATEGIES[chosen["strategy"]]
+    workers = comm.size - chosen["servers"] if issubclass(kind, ParameterServer) and comm.size > 1 else comm.size
+    batch = chosen["batch_size"] * workers
+    if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
+        batch = found.identity["batch of all ranks"]
+        say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
+    share = chosen["validation"] or 0.0
+    steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
+    descent = replace(train_options.descent(chosen, steps), columns=model.columns)
+    strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
+    if start is not None:
+        strategy.assign(start)
+    unit = 1.0
+    if descent.adaptive:
+        unit = adaptive_rate_unit(sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
+    trainer = Trainer(
+        model,
+        strategy,
+        train_options.schedule(chosen, steps, batch),
+        Options(
+            chosen["epochs"],
+            chosen["batch_size"],
+            chosen["seed"],
+            batch,
+            chosen["densities"],
+            evaluate_every=chosen["evaluate_every"],
+            validation=share,
+        ),
+        stopping=train_options.stopping(chosen),
+        checkpoints=checkpoints,
+        rate_unit=unit,
+    )
+    if found is not None:
+        trainer.resume(found)
+        say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")
+    return trainer
+
+
+@contextmanager
+def _stopping_on_signals(trainer: Trainer | RoundTrainer) -> Iterator[None]:
+    """Let SIGINT and SIGTERM stop the training after a step, or a round; the second such signal ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        trainer.request_stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _fitted(samples: Samples, weights: np.ndarray) -> FittedModel:
+    """The model of weights whose row after the features, if there is one, is the intercept."""
+    features = samples.training.features
+    intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row, or of none
+    model = fitted(samples.model, weights[:features], intercept, np.array(samples.classes or (), np.float64))
+    return replace(model, zero_based=samples.training.zero_based)
+
+
+def _speed(trainer: Trainer, nonzeros: float) -> float | None:
+    """Non-zeros a second and rank through gradient and update, median over the epochs."""
+    seconds = [epoch.seconds["compute"] + epoch.seconds["update"] for epoch in trainer.history]
+    return nonzeros / trainer.strategy.workers / float(np.median(seconds)) if seconds else None

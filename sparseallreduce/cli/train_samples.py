@@ -1,0 +1,87 @@
+"""What `sparseallreduce train` reads: samples, labels and weights ready for the model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
+from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.multiclass import model_of_classes
+from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
+from sparseallreduce.runtime.objects import gather
+
+__all__ = ["Samples", "read_samples"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What has been read."""
+
+    training: Dataset
+    testing: Dataset | None
+    classes: tuple[float, ...] | None
+    model: LinearModel  # of so many classes
+    nonzeros: int  # of the training set, on all ranks
+    seconds: float
+
+    def described(self, path: Path, comm: Any) -> str:
+        training = self.training
+        several = f"{len(self.classes)} classes, " if self.classes and self.model.columns else ""
+        return (
+            f"{path}: {training.total_samples:,} samples, {several}{training.features:,} features, "
+            f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
+            f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
+        )
+
+
+def read_samples(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> Samples:
+    """This rank's samples, labels and weights ready for the model; collective."""
+    start = time.perf_counter()
+    with progress_bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
+
+        def read(workers: Any) -> tuple[Dataset, Dataset | None]:
+            how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")}
+            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, **how)
+
+        serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
+        training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
+    classes = None
+    if model.classifies:
+        found = classes_of(training, comm)
+        if len(found) > 1:
+            model = model_of_classes(model, len(found), chosen["multiclass"])
+        coded: Any = two_classes if model.columns is None else numbered_classes
+        training, classes = coded(training, comm)
+        testing = None if testing is None else coded(testing, comm, classes)[0]
+        training = _class_weighted(training, chosen["class_weight"], classes, model.columns, comm)
+    training, testing = _importances_of_mean_one(training, comm), testing and _importances_of_mean_one(testing, comm)
+    return Samples(training, testing, classes, model, sum(gather(comm, training.nnz)), time.perf_counter() - start)
+
+
+def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
+    """The samples, of which those of Vowpal Wabbit's format may have weights of any scale."""
+    weighted = any(gather(comm, samples.weights is not None))
+    return of_mean_one(samples, comm) if weighted else samples
+
+
+def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, ...], columns: int | None, comm: Any) -> Dataset:
+    if weights is None:
+        return training
+    if isinstance(weights, str):
+        return weighted_by_class(training, weights, comm)
+    strange = next((label for label in weights if label not in classes), None)
+    if strange is not None:
+        most = 10  # that a line has room for
+        listed = ", ".join(f"{label:g}" for label in classes[:-1][:most]) + (f" and {classes[-1]:g}" if len(classes) <= most else ", ...")
+        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {listed}")
+    codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
+    chosen = {codes[classes.index(label)]: weight for label, weight in weights.items()}
+    return of_mean_one(weighted_by_class(training, chosen, comm), comm)

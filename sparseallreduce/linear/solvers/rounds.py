@@ -1,0 +1,352 @@
+"""Training in rounds: CoCoA+ with figures of the model after each, as a trainer by SGD has them after each pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import AlgorithmError, DatasetError, TrainingStopped
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.multiclass import OneVsRest
+from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
+from sparseallreduce.linear.solvers.cocoa import CoCoA, Round, State
+from sparseallreduce.linear.solvers.losses import dual_loss
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.linear.training.batches import divided
+from sparseallreduce.linear.training.class_metrics import evaluate_classes
+from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStopping
+from sparseallreduce.linear.training.metrics import Metrics, evaluate
+from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.runtime.objects import agreed, gather
+
+__all__ = ["PHASES", "Figures", "RoundOptions", "RoundTrainer"]
+
+Array = NDArray[Any]
+
+#: What the seconds of a round are spent on; what comes before the first round counts as its.
+PHASES = ("prepare", *SOLVER_PHASES)
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """What a training in rounds is told beside its model, samples and penalty."""
+
+    rounds: int = 1000  # at most
+    gap: float = 1e-3  # ends when the duality gap is at most this share of the objective
+    seed: int = 0  # of the order of visits, and of which samples are held out
+    intercept: bool = False  # whether a number, which is penalised, is added to every score
+    evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
+    validation: float = 0.0  # share of the samples that are not trained on: what is learned is what did best on them
+
+    def __post_init__(self) -> None:
+        for name, lowest in {"rounds": 0, "seed": 0, "evaluate_every": 0}.items():
+            if not getattr(self, name) >= lowest:
+                raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be at least 0 and below 1, not {self.validation}")
+        if self.validation and not self.evaluate_every:
+            raise ValueError("what does best on samples that are held out is not known without evaluations: evaluate_every must be above 0")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one round came to, over all ranks and scores. Where the model was not evaluated after it, its figures are None."""
+
+    epoch: int  # the round's number, from 1
+    loss: float | None  # the primal objective: mean loss of a training sample, plus the penalty; also where a solver looked for its end
+    train_accuracy: float | None
+    train_auc: float | None  # area under the ROC curve; None of more than two classes
+    test_loss: float | None  # of the test set, without penalty
+    test_accuracy: float | None
+    test_auc: float | None
+    validation_loss: float | None  # of the samples held out, without penalty
+    validation_accuracy: float | None
+    validation_auc: float | None
+    dual: float  # the dual objective, below which no loss can come
+    gap: float | None  # the lowest loss so far minus the dual objective, as far as they are known
+    active: int  # samples that the next round visits
+    seconds: dict[str, float]  # mean over the ranks of each of PHASES, and their total
+    bytes_sent: int  # by all ranks together, in solving
+    evaluated: bool  # whether the model was, after the round
+
+
+class Best(NamedTuple):
+    """The model that did best on the samples held out."""
+
+    cost: float  # the lower the better
+    epoch: int
+    states: list[State]
+
+
+class RoundTrainer:
+    """Trains a model on the samples of all ranks by :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`, one solver a score.
+
+    All ranks make their trainers together.
+
+    Parameters
+    ----------
+    model : Hinge, SquaredHinge, Logistic, or OneVsRest of one of them
+    dataset : Dataset
+        As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; labels of several classes are their numbers.
+    comm : communicator
+    l2 : float
+        Factor of the penalty, above 0; with None, 1 / M for the M samples that are trained on, which is a C of 1.
+    options : RoundOptions
+    stopping : EarlyStopping, optional
+
+    Attributes
+    ----------
+    history : list of Figures
+    division : Division
+        Which samples are trained on, and which are held out for validation.
+    converged : bool
+        Whether the gap has come below what the options ask for.
+
+    Raises
+    ------
+    ValueError
+        On all ranks alike, if early stopping watches what is not known.
+    AlgorithmError, DatasetError, MismatchError
+        As :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; and if there are too few samples to hold some out.
+    """
+
+    def __init__(
+        self,
+        model: LinearModel,
+        dataset: Dataset,
+        comm: Any,
+        l2: float | None = None,
+        options: RoundOptions | None = None,
+        stopping: EarlyStopping | None = None,
+    ) -> None:
+        self._clock, self._sent = Clock(), 0
+        self.model, self.comm, self.stopping = model, comm, stopping
+        self.options = RoundOptions() if options is None else options
+        self.history: list[Figures] = []
+        self.best: Best | None = None
+        self._stop: str | None = None
+        agreed(comm, self._checked)
+        check_alike(comm, {"model": model.title, "options": self.options, "early stopping": stopping})
+        self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
+        agreed(comm, lambda: check_labels(self.dataset, model))
+        check_parts(self.dataset, comm, comm.size)
+        self.division = divided(self.dataset, self.options.validation, self.options.seed, comm)
+        self.l2 = 1 / self.division.total if l2 is None else l2
+        self.solvers = [self._solver(signs) for signs in self._signs()]
+
+    def _checked(self) -> None:
+        for base in self._bases():
+            dual_loss(base)
+        watch = "" if self.stopping is None else self.stopping.watch
+        if watch.startswith("progressive"):
+            raise ValueError(f"early stopping watches {watch}, which is of training in steps: watch the loss, or samples held out")
+        if watch.startswith("validation") and not self.options.validation:
+            raise ValueError(f"early stopping watches {watch}: hold out samples")
+        if watch and not self.options.evaluate_every:
+            raise ValueError(f"early stopping watches {watch}, which is not known without evaluations: evaluate_every must be above 0")
+
+    def _bases(self) -> list[LinearModel]:
+        """The model of each score."""
+        if self.model.columns is None:
+            return [self.model]
+        if not isinstance(self.model, OneVsRest):
+            raise AlgorithmError(f"dual coordinate ascent knows no {self.model.name} model: take each class against the rest")
+        return [self.model.base] * self.model.columns
+
+    def _signs(self) -> Iterator[Array]:
+        """The labels of this rank's samples as each score has them."""
+        if self.model.columns is None:
+            yield self.dataset.labels
+            return
+        for column in range(self.model.columns):
+            yield np.where(self.dataset.labels == column, 1.0, -1.0)
+
+    def _solver(self, signs: Array) -> CoCoA:
+        # Samples that are held out count nothing, and the others as much more as there are fewer.
+        counts, out = self.dataset.weights, self.division.held_out
+        if out is not None:
+            counts = np.ones(self.dataset.rows) if counts is None else counts.copy()
+            counts *= self.dataset.total_samples / self.division.total
+            counts[out] = 0.0
+        options = self.options
+        return CoCoA(
+            replace(self.dataset, labels=signs, weights=counts),
+            self._bases()[0],
+            l2=self.l2,
+            comm=self.comm,
+            tolerance=options.gap,
+            rounds=max(1, options.rounds),
+            seed=options.seed,
+            intercept=options.intercept,
+        )
+
+    @property
+    def converged(self) -> bool:
+        return all(solver.converged for solver in self.solvers)
+
+    def request_stop(self, reason: str) -> None:
+        """Have the run end, on all ranks, after the round that goes on; on any rank, at any time."""
+        self._stop = reason
+
+    def run(self, test: Dataset | None = None) -> Iterator[Figures]:
+        """Make rounds until the gap is small enough, or as many as are allowed; collective.
+
+        Parameters
+        ----------
+        test : Dataset, optional
+            To measure the model on, beside the samples that are trained on and those held out.
+
+        Yields
+        ------
+        Figures
+            After each round, the same on every rank.
+
+        Raises
+        ------
+        DivergenceError
+            On all ranks alike, if an objective is no finite number.
+        TrainingStopped
+            On all ranks alike, after :meth:`request_stop` on one of them.
+        """
+        test = self._tested(test)
+        self._clock.lap("prepare")
+        stop, every = False, self.options.evaluate_every
+        while not (stop or self.converged) and len(self.history) < self.options.rounds:
+            number = len(self.history) + 1
+            last = number == self.options.rounds
+            evaluates = every > 0 and (number % every == 0 or last)
+            for solver in self.solvers:
+                if not solver.converged:
+                    self._note(solver.advance(certify=evaluates or last))
+            figures = self._evaluated(test) if evaluates or (every > 0 and self.converged) else {}
+            self._conclude(number, figures)
+            if figures and self.stopping is not None:
+                stop = self.stopping.after_epoch(getattr(self.history[-1], self.stopping.watch))
+            yield self.history[-1]
+            if not stop:
+                self._stop_if_asked()
+
+    def weights(self) -> Array:
+        """What has been learned, float64 and the same on every rank; collective.
+
+        Where samples are held out, the weights after the round that did best on them, and else those of the lowest loss that was computed.
+
+        Returns
+        -------
+        ndarray, shape (features,) or (features, K)
+            With an intercept one row more, the last.
+        """
+        states = [solver.best_state for solver in self.solvers] if self.best is None else self.best.states
+        columns = [solver.weights_of(state) for solver, state in zip(self.solvers, states, strict=True)]
+        return columns[0] if self.model.columns is None else np.stack(columns, axis=1)
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The round after which the weights are those that have been learned; None if there was no round."""
+        if self.best is not None:
+            return self.best.epoch
+        known = [(figures.loss, figures.epoch) for figures in self.history if figures.loss is not None]
+        return min(known)[1] if known else None
+
+    def _tested(self, test: Dataset | None) -> Dataset | None:
+        """This rank's samples of a test set; collective."""
+        check_alike(self.comm, {"test set": "given" if test is not None else "not given"})
+        if test is None:
+            return None
+        own = own_samples(test, self.comm, self.comm.size, "test set")
+
+        def check() -> None:
+            if own.features > self.dataset.features:
+                many = f"the test set has {own.features} features, and the training set {self.dataset.features}"
+                raise DatasetError(f"{own.source}: {many}: read both with the same number")
+            check_labels(own, self.model)
+
+        agreed(self.comm, check)
+        check_parts(own, self.comm, self.comm.size)
+        return own
+
+    def _note(self, made: Round) -> None:
+        """Count a solver's round."""
+        for phase, seconds in made.seconds.items():
+            self._clock.part(phase, seconds)
+        self._sent += made.bytes_sent
+
+    def _evaluated(self, test: Dataset | None) -> dict[str, Any]:
+        """Figures of the weights after the last round, which every solver has computed its objective of; collective."""
+        scores = [solver.scores() for solver in self.solvers]
+        own = scores[0] if self.model.columns is None else np.stack(scores, axis=1)
+        training = self._measured(own, self.division.rows)
+        figures: dict[str, Any] = {"train_accuracy": training.accuracy, "train_auc": training.auc}
+        if self.division.held_out is not None:
+            figures |= _named("validation", self._measured(own, self.division.held_out))
+        if test is not None:
+            figures |= _named("test", self._on(test))
+        return figures
+
+    def _measured(self, scores: Array, rows: Array | None) -> Metrics:
+        """What these scores of this rank's samples, and those of all others, come to."""
+        return evaluate(self.model, scores, self.dataset, 0.0, self.comm, rows)
+
+    def _on(self, test: Dataset) -> Metrics:
+        """What the weights after the last round say of other samples."""
+        columns = [solver.weights_of() for solver in self.solvers]
+        found = columns[0] if self.model.columns is None else np.stack(columns, axis=1)
+        weights = Weights(len(found), Descent(intercept=self.options.intercept, columns=self.model.columns), test.values.dtype)
+        weights.assign(found)
+        if self.model.columns is not None:
+            return evaluate_classes(self.model, weights, test, self.comm)
+        return evaluate(self.model, weights.final_scores(test), test, 0.0, self.comm)
+
+    def _conclude(self, number: int, figures: dict[str, Any]) -> None:
+        """Note what a round came to; collective."""
+        ends = [solver.history[-1] for solver in self.solvers]
+        self._clock.lap("evaluate")
+        seconds = [dict(rank) for rank in gather(self.comm, dict(self._clock.seconds))]
+        means = {phase: sum(rank.get(phase, 0.0) for rank in seconds) / len(seconds) for phase in PHASES}
+        known = all(end.primal is not None for end in ends)
+        losses, gaps = ([getattr(end, name) or 0.0 for end in ends] for name in ("primal", "gap"))
+        none = dict.fromkeys(f"{of}_{figure}" for of in ("train", "test", "validation") for figure in ("loss", "accuracy", "auc"))
+        del none["train_loss"]
+        self.history.append(
+            Figures(
+                epoch=number,
+                loss=sum(losses) if known else None,
+                **none | figures,
+                dual=sum(end.dual for end in ends),
+                gap=sum(gaps) if known else None,
+                active=sum(end.active for end in ends),
+                seconds=means | {"total": sum(means.values())},
+                bytes_sent=self._sent,
+                evaluated=bool(figures),
+            )
+        )
+        self._keep_if_best(self.history[-1])
+        self._clock, self._sent = Clock(), 0
+
+    def _keep_if_best(self, figures: Figures) -> None:
+        """Keep the weights after a round, if none before did as well on the samples held out."""
+        if figures.validation_loss is None:
+            return
+        watch = "" if self.stopping is None else self.stopping.watch
+        watch = watch if watch.startswith("validation") else "validation_loss"
+        figure = getattr(figures, watch)
+        cost = math.inf if figure is None else -figure if WATCHED[watch] else figure
+        if self.best is None or cost < self.best.cost:
+            self.best = Best(cost, figures.epoch, [solver.state() for solver in self.solvers])
+
+    def _stop_if_asked(self) -> None:
+        reason = next(filter(None, gather(self.comm, self._stop)), None)
+        if reason is not None:
+            where = f"stopped by {reason} after round {len(self.history)}"
+            raise TrainingStopped(f"{where}; rounds leave no checkpoints: it has to start anew")
+
+
+def _named(of: str, metrics: Metrics) -> dict[str, float | None]:
+    return {f"{of}_loss": metrics.loss, f"{of}_accuracy": metrics.accuracy, f"{of}_auc": metrics.auc}
