@@ -10,13 +10,14 @@ from sparseallreduce.algorithms.allgather import allgather
 from sparseallreduce.algorithms.dense import dense
 from sparseallreduce.algorithms.dsar_early_switch import dsar_early_switch
 from sparseallreduce.algorithms.dsar_split_allgather import dsar_split_allgather
+from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts, hierarchical
 from sparseallreduce.algorithms.ssar_recursive_doubling import ssar_recursive_doubling
 from sparseallreduce.algorithms.ssar_ring import ssar_ring
 from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Schedule
 from sparseallreduce.errors import AlgorithmError
 
-__all__ = ["ALGORITHMS", "AUTO", "Algorithm", "algorithms", "checked_options"]
+__all__ = ["ALGORITHMS", "AUTO", "FLAT", "Algorithm", "Hosts", "algorithms", "checked_options"]
 
 AUTO = "auto"
 
@@ -27,9 +28,11 @@ class Algorithm(NamedTuple):
     run: Callable[..., Schedule]  # generator function of (stream, rank, ranks, reduction, **options)
     dense_steps: tuple[type, ...] = ()  # DenseAllreduce, DenseAllgather: those that it takes
     options: Mapping[str, Callable[[Any], bool]] = {}  # the check of each
+    by_hosts: bool = False  # whether it is told which ranks are on which host, and which algorithms there are
 
 
-ALGORITHMS: dict[str, Algorithm] = {
+#: Those that take all ranks for alike.
+FLAT: dict[str, Algorithm] = {
     "dense": Algorithm(dense, (DenseAllreduce,)),
     "allgather": Algorithm(allgather),
     "ssar_recursive_doubling": Algorithm(ssar_recursive_doubling),
@@ -38,6 +41,16 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dsar_split_allgather": Algorithm(dsar_split_allgather, (DenseAllgather,)),
     "dsar_early_switch": Algorithm(
         dsar_early_switch, (DenseAllgather,), {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}
+    ),
+}
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    **FLAT,
+    "hierarchical": Algorithm(
+        hierarchical,
+        options={"inner": lambda value: value in (AUTO, SPLIT, *FLAT), "outer": lambda value: value in (AUTO, *FLAT)},
+        by_hosts=True,
     ),
 }
 

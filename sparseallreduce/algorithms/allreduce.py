@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
+from sparseallreduce.algorithms import ALGORITHMS, AUTO, FLAT, Hosts, checked_options
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.algorithms.choose import choose, problem_of
+from sparseallreduce.algorithms.choose import choose, choose_levels, problem_of
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import Overlap
 from sparseallreduce.algorithms.steps import Schedule
@@ -65,17 +65,23 @@ def allreduce(
     machine: Machine | None,
     reduction: Reduction,
     overlap: Overlap | None = None,
-    local: int = 1,
+    hosts: Hosts | None = None,
 ) -> Schedule:
     """The reduced stream, by the algorithm that ``call`` names, or that the model picks for ``machine``.
 
-    ``overlap`` is what is known of that of the ranks' sets, and ``local`` how many ranks next to each other are on one host.
+    ``overlap`` is what is known of that of the ranks' sets, and ``hosts`` tells where they are; by default all are on one.
     """
-    name = call.algorithm
-    if name == AUTO:
-        problem = problem_of(call.stream, sum(entries) / len(entries), len(entries), reduction, call.encoding, overlap, local)
-        name = choose(problem, call.machine or machine or Machine())
-    result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **call.options)
+    name, options = call.algorithm, call.options
+    hosts = hosts or Hosts((tuple(range(ranks)),))
+    if name == AUTO or ALGORITHMS[name].by_hosts:
+        machine = call.machine or machine or Machine()
+        problem = problem_of(call.stream, sum(entries) / len(entries), len(entries), reduction, call.encoding, overlap, hosts)
+        if name == AUTO:
+            name = choose(problem, machine)
+        if ALGORITHMS[name].by_hosts:
+            levels = choose_levels(problem, machine) | {level: chosen for level, chosen in options.items() if chosen != AUTO}
+            options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
+    result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     result = decoded(result)
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
+from sparseallreduce.algorithms.cost import Machine, Problem, outer_problem, predicted_time
+from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts
 from sparseallreduce.algorithms.overlap import Overlap
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["choose", "choose_shortcut", "predicted_times", "problem_of"]
+__all__ = ["choose", "choose_levels", "choose_shortcut", "predicted_times", "problem_of"]
 
 # In the order of preference among equals.
 _CANDIDATES = (
@@ -49,7 +50,16 @@ def choose_shortcut(problem: Problem, machine: Machine, predicted: Mapping[str, 
 
 def predicted_times(problem: Problem, machine: Machine) -> dict[str, float]:
     """Seconds that each algorithm is expected to take."""
-    return {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
+    times = {name: predicted_time(name, problem, machine) for name in _CANDIDATES}
+    if problem.hosts > 1 and problem.lanes > 1:
+        times["hierarchical"] = predicted_time("hierarchical", problem, machine)
+    return times
+
+
+def choose_levels(problem: Problem, machine: Machine) -> dict[str, str]:
+    """By what the ranks of a host add up, and those of a place of all hosts, as options of the hierarchical algorithm."""
+    outer = outer_problem(problem)
+    return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else _CANDIDATES[0]}
 
 
 def problem_of(
@@ -59,7 +69,7 @@ def problem_of(
     reduction: Reduction,
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     overlap: Overlap | None = None,
-    local: int = 1,
+    hosts: Hosts | None = None,
 ) -> Problem:
     """What the model is asked: streams like this one with so many entries, give or take 2 %, on each rank.
 
@@ -74,8 +84,8 @@ def problem_of(
         How messages are written.
     overlap : Overlap, optional
         Of the ranks' sets; by default they are taken for uniformly random.
-    local : int
-        Ranks next to each other that are on one host.
+    hosts : Hosts, optional
+        Where the ranks are; by default nothing is known of it.
     """
     return Problem(
         entries=_rounded(entries),
@@ -88,7 +98,9 @@ def problem_of(
         index_codec=encoding.index_codec,
         union=() if overlap is None else overlap.union,
         imbalance=1.0 if overlap is None else overlap.imbalance,
-        local=local,
+        local=1 if hosts is None else hosts.in_a_row,
+        hosts=1 if hosts is None else len(hosts.members),
+        lanes=1 if hosts is None else hosts.lanes,
     )
 
 

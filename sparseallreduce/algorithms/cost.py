@@ -13,7 +13,18 @@ from sparseallreduce.algorithms.exchange import lower_power_of_two
 from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
-__all__ = ["OVERLAP", "Machine", "Problem", "Transfer", "expected_size", "predicted_time", "sent_bytes", "shared_split_time", "transfer"]
+__all__ = [
+    "OVERLAP",
+    "Machine",
+    "Problem",
+    "Transfer",
+    "expected_size",
+    "outer_problem",
+    "predicted_time",
+    "sent_bytes",
+    "shared_split_time",
+    "transfer",
+]
 
 _CACHED = 1 << 22  # bytes of an array with which gamma_dense is measured
 OVERLAP = 0.9  # share of the work on a message of many pieces that is done while it travels, as it was measured
@@ -58,6 +69,8 @@ class Problem(NamedTuple):
     union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams for each that they put in); else uniform
     imbalance: float = 1.0  # entries in the fullest of P parts of the index space for each in a part of mean size
     local: int = 1  # ranks next to each other that are on one host
+    hosts: int = 1
+    lanes: int = 1  # ranks of the smallest host
 
     def bytes(self, entries: float, extent: float) -> float:
         """Of a stream with ``entries`` on ``extent`` positions as it lies in memory, in the form that is smaller."""
@@ -340,6 +353,39 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     return time + _dense_gather(problem, machine)
 
 
+def outer_problem(problem: Problem) -> Problem:
+    """What the ranks at one place of all hosts have to reduce, once each host has added up: a part of it, of each host."""
+    each = problem.ranks / problem.hosts
+    held = problem.held(max(1, round(each)))
+    union: tuple[tuple[int, float], ...] = ()
+    if problem.union and held > 0:
+        counts = sorted({min(problem.hosts, 1 << bit) for bit in range(problem.hosts.bit_length() + 1)})
+        union = tuple((count, problem.held(max(1, round(count * each))) / (count * held)) for count in counts)
+    return problem._replace(
+        entries=held / problem.lanes,
+        size=max(1, problem.size // problem.lanes),
+        ranks=problem.hosts,
+        union=union,
+        local=1,
+        hosts=1,
+        lanes=1,
+    )
+
+
+def _hierarchical(problem: Problem, machine: Machine) -> float:
+    outer = outer_problem(problem)
+    each = max(1, round(problem.ranks / problem.hosts))
+    time = min(_MODELS[name](outer, machine) for name in _FLAT) if outer.ranks > 1 else 0.0
+    if each == 1:
+        return time
+    here, extent = problem._replace(ranks=each, local=each), problem.size / problem.lanes
+    time += (each - 1) * _step(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
+    time += problem.imbalance * _tree_time(here, machine, problem.lanes)
+    total = problem.held(problem.ranks) / problem.lanes
+    time += (each - 1) * _step(here, machine, 1, problem.imbalance * total, extent)
+    return time + _concatenation_time(problem._replace(ranks=problem.lanes), machine, total, extent)
+
+
 _MODELS: dict[str, Callable[[Problem, Machine], float]] = {
     "dense": _dense,
     "allgather": _allgather,
@@ -348,4 +394,6 @@ _MODELS: dict[str, Callable[[Problem, Machine], float]] = {
     "ssar_ring": _ssar_ring,
     "dsar_split_allgather": _dsar_split_allgather,
     "dsar_early_switch": _dsar_early_switch,
+    "hierarchical": _hierarchical,
 }
+_FLAT = tuple(name for name in _MODELS if name != "hierarchical")

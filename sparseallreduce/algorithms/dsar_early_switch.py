@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparseallreduce.algorithms.dsar_split_allgather import DenseBlock
 from sparseallreduce.algorithms.exchange import exchange_parts, fold, halve, halvings, lower_power_of_two
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
-from sparseallreduce.streams.partition import boundaries, slice_range
+from sparseallreduce.streams.partition import parts_of, slice_range
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -33,13 +33,13 @@ def dsar_early_switch(stream: SparseStream, rank: int, ranks: int, reduction: Re
     group = min(group_size, ranks)
     groups = lower_power_of_two(ranks // group)
     core = group * groups
-    blocks = tuple(_block(stream.size, group, groups, other) for other in range(ranks))
+    blocks = tuple(_block(stream, group, groups, other) for other in range(ranks))
     folded = yield from fold(stream, rank, ranks, core, reduction)
     if folded is None:
-        mine = reduction.densify(slice_range(stream, stream.size, stream.size))
+        mine = reduction.densify(slice_range(stream, stream.hi, stream.hi))
     else:
         block = DenseBlock(reduction, group)
-        yield from exchange_parts(folded, boundaries(stream.size, group), rank, rank - rank % group, block.add)
+        yield from exchange_parts(folded, parts_of(stream, group), rank, rank - rank % group, block.add)
         mine = block.result()
         partners = [_partner(rank, group, distance) for distance in halvings(groups)]
         mine = yield from halve(mine, rank, partners, reduction)
@@ -52,12 +52,12 @@ def _partner(rank: int, group: int, distance: int) -> int:
     return (rank // group ^ distance) * group + rank % group
 
 
-def _block(size: int, group: int, groups: int, rank: int) -> tuple[int, int]:
+def _block(stream: SparseStream, group: int, groups: int, rank: int) -> tuple[int, int]:
     """The range of the block that ``rank`` ends up with: empty for ranks in excess."""
     if rank >= group * groups:
-        return size, size
+        return stream.hi, stream.hi
     number, place = divmod(rank, group)
-    lo, hi = boundaries(size, group)[place : place + 2]
+    lo, hi = parts_of(stream, group)[place : place + 2]
     for distance in halvings(groups):
         middle = (lo + hi) // 2
         lo, hi = (middle, hi) if number & distance else (lo, middle)

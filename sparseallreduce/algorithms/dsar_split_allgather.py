@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from sparseallreduce.algorithms.exchange import exchange_parts
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
-from sparseallreduce.streams.partition import boundaries
+from sparseallreduce.streams.partition import parts_of
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -25,7 +25,7 @@ def dsar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction:
     Latency ((P - 1) + log2 P) alpha; bandwidth from (P - 1)/P N beta to (k + (P - 1)/P N) beta, (P - 1)/P (k + N) beta expected
     for uniform indices (thesis table 3.1).
     """
-    bounds = boundaries(stream.size, ranks)
+    bounds = parts_of(stream, ranks)
     block = DenseBlock(reduction, ranks)
     yield from exchange_parts(stream, bounds, rank, 0, block.add)
     result: SparseStream = yield DenseAllgather((yield Quantise(block.result(), rank, rank)), tuple(pairwise(bounds)), reduction.op)

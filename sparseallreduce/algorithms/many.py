@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from sparseallreduce.algorithms import AUTO
+from sparseallreduce.algorithms import ALGORITHMS, AUTO, Hosts
 from sparseallreduce.algorithms.agreement import STREAMS, Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, operator_term
 from sparseallreduce.algorithms.cost import Machine
@@ -63,18 +63,19 @@ def make_fused_call(fusion: Fusion, fused: SparseStream, op: Any, algorithm: Any
 
 
 def allreduce_list(
-    call: ListCall, rank: int, ranks: int, machine: Machine | None, reductions: Sequence[Reduction]
+    call: ListCall, rank: int, ranks: int, machine: Machine | None, reductions: Sequence[Reduction], hosts: Hosts | None = None
 ) -> Generator[Step, Any, tuple[SparseStream, ...]]:
     """The reduced stream of each group, one after the other."""
     groups = len(call.fused)
     entries: list[Sequence[int]] = [()] * groups
-    if call.call.algorithm == AUTO and groups:
+    algorithm = call.call.algorithm
+    if groups and (algorithm == AUTO or ALGORITHMS[algorithm].by_hosts):
         layout = struct.Struct(f"<{groups}q")
         records: list[bytes] = yield Share(layout.pack(*[stream.stored for stream in call.fused]))
         entries = list(zip(*map(layout.unpack, records), strict=True))
     results = []
     for group, reduction in enumerate(reductions):
-        results.append((yield from allreduce(call.of(group), entries[group], rank, ranks, machine, reduction)))
+        results.append((yield from allreduce(call.of(group), entries[group], rank, ranks, machine, reduction, hosts=hosts)))
     return tuple(results)
 
 

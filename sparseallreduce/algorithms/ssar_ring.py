@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparseallreduce.algorithms.steps import Quantise, Schedule, Shift
 from sparseallreduce.streams.merging import Merging
-from sparseallreduce.streams.partition import boundaries, concatenate, split
+from sparseallreduce.streams.partition import concatenate, parts_of, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -25,7 +25,7 @@ def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction)
     if ranks == 1:
         return stream
     behind, ahead = (rank - 1) % ranks, (rank + 1) % ranks
-    parts = split(stream, boundaries(stream.size, ranks))
+    parts = split(stream, parts_of(stream, ranks))
     partial = parts[rank]
     for hop in range(1, ranks):
         partial = yield Quantise(partial, rank, hop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparseallreduce.algorithms.exchange import exchange_parts, gather_parts
 from sparseallreduce.algorithms.steps import Schedule
-from sparseallreduce.streams.partition import boundaries, concatenate
+from sparseallreduce.streams.partition import concatenate, parts_of
 from sparseallreduce.streams.reduction import Reduction, Tree
 from sparseallreduce.streams.stream import SparseStream
 
@@ -24,6 +24,6 @@ def ssar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction:
     ones), ((P - 1)/P k + (P - 1) f(k/P, N/P, P)) beta expected for uniform ones (thesis table 3.1).
     """
     parts = Tree(reduction, ranks)
-    yield from exchange_parts(stream, boundaries(stream.size, ranks), rank, 0, parts.add)
+    yield from exchange_parts(stream, parts_of(stream, ranks), rank, 0, parts.add)
     gathered = yield from gather_parts(parts.result(), rank, ranks)
     return concatenate(gathered, reduction)

@@ -13,6 +13,8 @@ step                                   result
 ``Shift(dest, stream, source, ...)``   the stream from ``source``, while ours travels to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
 ``DenseAllgather(stream, ranges, op)`` the dense stream that the dense blocks of all ranks make up
+``HostReduceScatter(stream, ...)``     our part of the reduction of the streams of a host's ranks; None for a rank without one
+``HostGather(part, members, ...)``     the stream that the parts of a host's ranks make up
 ``Quantise(stream, holder, place)``    the stream as receivers will know it, at once
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
@@ -37,6 +40,8 @@ __all__ = [
     "DenseAllgather",
     "DenseAllreduce",
     "Exchange",
+    "HostGather",
+    "HostReduceScatter",
     "Payload",
     "Quantise",
     "Recv",
@@ -118,6 +123,27 @@ class DenseAllgather(NamedTuple):
     op: Operator
 
 
+class HostReduceScatter(NamedTuple):
+    """Reduce the streams of a host's ranks; the rank at place l gets the part on ``[bounds[l], bounds[l + 1])``.
+
+    In memory that they share where there is any, and else by messages.
+    """
+
+    stream: SparseStream
+    members: tuple[int, ...]  # the ranks of the host, at least as many as there are parts
+    bounds: tuple[int, ...]
+    reduction: Reduction
+
+
+class HostGather(NamedTuple):
+    """Join the parts that a host's ranks hold, as :class:`HostReduceScatter` has left them; ranks without one give None."""
+
+    part: SparseStream | None
+    members: tuple[int, ...]
+    bounds: tuple[int, ...]
+    reduction: Reduction
+
+
 class Share(NamedTuple):
     """Tell all ranks a few bytes, as many on every rank."""
 
@@ -128,5 +154,6 @@ class Clock(NamedTuple):
     """Read the clock, real or virtual."""
 
 
-Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Share | Clock
+Host: TypeAlias = HostReduceScatter | HostGather
+Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Share | Clock
 Schedule: TypeAlias = Generator[Step, Any, SparseStream]

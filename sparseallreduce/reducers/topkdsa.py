@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO, checked_options
+from sparseallreduce.algorithms import AUTO, FLAT, checked_options
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.reducers.base import Array, Reduced, Reducing
 from sparseallreduce.reducers.local import LocalSelection
@@ -64,8 +64,9 @@ class TopkDSA(LocalSelection):
     ) -> None:
         super().__init__(size, k, selector=selector)
         self.algorithm_options = checked_options(algorithm, options)
-        if algorithm == AUTO:
-            raise AlgorithmError(f"algorithm 'auto' needs a measured network: name one of {', '.join(ALGORITHMS)}")
+        if algorithm not in FLAT:
+            needs = "a measured network" if algorithm == AUTO else "to know the hosts"
+            raise AlgorithmError(f"algorithm {algorithm!r} needs {needs}: name one of {', '.join(FLAT)}")
         if switch_density is not None and not 0 <= switch_density <= 1:
             raise AlgorithmError(f"switch_density is a share of the size, from 0 to 1, not {switch_density!r}")
         self.algorithm = algorithm
@@ -77,5 +78,5 @@ class TopkDSA(LocalSelection):
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         chosen = self.select(accumulator, gradient)
-        total = yield from ALGORITHMS[self.algorithm].run(chosen, rank, ranks, self.reduction, **self.algorithm_options)
+        total = yield from FLAT[self.algorithm].run(chosen, rank, ranks, self.reduction, **self.algorithm_options)
         return Reduced(self.reduction.leave(total), chosen.indices)

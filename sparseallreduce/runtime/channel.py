@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import progress, setup
@@ -23,7 +24,7 @@ from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, Al
 from sparseallreduce.runtime.handshake.base import Handshake
 from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS, MessageHandshake
 from sparseallreduce.runtime.handshake.shared import SLOTS, SharedHandshake
-from sparseallreduce.runtime.hosts import count_cores, ranks_in_a_row, same_host, same_memory
+from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.sparse import SparseMemory
@@ -71,7 +72,7 @@ class Channel:
         self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go as they lie in memory
         self.in_pieces = True  # whether those to other hosts do not
         self.assumed = 0.0  # seconds a byte, before anything is measured
-        self.local = 1  # ranks next to each other that are on one host
+        self.hosts = Hosts((tuple(range(self.ranks)),))  # those whose ranks may share memory
         self.overlaps = Overlaps()
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
         self.sequence = 0  # number of the last operation that has been called
@@ -166,7 +167,7 @@ class Channel:
         places = yield from self._outcome(setup.places_of_ranks())
         here = same_host(places, self.rank)
         self.near = frozenset(same_memory(places, self.rank))
-        self.local = ranks_in_a_row(places)
+        self.hosts = Hosts.of([place.memory for place in places])
         self.cores = count_cores(places[rank] for rank in here)
         self.oversubscribed = len(here) > self.cores
         self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))

@@ -119,7 +119,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         "shares_memory": channel.shares_memory,
         "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
         "encoding": call.encoding,
-        "local": channel.local,
+        "hosts": channel.hosts,
     }
     ours = expected_beginning(stream, ranks, reduction, machine, **shared)
     sample = b"" if stream.is_dense else sample_of(stream)
@@ -129,7 +129,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     entries = [count for count, _, _ in known]
     samples = [record[_RECORD.size : _RECORD.size + length] for record, (_, _, length) in zip(records, known, strict=True)]
     overlap = estimated(samples, stream.size) if all(samples) else None
-    problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.local)
+    problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
     # "auto" asks how the sets overlap between hosts alone: inside one, it takes them for random.
     considered = problem._replace(union=(), imbalance=1.0) if near else problem
     begins = {name.rstrip(b"\0").decode() for _, name, _ in known}

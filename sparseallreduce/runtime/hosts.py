@@ -30,7 +30,6 @@ __all__ = [
     "count_cores",
     "cpu_limits",
     "label_hosts",
-    "ranks_in_a_row",
     "same_host",
     "same_memory",
     "this_place",
@@ -96,19 +95,6 @@ def same_host(places: Sequence[Place], rank: int) -> list[int]:
 def same_memory(places: Sequence[Place], rank: int) -> list[int]:
     """The ranks that may share memory with a rank, itself included."""
     return [other for other, place in enumerate(places) if place.memory == places[rank].memory]
-
-
-def ranks_in_a_row(places: Sequence[Place]) -> int:
-    """The ranks next to each other that may share memory, if all hosts have as many, one host's behind another's; else 1.
-
-    >>> one, other = Place(b"1", b"1", b""), Place(b"2", b"2", b"")
-    >>> ranks_in_a_row([one, one, other, other]), ranks_in_a_row([one, other, one, other])
-    (2, 1)
-    """
-    count = sum(place.memory == places[0].memory for place in places)
-    blocks = [{place.memory for place in places[first : first + count]} for first in range(0, len(places), count)]
-    regular = len(places) % count == 0 and all(len(block) == 1 for block in blocks) and len(set.union(*blocks)) == len(blocks)
-    return count if regular else 1
 
 
 def count_cores(places: Iterable[Place]) -> int:

@@ -161,7 +161,7 @@ def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
 
     def work_on(channel: Channel) -> Work:
         reductions = call.reductions()
-        schedule = partial(allreduce_list, call, channel.rank, channel.ranks, channel.machine, reductions)
+        schedule = partial(allreduce_list, call, channel.rank, channel.ranks, channel.machine, reductions, channel.hosts)
         return Launched(intent, schedule, encoding=call.call.encoding)
 
     return work_on

@@ -30,11 +30,14 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.hierarchical import gather_in_host, reduce_scatter_in_host
 from sparseallreduce.algorithms.steps import (
     Clock,
     DenseAllgather,
     DenseAllreduce,
     Exchange,
+    HostGather,
+    HostReduceScatter,
     Quantise,
     Recv,
     RecvAny,
@@ -267,6 +270,10 @@ class Operation(Failing):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):
                 stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
+            elif isinstance(step, HostReduceScatter):
+                stack.append(reduce_scatter_in_host(step, self.channel.rank))
+            elif isinstance(step, HostGather):
+                stack.append(gather_in_host(step, self.channel.rank))
             else:
                 if isinstance(step, Exchange):
                     self._send(step.partner, step.stream)

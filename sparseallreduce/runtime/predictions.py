@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from sparseallreduce.algorithms.choose import choose_shortcut, problem_of
 from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time, shared_split_time
+from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.runtime.handshake.base import payload_capacity
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
@@ -39,7 +40,7 @@ def expected_beginning(
     capacity: int = 0,
     share: float = 1.0,
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
-    local: int = 1,
+    hosts: Hosts | None = None,
 ) -> str:
     """"packed", "sparse_shared" or "dense" for a shortcut, or the name of an algorithm; "" where a stream that is dense is no sum.
 
@@ -58,7 +59,7 @@ def expected_beginning(
         Of the time for a byte of MPI's own dense sum, that of the dense sum which ranks would wait for; of :func:`dense_share`.
     encoding : Encoding
         How messages are written.
-    local : int
+    hosts : Hosts, optional
         Ranks next to each other that are on one host.
     """
     summed, nbytes, room = reduction.op.is_sum, packed.packed_bytes(stream), payload_capacity(ranks)
@@ -67,7 +68,7 @@ def expected_beginning(
     if nbytes <= min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room):
         return "packed"
     fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
-    return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, local=local), machine, fits, writes, share)
+    return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts), machine, fits, writes, share)
 
 
 def dense_share(nbytes: int, oversubscribed: bool) -> float:
@@ -85,13 +86,13 @@ def beginning_times(
     shares_memory: bool = False,
     capacity: int = 0,
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
-    local: int = 1,
+    hosts: Hosts | None = None,
 ) -> dict[str, float]:
     """Seconds that each shortcut takes for streams like this one with so many entries; parameters as for :func:`expected_beginning`."""
     nbytes, room = packed.packed_bytes(stream), payload_capacity(ranks)
     fits = nbytes <= room and not stream.is_dense
     writes = reduction.op.is_sum and nbytes <= capacity
-    return _times(problem_of(stream, entries, ranks, reduction, encoding, local=local), machine, fits, writes, 1.0)
+    return _times(problem_of(stream, entries, ranks, reduction, encoding, hosts=hosts), machine, fits, writes, 1.0)
 
 
 @lru_cache(maxsize=4096)

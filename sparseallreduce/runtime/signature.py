@@ -97,7 +97,7 @@ class Signature(Work):
     def _schedule(self, stream: SparseStream, entries: Sequence[int], overlap: Overlap | None) -> Schedule:
         channel, call = self._channel, self._call._replace(stream=stream)
         reduction = Reduction(call.op, call.switch_density)
-        return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.local)
+        return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.hosts)
 
     def _asks(self, entries: float) -> bool:
         """Whether the ranks, too many for notes with their records, exchange them first: where that takes a hundredth of the time."""
@@ -154,7 +154,7 @@ class Signature(Work):
             capacity=0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
             share=dense_share(self._nbytes, channel.oversubscribed) if shared else 1.0,
             encoding=self.encoding,
-            local=channel.local,
+            hosts=channel.hosts,
         )
         if name == "packed":
             return OTHER, (self._packed,)

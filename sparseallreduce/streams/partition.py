@@ -12,7 +12,7 @@ from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["boundaries", "concatenate", "slice_range", "split"]
+__all__ = ["boundaries", "concatenate", "parts_of", "slice_range", "split"]
 
 
 def boundaries(size: int, parts: int, lo: int = 0) -> list[int]:
@@ -22,6 +22,11 @@ def boundaries(size: int, parts: int, lo: int = 0) -> list[int]:
     [0, 2, 5, 7, 10]
     """
     return [lo + size * part // parts for part in range(parts + 1)]
+
+
+def parts_of(stream: SparseStream, parts: int) -> list[int]:
+    """The bounds that cut the range of a stream into so many, as :func:`boundaries`."""
+    return boundaries(stream.extent, parts, stream.lo)
 
 
 def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:

@@ -41,9 +41,9 @@ def world(monkeypatch):
 
 
 def noting(rank, allreduce):
-    def run(call, entries, number, ranks, machine, reduction, overlap=None, local=1):
+    def run(call, entries, number, ranks, machine, reduction, overlap=None, hosts=None):
         rank.known.append(overlap)
-        return allreduce(call, entries, number, ranks, machine, reduction, overlap, local)
+        return allreduce(call, entries, number, ranks, machine, reduction, overlap, hosts)
 
     return run
 

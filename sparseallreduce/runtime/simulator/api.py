@@ -96,8 +96,9 @@ def _agreed_calls(
 
 def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, reductions: Sequence[Reduction]) -> list[Schedule]:
     """One for each rank; where the algorithm is "auto", it is chosen for this network."""
-    machine = machine_of(network)
-    return [allreduce(call, entries, rank, len(calls), machine, reductions[rank]) for rank, call in enumerate(calls)]
+    hosts = network.layout(len(calls))
+    machine = machine_of(network, len(calls) / len(hosts.members))
+    return [allreduce(call, entries, rank, len(calls), machine, reductions[rank], None, hosts) for rank, call in enumerate(calls)]
 
 
 def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:

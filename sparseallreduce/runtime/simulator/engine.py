@@ -7,7 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Exchange, Payload, Quantise, Send, Shift, Step
+from sparseallreduce.algorithms.hierarchical import gather_in_host, reduce_scatter_in_host
+from sparseallreduce.algorithms.steps import (
+    Clock,
+    DenseAllgather,
+    DenseAllreduce,
+    Exchange,
+    HostGather,
+    HostReduceScatter,
+    Payload,
+    Quantise,
+    Send,
+    Shift,
+    Step,
+)
 from sparseallreduce.errors import DeadlockError
 from sparseallreduce.runtime.simulator.collectives import COLLECTIVES, collective
 from sparseallreduce.runtime.simulator.delivery import Chooser, Delivery, delivery_of
@@ -105,6 +118,10 @@ class _Engine:
                 value = self._encoding.quantised(step.stream, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = rank.clock
+            elif isinstance(step, HostReduceScatter):
+                rank.stack.append(reduce_scatter_in_host(step, number))
+            elif isinstance(step, HostGather):
+                rank.stack.append(gather_in_host(step, number))
             elif isinstance(step, COLLECTIVES):
                 rank.native = isinstance(step, DenseAllreduce)
                 if isinstance(step, DenseAllgather):

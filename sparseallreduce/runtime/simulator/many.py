@@ -36,10 +36,12 @@ def simulate_lists(
         made.append(make(streams, op, algorithm, options))
     expect_agreement([intent for _, intent in made])
     calls: list[ListCall] = [call for call, _ in made]
-    machine, ranks = machine_of(network), len(calls)
+    ranks = len(calls)
+    hosts = network.layout(ranks)
+    machine = machine_of(network, ranks / len(hosts.members))
     # The ranks share the latest results of each group; a rank's time is that of what it has done for all of them.
     shared = [shared_reductions([(call.op, call.call.switch_density) for call in calls]) for _ in calls[0].fused]
-    schedules = [allreduce_list(call, rank, ranks, machine, [each[rank] for each in shared]) for rank, call in enumerate(calls)]
+    schedules = [allreduce_list(call, rank, ranks, machine, [each[rank] for each in shared], hosts) for rank, call in enumerate(calls)]
     works = [_Work([each[rank] for each in shared]) for rank in range(ranks)]
     simulation = run(
         schedules,

@@ -1,0 +1,65 @@
+"""An algorithm among some of the ranks: any algorithm, with its partners renumbered."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Quantise, Recv, RecvAny, Send, Shift, Step
+from sparseallreduce.streams.reduction import Reduction
+
+__all__ = ["on_group"]
+
+
+def on_group(
+    schedule: Generator[Step, Any, Any], members: Sequence[int], place: int, reduction: Reduction, *, quantises: bool = True
+) -> Generator[Step, Any, Any]:
+    """A schedule of ranks 0 to G - 1 as one of the ranks ``members``, of which this is the one at ``place``.
+
+    MPI's own collectives are of all ranks: in a group they are schedules of messages. The group's ranks have to run it together, and no
+    rank may be in two groups at once; what one pair of ranks sends to each other stays in its order from group to group.
+
+    Parameters
+    ----------
+    schedule : generator
+        Of a step that names ranks by their places in the group.
+    members : sequence of int
+        Distinct.
+    place : int
+    reduction : Reduction
+        That of the schedule.
+    quantises : bool
+        Whether values may be sent with loss, if the operation's are.
+    """
+    places = {rank: number for number, rank in enumerate(members)}
+    stack, value = [schedule], None
+    while stack:
+        try:
+            step = stack[-1].send(value)
+        except StopIteration as stop:
+            stack.pop()
+            value = stop.value
+            continue
+        value = None
+        match step:
+            case Send():
+                yield step._replace(dest=members[step.dest])
+            case Recv():
+                value = yield step._replace(source=members[step.source])
+            case RecvAny():
+                source, stream = yield RecvAny(frozenset(members[source] for source in step.sources))
+                value = places[source], stream
+            case Exchange():
+                value = yield step._replace(partner=members[step.partner])
+            case Shift():
+                value = yield step._replace(dest=members[step.dest], source=members[step.source])
+            case Quantise():
+                value = (yield step._replace(holder=members[step.holder])) if quantises else step.stream
+            case DenseAllreduce():
+                stack.append(rabenseifner(step.stream, place, len(members), reduction))
+            case DenseAllgather():
+                stack.append(join_blocks(step.stream, place, len(members), reduction))
+            case _:
+                value = yield step
+    return value
