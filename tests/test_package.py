@@ -76,7 +76,7 @@ def test_the_public_names_are_there_and_no_others():
     assert visible == set(sar.__all__) - {"__version__"}
 
 
-def test_the_algorithms_of_the_thesis_are_there():
+def test_the_algorithms_are_there():
     assert sar.algorithms() == [
         "dense",
         "allgather",
@@ -85,6 +85,7 @@ def test_the_algorithms_of_the_thesis_are_there():
         "ssar_ring",
         "dsar_split_allgather",
         "dsar_early_switch",
+        "hierarchical",
         "auto",
     ]
 
