@@ -3,10 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from mpi_launch import launcher
+
+from sparseallreduce.linear.data.generate import generate
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -50,8 +55,58 @@ def test_the_commands_run(tmp_path, mpi_run):
     assert len((folder / "predictions.txt").read_text().splitlines()) == 501
 
 
+@pytest.fixture
+def mirror(tmp_path):
+    """The address of a server that has 600 samples under the name of the real set."""
+    (tmp_path / "mirror").mkdir()
+    generated = tmp_path / "mirror" / "url_combined.svm.bz2"
+    generate("url-like", generated, samples=600, seed=1)
+    generated.rename(tmp_path / "mirror" / "url_combined.bz2")
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "mirror")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def url_script(tmp_path, mirror, *arguments, **settings):
+    sizes = {"URL_SAMPLES": "600", "URL_TRAIN": "500", "URL_FOLDER": str(tmp_path / "here and there")}
+    programs = {"PYTHON": sys.executable, "MPIEXEC": str(launcher().mpiexec)}
+    environment = _environment() | programs | sizes | {"URL_MIRROR": mirror} | settings
+    command = ["bash", str(EXAMPLES / "url.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.mpi
+def test_the_url_set_is_fetched_split_and_trained_on(tmp_path, mirror, mpi_run):
+    ran = url_script(tmp_path, mirror, "2", "--epochs", "2")
+    assert ran.returncode == 0, ran.stderr
+    assert "the first 500 samples to train on, 100 to test" in ran.stdout
+    assert "500 samples, 100 to test, 3,231,961 features, 2 rank(s)" in ran.stdout
+    assert "test accuracy 0." in ran.stdout and "published: 0.9844" in ran.stdout
+    again = url_script(tmp_path, "http://127.0.0.1:9/", "1", "--solver", "cocoa", "--gap", "0.1")
+    assert again.returncode == 0, again.stderr
+    assert "splitting" not in again.stdout and "test accuracy 0." in again.stdout
+
+
+@pytest.mark.mpi
+def test_the_url_script_says_what_is_wrong(tmp_path, mirror, mpi_run):
+    wrong = {
+        "the number of ranks is 1 or more, not 'four'": (("four",), {}),
+        "has 600 samples instead of 601": (("1",), {"URL_SAMPLES": "601"}),
+        "URL_TRAIN must be above 0 and below": (("1",), {"URL_TRAIN": "600"}),
+        "there is no python9": (("1",), {"PYTHON": "python9"}),
+        "there is no mpiexec9": (("2",), {"MPIEXEC": "mpiexec9"}),
+        "needed: set URL_FOLDER": (("1",), {"URL_SAMPLES": "9000000000"}),
+    }
+    for said, (arguments, settings) in wrong.items():
+        ran = url_script(tmp_path, mirror, *arguments, **settings)
+        assert ran.returncode != 0 and said in ran.stderr, (said, ran.stderr)
+    assert not list((tmp_path / "here and there").glob("*.csr"))
+
+
 def test_no_example_is_left_out():
-    tested = {name for name, _ in PROGRAMS} | {"train.sh", "README.md"}
+    tested = {name for name, _ in PROGRAMS} | {"train.sh", "url.sh", "README.md"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"`{name}`" in listed for name in tested - {"README.md"})
