@@ -125,3 +125,11 @@ def test_an_interrupted_generation_leaves_no_file(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         generate("uniform", tmp_path / "x.svm", samples=100, progress=interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_compressed_files_hold_neither_time_nor_name(tmp_path, suffix, monkeypatch):
+    for name, now in (("a", 1e9), ("b", 1.5e9)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        generate("uniform", tmp_path / f"{name}.svm{suffix}", samples=20, features=50, density=0.1)
+    assert (tmp_path / f"a.svm{suffix}").read_bytes() == (tmp_path / f"b.svm{suffix}").read_bytes()

@@ -28,9 +28,20 @@ Progress = Callable[[int], object] | None
 
 
 def open_text(path: PathLike, mode: str = "rb") -> BinaryIO:
-    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, any other plain."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, any other plain.
+
+    What is written depends on nothing but the bytes.
+    """
+    openers: dict[str, Callable[..., Any]] = {".gz": _open_gzip, ".bz2": bz2.open, ".xz": lzma.open}
     return cast(BinaryIO, openers.get(Path(path).suffix, open)(path, mode))
+
+
+def _open_gzip(path: PathLike, mode: str) -> gzip.GzipFile:
+    """Without the time and the file's name, which gzip writes before the rest."""
+    raw = open(path, mode)  # noqa: SIM115 - closed with the other
+    file = gzip.GzipFile("", mode, fileobj=raw, mtime=0)
+    file.myfileobj = raw  # type: ignore[assignment]  # any file will do
+    return file
 
 
 def first_bytes(path: PathLike, count: int) -> bytes:
