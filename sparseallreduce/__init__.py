@@ -2,7 +2,8 @@
 
 Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
 :class:`Request`. :func:`explain` says which way they take, and :func:`simulate` runs any number of ranks in one process. The lossy
-sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA` and :class:`GaussianK`.
+sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA`, :class:`GaussianK` and
+:class:`HiTopK`.
 
 >>> import sparseallreduce as sar
 >>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)
@@ -23,7 +24,7 @@ from sparseallreduce.errors import (
     WaitTimeoutError,
     WireError,
 )
-from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.explaining import Explanation, explain
 from sparseallreduce.runtime.serial import SERIAL
@@ -41,6 +42,7 @@ __all__ = [
     "Explanation",
     "GTopk",
     "GaussianK",
+    "HiTopK",
     "MPIUnavailableError",
     "Machine",
     "MismatchError",

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import numpy as np
+
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
-from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Quantise, Recv, RecvAny, Send, Shift, Step
+from sparseallreduce.algorithms.exchange import gather_parts
+from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Quantise, Recv, RecvAny, Send, Share, Shift, Step
 from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["on_group"]
+
+_WORD = 4  # bytes
 
 
 def on_group(
@@ -17,7 +23,7 @@ def on_group(
 ) -> Generator[Step, Any, Any]:
     """A schedule of ranks 0 to G - 1 as one of the ranks ``members``, of which this is the one at ``place``.
 
-    MPI's own collectives are of all ranks: in a group they are schedules of messages. The group's ranks have to run it together, and no
+    Collectives are of all ranks: in a group they are schedules of messages. The group's ranks have to run it together, and no
     rank may be in two groups at once; what one pair of ranks sends to each other stays in its order from group to group.
 
     Parameters
@@ -56,6 +62,8 @@ def on_group(
                 value = yield step._replace(dest=members[step.dest], source=members[step.source])
             case Quantise():
                 value = (yield step._replace(holder=members[step.holder])) if quantises else step.stream
+            case Share():
+                stack.append(_shared(step.record, place, len(members)))
             case DenseAllreduce():
                 stack.append(rabenseifner(step.stream, place, len(members), reduction))
             case DenseAllgather():
@@ -63,3 +71,10 @@ def on_group(
             case _:
                 value = yield step
     return value
+
+
+def _shared(record: bytes, place: int, ranks: int) -> Generator[Step, Any, list[bytes]]:
+    """The records of all ranks of a group, which travel as the values of streams."""
+    words = np.frombuffer(record.ljust(-(-len(record) // _WORD) * _WORD, b"\0"), np.int32)
+    parts = yield from gather_parts(SparseStream._dense_form(words, len(words)), place, ranks)
+    return [part._stored.tobytes()[: len(record)] for part in parts]

@@ -16,6 +16,7 @@ step                                   result
 ``HostReduceScatter(stream, ...)``     our part of the reduction of the streams of a host's ranks; None for a rank without one
 ``HostGather(part, members, ...)``     the stream that the parts of a host's ranks make up
 ``Quantise(stream, holder, place)``    the stream as receivers will know it, at once
+``Layout()``                           which ranks are on which host, at once, as a ``Hosts``
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
@@ -42,6 +43,7 @@ __all__ = [
     "Exchange",
     "HostGather",
     "HostReduceScatter",
+    "Layout",
     "Payload",
     "Quantise",
     "Recv",
@@ -144,6 +146,10 @@ class HostGather(NamedTuple):
     reduction: Reduction
 
 
+class Layout(NamedTuple):
+    """Ask where the ranks are."""
+
+
 class Share(NamedTuple):
     """Tell all ranks a few bytes, as many on every rank."""
 
@@ -155,5 +161,5 @@ class Clock(NamedTuple):
 
 
 Host: TypeAlias = HostReduceScatter | HostGather
-Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Share | Clock
+Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Layout | Share | Clock
 Schedule: TypeAlias = Generator[Step, Any, SparseStream]

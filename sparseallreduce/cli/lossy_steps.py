@@ -13,6 +13,7 @@ import sparseallreduce as sar
 from sparseallreduce.cli.synthetic import draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, slowest, timed, timed_alone
 from sparseallreduce.reducers import REDUCERS, ErrorFeedback
+from sparseallreduce.reducers.base import contributions
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.operator import SUM
 
@@ -155,7 +156,8 @@ def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: Measur
     with sar.trace() as traffic:
         update = feedback.step(gradient, comm)
     ranks = comm.size
-    ours = (checksum(update), traffic.bytes_sent, traffic.header_bytes, traffic.messages, len(feedback.contributed))
+    given = contributions(feedback.contributed, feedback.reducer.size)
+    ours = (checksum(update), traffic.bytes_sent, traffic.header_bytes, traffic.messages, given)
     checksums, *columns, contributed = zip(*gather(comm, ours))
     if len(set(checksums)) > 1:
         measured.faults.append("the ranks hold different bits")

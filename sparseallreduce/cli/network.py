@@ -8,6 +8,7 @@ import numpy as np
 
 from sparseallreduce.algorithms.choose import choose, problem_of
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.runtime.communicators import measured, shared_capacity
 from sparseallreduce.runtime.predictions import expected_beginning
 from sparseallreduce.streams.operator import SUM, Operator
@@ -46,6 +47,7 @@ def taken_by_auto(
     op: Operator = SUM,
     blocking: bool = False,
     capacity: int = 0,
+    hosts: Hosts | None = None,
 ) -> Taken:
     """The algorithm that "auto" takes for plain streams of ``entries`` on each of ``ranks``; short ones of a real network are gathered.
 
@@ -62,4 +64,4 @@ def taken_by_auto(
             return Taken("ssar_split_allgather", shared=True)
         if beginning in ("packed", "dense"):
             return Taken("allgather" if beginning == "packed" else "dense")
-    return Taken(choose(problem_of(stream, entries, ranks, reduction), machine))
+    return Taken(choose(problem_of(stream, entries, ranks, reduction, hosts=hosts), machine))

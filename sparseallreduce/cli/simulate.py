@@ -15,9 +15,11 @@ from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
-from sparseallreduce.algorithms.cost import Problem, predicted_time
+from sparseallreduce.algorithms.choose import problem_of
+from sparseallreduce.algorithms.cost import predicted_time
 from sparseallreduce.cli import simulate_lossy
 from sparseallreduce.cli.failure import launched_rank
+from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
@@ -25,7 +27,7 @@ from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, dra
 from sparseallreduce.runtime.simulator import machine_of, same_bits
 from sparseallreduce.streams.dtypes import DTYPES, is_float
 from sparseallreduce.streams.operator import SUM
-from sparseallreduce.streams.stream import index_dtype
+from sparseallreduce.streams.reduction import Reduction
 
 Array = NDArray[Any]
 
@@ -46,6 +48,7 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch")  # al
 @click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Positions of the ranks' entries.")
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
+@hosts_options()
 @lossy_options()
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.pass_context
@@ -71,7 +74,7 @@ def simulate(
     if chosen["positions"] == "disjoint" and entries * ranks > size:
         raise click.UsageError(f"{ranks} x {entries:,} entries are not disjoint in {size:,} positions: lower --density or --ranks", context)
     _check_memory(names, ranks, size, np.dtype(chosen["dtype"]).itemsize)
-    network = sar.Network(chosen["latency"], chosen["bandwidth"])
+    network = sar.Network(chosen["latency"], chosen["bandwidth"], **hosts_of(chosen))
     streams = _streams(ranks, size, entries, chosen["positions"], chosen["dtype"], chosen["seed"])
     expected, magnitude = _dense_sums(streams)
     rows = []
@@ -121,9 +124,10 @@ def _row(name: str, streams: Sequence[sar.SparseStream], network: sar.Network, e
     first = out.outputs[0]
     alike = all(same_bits(first, other) for other in out.outputs[1:])
     ranks, size, entries = len(streams), first.size, streams[0].nnz
-    machine = machine_of(network)
-    chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name).algorithm if name == AUTO else None
-    problem = Problem(entries, size, ranks, first.dtype.itemsize, index_dtype(size).itemsize)
+    hosts = network.layout(ranks)
+    machine = machine_of(network, ranks / len(hosts.members))
+    chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name, hosts=hosts).algorithm if name == AUTO else None
+    problem = problem_of(streams[0], entries, ranks, Reduction(), hosts=hosts)._replace(entries=entries)
     return {
         "algorithm": name,
         "chosen": chosen,

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import sparseallreduce as sar
+from sparseallreduce.cli.hosts_options import hosts_of
 from sparseallreduce.cli.lossy_options import WORD, lossy_density, refuse_lossless
 from sparseallreduce.cli.report import check_output, environment, write_report
 from sparseallreduce.cli.synthetic import draw_values, entries_of, largest_deviation
 from sparseallreduce.reducers import REDUCERS, Reducer
+from sparseallreduce.reducers.base import contributions
 from sparseallreduce.runtime.simulator import Simulation, same_bits
 from sparseallreduce.streams.operator import SUM
 
@@ -33,7 +35,7 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
     k = min(size, max(1, entries_of(size, density)))
     rng = np.random.default_rng(chosen["seed"])
     accumulators = [draw_values(rng, size, chosen["dtype"]) for _ in range(chosen["ranks"])]
-    network = sar.Network(chosen["latency"], chosen["bandwidth"])
+    network = sar.Network(chosen["latency"], chosen["bandwidth"], **hosts_of(chosen))
     rows = []
     for name in (bar := tqdm(names or list(REDUCERS), disable=None, leave=False, dynamic_ncols=True)):
         bar.set_description(name)
@@ -64,7 +66,7 @@ def _row(name: str, accumulators: Sequence[Array], k: int, network: sar.Network)
         "header_bytes": _figures(second.header_bytes),
         "messages": _figures(second.messages),
         "result_density": update.density,
-        "contributed": float(np.mean([len(output.contributed) for output in second.outputs])) / max(1, update.size),
+        "contributed": float(np.mean([contributions(output.contributed, update.size) for output in second.outputs])) / max(1, update.size),
         "correct": _is_right(second, accumulators, reducers),
         "seconds": seconds / 2,  # of this machine
     }

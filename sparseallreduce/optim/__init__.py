@@ -11,7 +11,7 @@
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.optim.rules import Adam
 from sparseallreduce.optim.simulated import simulated_step
-from sparseallreduce.optim.variants import ApproximateTopKSGD, DenseSGD, GTopkSGD, MSTopKSGD, OkTopkSGD, TopKSGD
+from sparseallreduce.optim.variants import ApproximateTopKSGD, DenseSGD, GTopkSGD, HiTopKSGD, MSTopKSGD, OkTopkSGD, TopKSGD
 from sparseallreduce.optim.warmup import DensityWarmup
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "DenseSGD",
     "DensityWarmup",
     "GTopkSGD",
+    "HiTopKSGD",
     "MSTopKSGD",
     "OkTopkSGD",
     "Optimizer",

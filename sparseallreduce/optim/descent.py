@@ -67,7 +67,8 @@ class PackDescent:
         """
         if self.velocity is not None and self.settings.momentum_masking:
             assert self._spare is not None
-            self._spare[self.feedback.contributed] = 0
+            # Of a sum by hosts, in which all values are, those that stay with none of the host's ranks.
+            self._spare[update.indices if self.feedback.reducer.hosts else self.feedback.contributed] = 0
         self.rule.apply(update, 1.0 if self.rate_first else rate)
         self.taken()
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from sparseallreduce.optim.dense import Dense
 from sparseallreduce.optim.optimizer import Optimizer
-from sparseallreduce.reducers import GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.streams.selection import ApproximateTopK, MSTopK
 from sparseallreduce.streams.selection.seeds import seed_of
 
-__all__ = ["ApproximateTopKSGD", "DenseSGD", "GTopkSGD", "MSTopKSGD", "OkTopkSGD", "TopKSGD"]
+__all__ = ["ApproximateTopKSGD", "DenseSGD", "GTopkSGD", "HiTopKSGD", "MSTopKSGD", "OkTopkSGD", "TopKSGD"]
 
 
 class DenseSGD(Optimizer):
@@ -122,3 +122,16 @@ class MSTopKSGD(Optimizer):
 
     def reducer(self, size: int, k: int) -> Reducer:
         return TopkA(size, k, selector=partial(MSTopK, **self.options))
+
+
+class HiTopKSGD(Optimizer):
+    """Top-k SGD by HiTopKComm: dense sums inside every host, MSTopK of them, and an allgather between hosts (CommLib section 3.2).
+
+    The options ``searches`` and ``seed`` are those of :class:`~sparseallreduce.streams.selection.MSTopK`. Residuals are those of a host's
+    sum, each rank's of its part: with momentum correction, a rank's own velocity is forgotten where its host has sent.
+    """
+
+    name = "hitopk"
+
+    def reducer(self, size: int, k: int) -> Reducer:
+        return HiTopK(size, k, selector=partial(MSTopK, **self.options))

@@ -4,11 +4,12 @@ from sparseallreduce.reducers.base import Reduced, Reducer
 from sparseallreduce.reducers.feedback import ErrorFeedback
 from sparseallreduce.reducers.gaussiank import GaussianK
 from sparseallreduce.reducers.gtopk import GTopk
+from sparseallreduce.reducers.hitopk import HiTopK
 from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 
-__all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "GaussianK", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+__all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "GaussianK", "HiTopK", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
 
 #: All reducers by name.
-REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA, GaussianK)}
+REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA, GaussianK, HiTopK)}

@@ -17,6 +17,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import as_vector
+from sparseallreduce.reducers.by_hosts import ByHosts
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.launching import launch
 from sparseallreduce.streams.reduction import Reduction
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparseallreduce.runtime.serial import SerialCommunicator
 
-__all__ = ["Reduced", "Reducer", "ReducerOperation", "Reducing"]
+__all__ = ["Reduced", "Reducer", "ReducerOperation", "Reducing", "contributions"]
 
 Array = NDArray[Any]
 
@@ -38,6 +39,11 @@ class Reduced(NamedTuple):
     update: SparseStream  # a sum over the ranks, the same on each to the bit
     # The indices of this rank's accumulator whose values are in that sum, in increasing order; slice(None) of a sum of all.
     contributed: Any
+
+
+def contributions(contributed: Any, size: int) -> int:
+    """How many values of an accumulator of this size have contributed."""
+    return size if isinstance(contributed, slice) else len(contributed)
 
 
 Reducing = Generator[Step, Any, Reduced]
@@ -56,12 +62,15 @@ class Reducer(ABC):
         N, the elements of an accumulator.
     k : int
         How many of them to sum, about, from 1 to N (0 if N is 0).
+    hosts : bool
+        Whether the ranks of every host add their accumulators up first, and the hosts' sums are reduced: see
+        :class:`~sparseallreduce.reducers.by_hosts.ByHosts`. The result then depends on which ranks are on which host.
 
     Attributes
     ----------
     returned : SparseStream or None
         Of the latest operation: partial sums that this rank took over from others and left out of the update. Who keeps a residual
-        adds them to it, or they are lost.
+        adds them to it, or they are lost. With ``hosts``, all of its part of the host's sum but what is in the update.
     steps : int
         Operations completed.
     select_seconds : float
@@ -80,7 +89,7 @@ class Reducer(ABC):
     name: ClassVar[str]
     _changing: ClassVar[tuple[str, ...]] = ("steps", "returned")  # attributes that an operation changes, or replaces
 
-    def __init__(self, size: int, k: int) -> None:
+    def __init__(self, size: int, k: int, *, hosts: bool = False) -> None:
         self.size = _integer("size", size)
         self.k = _integer("k", k)
         if self.size < 0:
@@ -91,6 +100,8 @@ class Reducer(ABC):
         self.select_seconds = 0.0
         self.returned: SparseStream | None = None
         self.reduction = Reduction()
+        self.hosts = bool(hosts)
+        self._by_hosts = ByHosts(self._flat) if hosts else None
         self._in_flight: weakref.ref[ReducerOperation] | None = None  # an operation that is forgotten, however that comes about, is over
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
@@ -151,6 +162,7 @@ class Reducer(ABC):
             vector = as_vector(accumulator, self.size)
             added = [self._checked_gradient(one, vector) for one in gradient]
             said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
+            said["hosts first"] = self.hosts
             said["error feedback"] = bool(gradient)
             said["number of operations before this one"] = self.steps
             operation = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
@@ -162,6 +174,17 @@ class Reducer(ABC):
     def options(self) -> dict[str, Any]:
         """What besides size and k has to be the same on all ranks, by name."""
         return {}
+
+    def schedule(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
+        """As :meth:`reduce`, by hosts if that is so."""
+        if self._by_hosts is None:
+            return (yield from self.reduce(accumulator, gradient, rank, ranks))
+        update, self.returned = yield from self._by_hosts.reduce(self, accumulator, gradient, rank, ranks)
+        return Reduced(self.reduction.leave(update), slice(None))
+
+    def _flat(self, size: int, k: int) -> Reducer:
+        """One like this, of another vector, for which all ranks are alike."""
+        raise AlgorithmError(f"{self.name} has no form by hosts: leave out hosts")
 
     @abstractmethod
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
@@ -182,6 +205,8 @@ class Reducer(ABC):
         self._check_idle()
         self.steps = 0
         self.returned = None
+        if self._by_hosts is not None:
+            self._by_hosts.reset()
 
     def state(self) -> dict[str, Any]:
         """All that later operations depend on, for checkpoints: numbers, texts and arrays by name.
@@ -192,7 +217,8 @@ class Reducer(ABC):
             If an operation is in flight.
         """
         self._check_idle()
-        return {"reducer": self.name, "size": self.size, "k": self.k, "steps": self.steps}
+        own = {"reducer": self.name, "size": self.size, "k": self.k, "steps": self.steps}
+        return own if self._by_hosts is None else own | self._by_hosts.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state`.
@@ -210,6 +236,8 @@ class Reducer(ABC):
                 raise CheckpointError(f"this state is of a reducer with {term} {state.get(term)!r}, and this one has {ours[term]!r}")
         self.steps = int(state["steps"])
         self.returned = None
+        if self._by_hosts is not None:
+            self._by_hosts.restore(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_in_flight": None}  # a copy has no operation
@@ -220,9 +248,12 @@ class Reducer(ABC):
 
     def _kept(self) -> dict[str, Any]:
         """What an operation changes, to be given to :meth:`_take_back`."""
-        return {name: getattr(self, name) for name in self._changing}
+        by_hosts = {} if self._by_hosts is None else {"by hosts": self._by_hosts.kept()}
+        return {name: getattr(self, name) for name in self._changing} | by_hosts
 
     def _take_back(self, kept: dict[str, Any]) -> None:
+        if self._by_hosts is not None:
+            self._by_hosts.take_back(kept.pop("by hosts"))
         vars(self).update(kept)
 
     def _checked_gradient(self, gradient: Any, residual: Array) -> Array | SparseStream:
@@ -302,7 +333,7 @@ class ReducerOperation:
         assert accumulator is not None
         assert not isinstance(self.gradient, SparseStream)
         reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-        schedule = reducer.reduce(accumulator, self.gradient, rank, ranks)
+        schedule = reducer.schedule(accumulator, self.gradient, rank, ranks)
         with closing(schedule):
             try:
                 step = next(schedule)

@@ -192,6 +192,8 @@ def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) 
     """Leave in a residual what was not applied; if anything is raised, all of it."""
     if isinstance(contributed, slice):
         residual[contributed] = 0
+        if returned.stored:  # of a sum by hosts: dense, on this rank's part
+            residual[returned.lo : returned.hi] = returned._stored
         return
     taken = residual[contributed] if returned.stored else None
     kernels.scatter_set(contributed, np.zeros(len(contributed), residual.dtype), 0, residual)

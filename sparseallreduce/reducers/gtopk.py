@@ -10,7 +10,7 @@ import numpy as np
 from sparseallreduce.algorithms.exchange import gather_parts
 from sparseallreduce.algorithms.steps import Recv, Send, Step
 from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.reducers.base import Array, Reduced, Reducing, no_indices
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
 from sparseallreduce.reducers.local import LocalSelection
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.selection import ExactTopK, Selector, top_of_stream
@@ -54,6 +54,8 @@ class GTopk(LocalSelection):
         It takes 2 k (P - 1) words and drops nothing on a way.
     selector : callable, optional
         Of each rank's values, made from k; the exact top k by default. Of one that chooses more than k, the k largest are taken.
+    hosts : bool
+        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
 
     Raises
     ------
@@ -72,14 +74,19 @@ class GTopk(LocalSelection):
 
     name = "gtopk"
 
-    def __init__(self, size: int, k: int, *, form: str = "tree", selector: Callable[[int], Selector] = ExactTopK) -> None:
-        super().__init__(size, k, selector=selector)
+    def __init__(
+        self, size: int, k: int, *, form: str = "tree", selector: Callable[[int], Selector] = ExactTopK, hosts: bool = False
+    ) -> None:
+        super().__init__(size, k, selector=selector, hosts=hosts)
         if form not in FORMS:
             raise AlgorithmError(f"form is one of {', '.join(FORMS)}, not {form!r}")
         self.form = form
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"form": self.form}
+
+    def _flat(self, size: int, k: int) -> Reducer:
+        return GTopk(size, k, form=self.form, selector=self._make_selector)
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         mine = self._largest(self.select(accumulator, gradient))

@@ -22,6 +22,8 @@ class LocalSelection(Reducer):
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
+    hosts : bool
+        Likewise.
     selector : callable
         Makes the selector from k: a class such as :class:`~sparseallreduce.streams.selection.MSTopK`, or a function that passes
         options of it on. The exact top k by default.
@@ -32,8 +34,8 @@ class LocalSelection(Reducer):
         If ``selector`` makes none.
     """
 
-    def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK) -> None:
-        super().__init__(size, k)
+    def __init__(self, size: int, k: int, *, selector: Callable[[int], Selector] = ExactTopK, hosts: bool = False) -> None:
+        super().__init__(size, k, hosts=hosts)
         self._make_selector = selector
         self.selector = self._new_selector()
 

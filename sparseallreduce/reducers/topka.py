@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.algorithms.allgather import allgather
-from sparseallreduce.reducers.base import Array, Reduced, Reducing
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.local import LocalSelection
 
 __all__ = ["TopkA"]
@@ -20,6 +20,8 @@ class TopkA(LocalSelection):
         As for :class:`~sparseallreduce.Reducer`.
     selector : callable, optional
         Of each rank's values, made from k; the exact top k by default.
+    hosts : bool
+        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
 
     Examples
     --------
@@ -32,6 +34,9 @@ class TopkA(LocalSelection):
     """
 
     name = "topka"
+
+    def _flat(self, size: int, k: int) -> Reducer:
+        return TopkA(size, k, selector=self._make_selector)
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         chosen = self.select(accumulator, gradient)

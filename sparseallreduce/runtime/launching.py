@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import Intent, common_error
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
+from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
-from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Quantise, Share, Step
+from sparseallreduce.algorithms.steps import (
+    Clock,
+    DenseAllgather,
+    DenseAllreduce,
+    HostGather,
+    HostReduceScatter,
+    Layout,
+    Quantise,
+    Share,
+    Step,
+)
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
 from sparseallreduce.runtime.request import Request, checked_timeout, pending
@@ -193,8 +204,12 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             return stop.value
         if isinstance(step, Share):
             value = [step.record]
-        elif isinstance(step, DenseAllreduce | DenseAllgather | Quantise):
+        elif isinstance(step, DenseAllreduce | DenseAllgather | Quantise | HostReduceScatter):
             value = step.stream
+        elif isinstance(step, HostGather):
+            value = step.part
+        elif isinstance(step, Layout):
+            value = Hosts(((0,),))
         else:
             assert isinstance(step, Clock), f"a rank alone has nobody for {step}"
             value = perf_counter()

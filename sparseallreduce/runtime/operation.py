@@ -38,6 +38,7 @@ from sparseallreduce.algorithms.steps import (
     Exchange,
     HostGather,
     HostReduceScatter,
+    Layout,
     Quantise,
     Recv,
     RecvAny,
@@ -266,6 +267,8 @@ class Operation(Failing):
                 value = self.work.encoding.quantised(step.stream, self.sequence, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = perf_counter()
+            elif isinstance(step, Layout):
+                value = self.channel.hosts
             elif isinstance(step, DenseAllreduce) and not (native and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):

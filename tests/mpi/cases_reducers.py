@@ -38,9 +38,25 @@ def case_sums_are_those_of_the_simulator(comm, name, blocking):
             same_everywhere(comm, reduced.update)
 
 
-def results(accumulators, reducers):
+@each(make=[sar.HiTopK, partial(sar.OkTopk, hosts=True), partial(sar.GTopk, hosts=True)], blocking=[True, False])
+def case_sums_on_one_host_are_those_of_the_simulator(comm, make, blocking):
+    for size, k, dtype, steps in SIZES:
+        case = Vectors(comm.size, size, k, dtype, seed=size)
+        simulated, (reducer, *_) = case.reducers(make), case.reducers(make)
+        for step in range(steps):
+            accumulators = case.step(step)
+            network = sar.Network(hosts=comm.size)
+            update, _, returned = simulated_once(comm, partial(results, accumulators, simulated, network))
+            ours = accumulators[comm.rank]
+            reduced = reducer.allreduce(ours, comm) if blocking else reducer.iallreduce(ours, comm).wait()
+            assert bits(reduced.update) == update
+            np.testing.assert_array_equal(reducer.returned.to_dense(), returned)
+            same_everywhere(comm, reduced.update)
+
+
+def results(accumulators, reducers, network=None):
     """Of each simulated rank: the bits of the update, what contributed, and what was returned."""
-    outputs = sar.simulate(accumulators, reducers).outputs
+    outputs = sar.simulate(accumulators, reducers, network).outputs
     return [(bits(out.update), out.contributed, reducer.returned.to_dense()) for out, reducer in zip(outputs, reducers)]
 
 

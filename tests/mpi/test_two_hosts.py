@@ -88,6 +88,7 @@ def print_findings():
         inputs = Inputs(comm.size, 300_000, entries=9000)
         inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
         inputs.check(sar.iallreduce(inputs.stream(comm.rank), comm).wait())
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), comm, algorithm="hierarchical"))
         findings[name] = [comm.size, shares_memory(comm), shared_capacity(comm) > 0]
         findings["cores"] = progress.channels[-1].cores
     told = world.gather(findings)

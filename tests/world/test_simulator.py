@@ -17,7 +17,7 @@ from world import hooks
 
 RANKS = 4
 FAULTS = 8  # of each algorithm
-REDUCERS = ("OkTopk", "GTopk", "TopkA", "TopkDSA", "GaussianK")
+REDUCERS = ("OkTopk", "GTopk", "TopkA", "TopkDSA", "GaussianK", "HiTopK")
 
 
 @pytest.fixture(autouse=True)

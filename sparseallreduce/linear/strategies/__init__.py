@@ -5,6 +5,7 @@ from sparseallreduce.linear.strategies.dense import DenseStrategy
 from sparseallreduce.linear.strategies.lossy import (
     GaussianKStrategy,
     GTopkStrategy,
+    HiTopKStrategy,
     LossyStrategy,
     OkTopkStrategy,
     TopkAStrategy,
@@ -26,6 +27,7 @@ __all__ = [
     "DenseStrategy",
     "GTopkStrategy",
     "GaussianKStrategy",
+    "HiTopKStrategy",
     "LossyStrategy",
     "OkTopkStrategy",
     "OverlappedStrategy",
@@ -51,6 +53,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         TopkAStrategy,
         TopkDSAStrategy,
         GaussianKStrategy,
+        HiTopKStrategy,
     )
 }
 

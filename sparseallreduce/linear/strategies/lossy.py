@@ -14,12 +14,22 @@ from sparseallreduce.linear.gradients.columns import flattened, new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers.base import contributions
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["DENSITY", "GTopkStrategy", "GaussianKStrategy", "LossyStrategy", "OkTopkStrategy", "TopkAStrategy", "TopkDSAStrategy"]
+__all__ = [
+    "DENSITY",
+    "GTopkStrategy",
+    "GaussianKStrategy",
+    "HiTopKStrategy",
+    "LossyStrategy",
+    "OkTopkStrategy",
+    "TopkAStrategy",
+    "TopkDSAStrategy",
+]
 
 Array = NDArray[Any]
 
@@ -115,7 +125,7 @@ class LossyStrategy(Strategy):
         mean = feedback.step(_scaled(gradient, rate), self.comm)
         self.clock.part("select", feedback.reducer.select_seconds)
         self.clock.lap("communicate")
-        self.given_densities.append(len(feedback.contributed) / self.entries if self.entries else 0.0)
+        self.given_densities.append(contributions(feedback.contributed, self.entries) / self.entries if self.entries else 0.0)
         return _scaled(mean, self.comm.size / rate)
 
     def state(self) -> dict[str, Any]:
@@ -189,6 +199,16 @@ class GaussianKStrategy(LossyStrategy):
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
         return GaussianK(size, k)
+
+
+class HiTopKStrategy(LossyStrategy):
+    """The sum of the hosts' top k, each of the dense sum of its ranks: every step moves all N entries inside a host."""
+
+    name = HiTopK.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return HiTopK(size, k)
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:

@@ -23,6 +23,9 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["OkTopk"]
 
 
+_OPTIONS = ("threshold_period", "boundary_period", "balance_boundaries", "max_imbalance", "bucket")
+
+
 class History(NamedTuple):
     """What one operation leaves for the next."""
 
@@ -68,6 +71,8 @@ class OkTopk(Reducer):
         allgatherv would otherwise have a rank send more than its bound. None lets none move.
     bucket : int
         Destinations in a bucket of the split, whose messages travel while those of the bucket before it are added.
+    hosts : bool
+        Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
 
     Raises
     ------
@@ -100,8 +105,9 @@ class OkTopk(Reducer):
         balance_boundaries: bool = True,
         max_imbalance: float | None = 4.0,
         bucket: int = 4,
+        hosts: bool = False,
     ) -> None:
-        super().__init__(size, k)
+        super().__init__(size, k, hosts=hosts)
         if max_imbalance is not None and not max_imbalance >= 1:
             raise AlgorithmError(f"max_imbalance is a multiple of the mean, at least 1, or None, not {max_imbalance}")
         self.threshold_period = _at_least_one("threshold_period", threshold_period)
@@ -111,11 +117,13 @@ class OkTopk(Reducer):
         self.bucket = _at_least_one("bucket", bucket)
         self._history = History()
 
+    def _flat(self, size: int, k: int) -> Reducer:
+        return OkTopk(size, k, **{name: getattr(self, name) for name in _OPTIONS})
+
     def options(self) -> dict[str, Any]:
-        names = ("threshold_period", "boundary_period", "balance_boundaries", "max_imbalance", "bucket")
         # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere.
         regions = f"{zlib.crc32(repr((self._history.ranks, self._history.operations, self._history.bounds)).encode()):08x}"
-        return {name: getattr(self, name) for name in names} | {"regions of the operation before this one (a checksum)": regions}
+        return {name: getattr(self, name) for name in _OPTIONS} | {"regions of the operation before this one (a checksum)": regions}
 
     def reset(self) -> None:
         super().reset()

@@ -15,6 +15,7 @@ from sparseallreduce.algorithms.steps import (
     Exchange,
     HostGather,
     HostReduceScatter,
+    Layout,
     Payload,
     Quantise,
     Send,
@@ -72,7 +73,7 @@ class _Engine:
         reductions: Sequence[Reduction],
         encoding: Encoding,
     ) -> None:
-        self._network, self._machine = network, machine_of(network)
+        self._network, self._machine, self._hosts = network, machine_of(network), network.layout(len(schedules))
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
             rank.charged = reduction.work, reduction.dense_work
@@ -118,6 +119,8 @@ class _Engine:
                 value = self._encoding.quantised(step.stream, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = rank.clock
+            elif isinstance(step, Layout):
+                value = self._hosts
             elif isinstance(step, HostReduceScatter):
                 rank.stack.append(reduce_scatter_in_host(step, number))
             elif isinstance(step, HostGather):
