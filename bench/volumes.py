@@ -29,7 +29,7 @@ SIZE = 2**18  # N
 ENTRY, VALUE, HEADER = 8, 4, 80  # bytes
 GROUP = 8  # of dsar_early_switch
 SETS = ("full overlap", "disjoint", "uniform")
-ALGORITHMS = [name for name in sar.algorithms() if name not in ("auto", "hierarchical")]  # those of the table
+ALGORITHMS = [name for name in sar.algorithms() if name not in ("auto", "hierarchical", "dense_torus")]  # those of the table
 
 
 class Bound(NamedTuple):

@@ -86,6 +86,7 @@ def test_the_algorithms_are_there():
         "dsar_split_allgather",
         "dsar_early_switch",
         "hierarchical",
+        "dense_torus",
         "auto",
     ]
 

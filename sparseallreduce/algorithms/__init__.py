@@ -10,7 +10,7 @@ from sparseallreduce.algorithms.allgather import allgather
 from sparseallreduce.algorithms.dense import dense
 from sparseallreduce.algorithms.dsar_early_switch import dsar_early_switch
 from sparseallreduce.algorithms.dsar_split_allgather import dsar_split_allgather
-from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts, hierarchical
+from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts, dense_torus, hierarchical
 from sparseallreduce.algorithms.ssar_recursive_doubling import ssar_recursive_doubling
 from sparseallreduce.algorithms.ssar_ring import ssar_ring
 from sparseallreduce.algorithms.ssar_split_allgather import ssar_split_allgather
@@ -52,6 +52,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         options={"inner": lambda value: value in (AUTO, SPLIT, *FLAT), "outer": lambda value: value in (AUTO, *FLAT)},
         by_hosts=True,
     ),
+    "dense_torus": Algorithm(dense_torus, by_hosts=True),
 }
 
 

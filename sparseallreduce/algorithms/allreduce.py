@@ -79,7 +79,8 @@ def allreduce(
         if name == AUTO:
             name = choose(problem, machine)
         if ALGORITHMS[name].by_hosts:
-            levels = choose_levels(problem, machine) | {level: chosen for level, chosen in options.items() if chosen != AUTO}
+            levels = choose_levels(problem, machine) if ALGORITHMS[name].options else {}
+            levels |= {level: chosen for level, chosen in options.items() if chosen != AUTO}
             options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
     result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     result = decoded(result)

@@ -386,6 +386,19 @@ def _hierarchical(problem: Problem, machine: Machine) -> float:
     return time + _concatenation_time(problem._replace(ranks=problem.lanes), machine, total, extent)
 
 
+def _dense_torus(problem: Problem, machine: Machine) -> float:
+    each, part = max(1, round(problem.ranks / problem.hosts)), problem.size / problem.lanes
+    here = problem._replace(ranks=each, local=each)
+    time = machine.gamma_dense * problem.size + machine.gamma * problem.entries
+    time += 2 * (each - 1) * _step(here, machine, 1, part, part, dense=True)
+    time += (each - 1) * machine.dense_pass(part, part * problem.value_bytes)
+    for _ in range(problem.hosts - 1):
+        block = part / problem.hosts
+        time += _step(problem._replace(local=1), machine, problem.ranks, block, block, machine.gamma_dense * block, dense=True)
+        time += _step(problem._replace(local=1), machine, problem.ranks, block, block, dense=True)
+    return time
+
+
 _MODELS: dict[str, Callable[[Problem, Machine], float]] = {
     "dense": _dense,
     "allgather": _allgather,
@@ -395,5 +408,6 @@ _MODELS: dict[str, Callable[[Problem, Machine], float]] = {
     "dsar_split_allgather": _dsar_split_allgather,
     "dsar_early_switch": _dsar_early_switch,
     "hierarchical": _hierarchical,
+    "dense_torus": _dense_torus,
 }
-_FLAT = tuple(name for name in _MODELS if name != "hierarchical")
+_FLAT = tuple(name for name in _MODELS if name not in ("hierarchical", "dense_torus"))

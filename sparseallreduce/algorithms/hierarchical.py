@@ -12,7 +12,7 @@ from sparseallreduce.streams.reduction import Reduction, Tree
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import decoded
 
-__all__ = ["Hosts", "gather_in_host", "hierarchical", "reduce_scatter_in_host"]
+__all__ = ["Hosts", "dense_torus", "gather_in_host", "hierarchical", "reduce_scatter_in_host"]
 
 SPLIT = "split"  # how a host's ranks add up unless an algorithm is named: each a part
 
@@ -106,6 +106,17 @@ def hierarchical(
         part = decoded((yield from on_group(run[outer](part, host, len(lane), reduction), lane, host, reduction)))
     result: SparseStream = yield HostGather(part, members, bounds, reduction)
     return result
+
+
+def dense_torus(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, *, hosts: Hosts, run: Mapping[str, Any]) -> Schedule:
+    """2D-Torus: the dense vector of every rank, reduced on two levels, between hosts in rings (CommLib section 5.3: 2DTAR).
+
+    The ranks are a grid of H hosts with L ranks each. Three steps, dense: a reduce-scatter inside every host, an allreduce of parts of
+    about N/L along the ranks at each place by a ring of H, and an allgather inside every host.
+
+    Latency 2 (H - 1) alpha between hosts; bandwidth 2 (H - 1)/H N/L beta there, and 2 (L - 1)/L N beta inside.
+    """
+    return (yield from hierarchical(reduction.densify(stream), rank, ranks, reduction, hosts=hosts, run=run, outer="ssar_ring"))
 
 
 def reduce_scatter_in_host(step: HostReduceScatter, rank: int) -> Generator[Step, Any, SparseStream | None]:

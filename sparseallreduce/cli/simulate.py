@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 _NETWORK = sar.Network()
 _POSITIONS = ("uniform", "disjoint", "same")
-_WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch")  # algorithms in which each rank holds all N values
+_WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dense_torus")  # each rank holds all N values
 
 
 @click.command()

@@ -10,7 +10,7 @@ from strategies import cases, deliveries
 import sparseallreduce as sar
 from sparseallreduce.algorithms.hierarchical import Hosts
 
-FLAT = [name for name in sar.algorithms() if name not in ("auto", "hierarchical")]
+FLAT = [name for name in sar.algorithms() if name not in ("auto", "hierarchical", "dense_torus")]
 NETWORK = sar.Network(1e-5, 1e8, local_latency=1e-6, local_bandwidth=1e10)
 
 
@@ -117,3 +117,18 @@ def test_options_that_it_does_not_take_are_refused(wrong):
 def test_hosts_of_other_ranks_are_refused(layout):
     with pytest.raises(sar.StreamError):
         sar.simulate(uniform(4, 100, 10), "hierarchical", sar.Network(hosts=layout))
+
+
+@given(data=st.data(), case=cases(), delivery=deliveries(), through_wire=st.booleans())
+def test_the_dense_torus_is_right_wherever_ranks_are(data, case, delivery, through_wire):
+    network = NETWORK._replace(hosts=data.draw(hosts(case.ranks)))
+    out = sar.simulate(case.streams, "dense_torus", network, op=case.operator, delivery=delivery, through_wire=through_wire)
+    assert_reduction(out.outputs[0], case.entries, case.size, case.operator, case.exact)
+    assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
+
+
+def test_a_torus_sends_between_hosts_what_rings_of_them_would():
+    size, ranks = 1 << 12, 16
+    out = sar.simulate(uniform(ranks, size, 200), "dense_torus", sar.Network(hosts=4), index_codec="plain")
+    expected = 4 * size * (2 * 3 / 4 / 4 + 2 * 3 / 4)
+    np.testing.assert_allclose(out.bytes_sent - out.header_bytes, expected, rtol=0.01)
