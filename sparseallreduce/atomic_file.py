@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["PathLike", "atomic_file", "atomic_path", "publish"]
+__all__ = ["PathLike", "atomic_file", "atomic_path", "is_special", "publish"]
 
 PathLike = str | os.PathLike[str]
 
@@ -28,7 +28,8 @@ def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
     """A file to write, which gets its name ``path``, in the place of one that is there, when the block ends.
 
     If the block raises, the file goes, and what was under the name stays. Permissions are those that the process gives new files.
-    Of several writers at once, whoever ends last is the one whose file stays.
+    Of several writers at once, whoever ends last is the one whose file stays. A link stays, and what it points to is written. What is no
+    regular file, as ``/dev/null`` or a pipe, stays what it is, and is written to as it stands.
 
     Parameters
     ----------
@@ -50,7 +51,11 @@ def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
     ...     Path(f"{folder}/greeting.txt").read_text()
     'hello'
     """
-    path = Path(path)
+    path = _target(path)
+    if is_special(path):
+        with open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+        return
     descriptor, part = _new_part(path)
     with _removed_on_failure(part):
         with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -63,7 +68,10 @@ def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[Path]:
     """As :func:`atomic_file`, for who opens files by name: the name of an empty file to write to, with the suffix of ``path``."""
-    path = Path(path)
+    path = _target(path)
+    if is_special(path):
+        yield path
+        return
     descriptor, part = _new_part(path)
     os.close(descriptor)
     with _removed_on_failure(part):
@@ -77,10 +85,25 @@ def publish(part: Path, path: Path) -> None:
     Raises
     ------
     OSError
-        ``path`` is then what it was before, unless only the folder could not be forced to the disk.
+        ``path`` is then what it was before, unless only the folder could not be forced to the disk. So where something is there that is
+        neither a file nor a folder.
     """
+    path = _target(path)
+    if is_special(path):
+        raise OSError(errno.EINVAL, f"{path} is no regular file")
     _force(part)  # a disk on the network may say only now that it is full
     _rename(part, path)
+
+
+def _target(path: PathLike) -> Path:
+    """The path, or what it points to if it is a link."""
+    path = Path(path)
+    return path.resolve() if path.is_symlink() else path
+
+
+def is_special(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _new_part(path: Path) -> tuple[int, Path]:

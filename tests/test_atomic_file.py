@@ -236,3 +236,35 @@ def test_the_package_renames_files_nowhere_else():
     """A second way to write and rename would lack what this one has learned."""
     package = Path(sar.__file__).parent
     assert [path.relative_to(package) for path in package.rglob("*.py") if renames(path.read_text())] == [Path("atomic_file.py")]
+
+
+@pytest.mark.parametrize("write", [by_file, by_path])
+def test_what_is_no_file_is_written_to_and_stays(tmp_path, write):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    came = []
+    reader = threading.Thread(target=lambda: came.append(pipe.read_bytes()))
+    reader.start()
+    write(pipe, b"hello")
+    reader.join(10)
+    assert came == [b"hello"] and stat.S_ISFIFO(pipe.stat().st_mode)
+    write(Path(os.devnull), b"hello")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert names(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("write", [by_file, by_path])
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path, write):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    for data in (b"first", b"second"):  # the link points to nothing at first
+        write(tmp_path / "link", data)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "file").read_bytes() == data
+    assert names(tmp_path) == ["folder", "link"] and names(tmp_path / "folder") == ["file"]
+
+
+def test_a_part_does_not_take_the_place_of_what_is_no_file(tmp_path):
+    (tmp_path / "part").write_bytes(b"hello")
+    with pytest.raises(OSError, match="no regular file"):
+        publish(tmp_path / "part", Path(os.devnull))
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
-from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.atomic_file import atomic_file, is_special
 from sparseallreduce.runtime.hosts import count_cores, label_hosts, this_place
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
@@ -90,7 +90,10 @@ def check_output(*paths: Path | None) -> None:
     OSError
     """
     for path in paths:
-        if path is not None and not os.access(path.parent, os.W_OK):
+        if path is not None and is_special(path):  # as /dev/null
+            if not os.access(path, os.W_OK):
+                raise OSError(f"cannot write {path}: it does not let itself be written to; choose another")
+        elif path is not None and not os.access(path.parent, os.W_OK):
             raise OSError(f"cannot write {path}: {path.parent} is no folder that can be written to; create it or choose another")
 
 
