@@ -20,7 +20,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.estimators.base import ATTRIBUTES, PARAMETERS, LinearEstimator, Samples, counts_of
+from sparseallreduce.linear.estimators.base import LinearEstimator
+from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
+from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
