@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.estimators.progress import Progress
+from sparseallreduce.linear.estimators.rounds import COCOA, train_in_rounds
 from sparseallreduce.linear.estimators.run import TrainedEstimator
 from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model
@@ -35,6 +36,9 @@ _Progress = Progress  # by which pickles know it
 
 class LinearEstimator(TrainedEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
+
+    solver = "sgd"  # of those that have no choice
+    _progress: tuple[int, Any] | None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on the samples of all ranks; collective.
@@ -146,23 +150,33 @@ class LinearEstimator(TrainedEstimator):
         model, target, counts = self._targets(samples, comm, onward, classes)
         dataset, scales = self._conditioned(dataset_of(samples.rows, counts, comm, partial), comm, onward)
         dataset = replace(dataset, labels=target)
+        seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
+        if self.solver == COCOA:
+            rounds = train_in_rounds(self, model, dataset, seed, comm)
+            self._keep(model, rounds.learned, scales, rounds.figures, 0)
+            return self
         rate = self._initial_rate(model, dataset, comm, partial, onward)
         unit = self._rate_unit(model, dataset, comm, partial and onward)
-        seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
         steps: int = getattr(self, "t_", 0) if onward else 0
 
         before = self._progress_so_far(comm) if onward and partial else None
         start = self._start(model, dataset, onward, scales, comm)
         run = self._run(model, dataset, start, rate, unit, steps, passes, seed, comm, scales, partial, before)
-        weights = (run.learned[: dataset.features].T / scales).T
-        intercept = run.learned[dataset.features :].sum(axis=0, dtype=np.float64)
-        self._take(fitted(model, weights, intercept, getattr(self, "classes_", np.empty(0))))
+        self._keep(model, run.learned, scales, run.epochs, steps + sum(epoch.steps for epoch in run.epochs))
         # Weights that somebody puts in the place of these, or changes, are gone on from anew.
-        self._progress = (self._learned(), run.progress) if partial else None
-        self.history_ = [run.epochs]
-        self.n_iter_ = len(run.epochs)
-        self.t_ = steps + sum(epoch.steps for epoch in run.epochs)
+        if partial:
+            self._progress = (self._learned(), run.progress)
         return self
+
+    def _keep(self, model: LinearModel, learned: Array, scales: Array, passes: list[Any], steps: int) -> None:
+        """Keep what a training has come to: weights of scaled features, intercept last, and the figures of its passes or rounds."""
+        features = self.n_features_in_
+        intercept = learned[features:].sum(axis=0, dtype=np.float64)
+        self._take(fitted(model, (learned[:features].T / scales).T, intercept, getattr(self, "classes_", np.empty(0))))
+        self._progress = None
+        self.history_ = [passes]
+        self.n_iter_ = len(passes)
+        self.t_ = steps
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
         """This rank's samples, if they and the parameters are right."""

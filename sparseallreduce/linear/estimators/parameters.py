@@ -88,7 +88,7 @@ ATTRIBUTES = """
     feature_names_in_ : ndarray of str
         If X has column names.
     n_iter_ : int
-        Passes made.
+        Passes made, or rounds.
     history_ : list of list of Epoch
         One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks. The loss
         is that of the samples after the pass, with the penalty; of a ``partial_fit``, as long as no reactive schedule goes by it, and of
