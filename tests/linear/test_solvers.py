@@ -154,3 +154,12 @@ def test_values_whose_squares_are_no_numbers_are_refused():
     X.data[3] = np.nan
     with pytest.raises(DatasetError):
         solver(X, y, Hinge(), 0.1)
+
+
+def test_rounds_go_on_after_one_in_which_no_sample_showed_a_gap():
+    rng = np.random.default_rng(3)
+    counts = rng.integers(0, 5, 15)
+    X, y = np.repeat(rng.random((15, 30)), counts, axis=0), np.repeat(np.where(rng.random(15) < 0.4, 1.0, -1.0), counts)
+    found = solver(X, y, Logistic(), 1e-4, tolerance=1e-300, rounds=600)
+    assert np.isfinite(found.fit()).all()
+    assert abs(found.history[-1].gap) <= 1e-14 * found.history[-1].primal

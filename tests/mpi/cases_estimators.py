@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from cases_train import shared_folder
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from sklearn.model_selection import GridSearchCV
 
 import sparseallreduce as sar
@@ -240,3 +240,40 @@ def case_a_parameter_that_cannot_be_used_on_one_rank_is_the_same_error_on_all(co
     model = LogisticRegression(comm=comm, max_iter=3, **{parameter: wrong})
     learn = (lambda: model.partial_fit(X, y, np.unique(y))) if partial else (lambda: model.fit(X, y))
     told(comm, learn, ZeroDivisionError if parameter == "schedule" else ValueError)
+
+
+@on_ranks(2, 3)
+@each(estimator=[LogisticRegression, LinearSVM], classes=[2, 3])
+def case_rounds_come_to_one_model_on_all_ranks(comm, estimator, classes):
+    X, y = problem(estimator, classes)
+    settings = {"solver": "cocoa", "tol": 1e-6, "l2": 1e-2, "class_weight": "balanced", "loss": "squared_hinge"}
+    if estimator is LogisticRegression:
+        del settings["loss"]
+    bounds = np.linspace(0, SAMPLES, comm.size).astype(int)  # the last rank has no samples
+    own = slice(*np.append(bounds, SAMPLES)[comm.rank : comm.rank + 2])
+    counts = np.random.default_rng(1).uniform(0.5, 1.5, SAMPLES)
+    ours = estimator(comm=comm, **settings).fit(X[own], y[own], counts[own])
+    alone = estimator(comm=sar.SERIAL, **settings).fit(X, y, counts)
+    assert same(comm, ours.coef_, ours.intercept_, ours.n_iter_, ours.classes_, [figures.gap for figures in ours.history_[0]])
+    np.testing.assert_allclose(ours.coef_, alone.coef_, atol=5e-3 * np.abs(alone.coef_).max())
+    assert ours.history_[0][-1].gap <= 1e-6 * ours.history_[0][-1].loss
+
+
+@on_ranks(2, 3)
+def case_rounds_hold_the_same_samples_out_on_any_number_of_ranks(comm):
+    X, y = problem(LogisticRegression, 2)
+    settings = {"solver": "cocoa", "tol": 1e-6, "l2": 1e-2, "early_stopping": True, "n_iter_no_change": 50, "validation_fraction": 0.25}
+    ours = LogisticRegression(comm=comm, **settings).fit(X[share(comm)], y[share(comm)])
+    alone = LogisticRegression(comm=sar.SERIAL, **settings).fit(X, y)
+    assert same(comm, ours.coef_, ours.history_[0][-1].validation_loss)
+    assert abs(ours.history_[0][-1].validation_loss - alone.history_[0][-1].validation_loss) < 1e-2
+
+
+@on_ranks(2)
+def case_parameters_of_rounds_that_are_wrong_on_one_rank_are_the_same_error_on_all(comm):
+    X, y = problem(LogisticRegression, 2)
+    own = share(comm)
+    wrong = {"l2": 0.0} if comm.rank == 1 else {}
+    assert "needs a penalty" in told(comm, lambda: LogisticRegression(comm=comm, solver="cocoa", **wrong).fit(X[own], y[own]))
+    other = "sgd" if comm.rank == 1 else "cocoa"
+    assert "solver is" in told(comm, lambda: LogisticRegression(comm=comm, solver=other).fit(X[own], y[own]), MismatchError)

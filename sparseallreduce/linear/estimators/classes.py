@@ -16,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.estimators.base import ATTRIBUTES, PARAMETERS, LinearEstimator, Samples, counts_of
+from sparseallreduce.linear.estimators.base import LinearEstimator
+from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
+from sparseallreduce.linear.estimators.rounds import COCOA, SOLVERS, check_rounds
+from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
@@ -40,6 +44,15 @@ _CLASSIFIER_PARAMETERS = (
     PARAMETERS
     + """    class_weight : dict, "balanced" or None
         What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
+    solver : {"sgd", "cocoa"}
+        Steps along gradients of batches, or rounds of dual coordinate ascent on every rank
+        (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least.
+        Rounds need an ``l2`` above 0, and penalise the intercept as LIBLINEAR does; they take more than two classes each against the rest.
+        ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3, and None makes
+        all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
+        ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which the loss of a
+        round is None where it was not needed. There is no ``partial_fit``, and parameters of steps are errors unless left at their
+        defaults.
 
     Attributes
     ----------
@@ -84,6 +97,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
+        solver: str = "sgd",
         comm: Any = None,
     ) -> None:
         super().__init__(
@@ -112,7 +126,15 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             comm=comm,
         )
         self.class_weight = class_weight
+        self.solver = solver
 
+    def _goes_on(self) -> bool:
+        """Whether there is a ``partial_fit``."""
+        if self.solver == COCOA:
+            raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={COCOA!r} need all samples at once, by fit")
+        return True
+
+    @available_if(_goes_on)  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
@@ -156,6 +178,13 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _kind(self) -> str:
         """The model of these scores of more than two classes."""
         return self._model.name
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
+        if self.solver == COCOA:
+            check_rounds(self)
 
     def _labels_checked(self, y: Array) -> Array:
         if len(y):
@@ -266,6 +295,7 @@ class LogisticRegression(_LinearClassifier):
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
+        solver: str = "sgd",
         comm: Any = None,
     ) -> None:
         super().__init__(
@@ -292,13 +322,14 @@ class LogisticRegression(_LinearClassifier):
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
+            solver=solver,
             comm=comm,
         )
         self.multi_class = multi_class
 
     @property
     def _multiclass(self) -> str:  # type: ignore[override]
-        return self.multi_class
+        return "ovr" if self.solver == COCOA else self.multi_class
 
     @classmethod
     def _kinds(cls) -> tuple[str, ...]:
@@ -308,6 +339,8 @@ class LogisticRegression(_LinearClassifier):
         super()._check_parameters()
         if self.multi_class not in CHOICES:
             raise ValueError(f"multi_class must be one of {', '.join(CHOICES)}, not {self.multi_class!r}")
+        if self.solver == COCOA and self.multi_class == "multinomial":
+            raise ValueError(f"solver={COCOA!r} takes each class against the rest: leave multi_class='multinomial' out, or the solver")
 
     def _take(self, model: FittedModel) -> None:
         super()._take(model)
@@ -372,6 +405,7 @@ class LinearSVM(_LinearClassifier):
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
+        solver: str = "sgd",
         comm: Any = None,
     ) -> None:
         super().__init__(
@@ -398,6 +432,7 @@ class LinearSVM(_LinearClassifier):
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
+            solver=solver,
             comm=comm,
         )
         self.loss = loss

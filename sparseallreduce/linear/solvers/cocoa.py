@@ -266,7 +266,7 @@ class CoCoA:
 
         That was before they changed: after a round it is smaller by about as much as it was than a round ago.
         """
-        self._expected = self._optimism * gap * min(1.0, gap / self._last)
+        self._expected = self._optimism * gap * (min(1.0, gap / self._last) if self._last > 0 else 1.0)
         self._last = gap
         return not self._expected > self.tolerance * abs(dual)
 

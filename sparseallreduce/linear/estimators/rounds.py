@@ -1,0 +1,112 @@
+"""How an estimator trains in rounds of dual coordinate ascent, instead of steps."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.estimators.parameters import Parameterised, is_auto
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+
+__all__ = ["COCOA", "SOLVERS", "Rounds", "check_rounds", "train_in_rounds"]
+
+Array = NDArray[Any]
+
+COCOA = "cocoa"
+SOLVERS = ("sgd", COCOA)
+_GAP = 1e-3  # by default
+_PATIENCE = 5  # rounds, by default
+_LEAST_GAP = sys.float_info.min  # that is asked for where all rounds are to be made
+# Parameters of steps and of how their gradients are summed.
+_OF_SGD = (
+    "l1",
+    "update",
+    "learning_rate",
+    "schedule",
+    "momentum",
+    "average",
+    "batch_size",
+    "strategy",
+    "algorithm",
+    "density",
+    "threads",
+    "warm_start",
+)
+
+
+class Rounds(NamedTuple):
+    """A training in rounds."""
+
+    learned: Array  # weights, intercept last; with several classes a column a score
+    figures: list[Figures]
+
+
+def check_rounds(estimator: Parameterised) -> None:
+    """Refuse parameters that mean nothing to rounds, and a penalty without which there is no dual to ascend.
+
+    Raises
+    ------
+    ValueError
+    """
+    defaults = inspect.signature(type(estimator)).parameters
+    for name in _OF_SGD:
+        value, default = getattr(estimator, name), defaults[name].default
+        if value is not default and not (isinstance(value, str | int | float) and value == default):
+            raise ValueError(f"{name}={value!r} is of solver='sgd', and means nothing to solver={COCOA!r}: leave it out, or take that")
+    if not estimator.l2 > 0:
+        raise ValueError(f"solver={COCOA!r} needs a penalty, and l2 is {estimator.l2!r}: give an l2 above 0, or take solver='sgd'")
+    if not is_auto(estimator.tol) and estimator.tol is not None and not 0 < estimator.tol < np.inf:  # type: ignore[operator]
+        raise ValueError(f"tol must be above 0 and finite for solver={COCOA!r}, 'auto' or None, not {estimator.tol!r}")
+
+
+def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Dataset, seed: int, comm: Any) -> Rounds:
+    """Make rounds until the duality gap is small enough, or what is held out is predicted no better; collective.
+
+    Parameters
+    ----------
+    estimator : Parameterised
+        Whose parameters :func:`check_rounds` has found right.
+    model : Hinge, SquaredHinge, Logistic, or OneVsRest of one of them
+    dataset : Dataset
+        This rank's samples.
+    seed : int
+        Of the order of visits, and of what is held out.
+    comm : communicator
+    """
+    early = estimator.early_stopping
+    asked: Any = _GAP if is_auto(estimator.tol) else estimator.tol
+    options = RoundOptions(
+        rounds=estimator.max_iter,
+        gap=_LEAST_GAP if asked is None else asked,
+        seed=seed,
+        intercept=estimator.fit_intercept,
+        # An evaluation takes longer than a round, and the loss is known where the solver has looked for its end.
+        evaluate_every=1 if early else 0,
+        validation=estimator.validation_fraction if early else 0.0,
+    )
+    stopping = None
+    if early and asked is not None:
+        patience: Any = _PATIENCE if is_auto(estimator.n_iter_no_change) else estimator.n_iter_no_change
+        stopping = EarlyStopping("validation_loss", patience)
+    trainer = RoundTrainer(model, dataset, comm, estimator.l2, options, stopping)
+    for figures in trainer.run():
+        if estimator.verbose and comm.rank == 0:
+            print(_line(figures))
+    if asked is not None and not trainer.converged and not (stopping is not None and stopping.reached) and comm.rank == 0:
+        gap = f"the duality gap is above {asked:g} of the loss after max_iter = {estimator.max_iter} rounds"
+        warnings.warn(f"{gap}: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
+    return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
+
+
+def _line(figures: Figures) -> str:
+    known = "" if figures.loss is None or figures.gap is None else f"loss {figures.loss:.6g}, gap {figures.gap:.3g}, "
+    return f"round {figures.epoch}: {known}dual {figures.dual:.6g}, {figures.seconds['total']:.3f} s"

@@ -1,0 +1,213 @@
+"""How an estimator trains: learning rates, where weights start, and the run itself."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from sparseallreduce.linear.data.checks import described
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import (
+    adaptive_rate_unit,
+    feature_magnitudes,
+    feature_scales,
+    largest_eigenvalue,
+    sample_moments,
+    scaled,
+)
+from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised
+from sparseallreduce.linear.estimators.progress import Progress
+from sparseallreduce.linear.estimators.samples import mean_of
+from sparseallreduce.linear.model_file import FittedModel, scores_for
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.strategies import LossyStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
+from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.weights import Descent
+from sparseallreduce.runtime.objects import agreed
+
+__all__ = ["Run", "TrainedEstimator"]
+
+Array = NDArray[Any]
+
+_ADAPTIVE_RATE = 0.5
+_CUT = 0.25  # what a plateau multiplies the learning rate by
+_PLATEAUS = 4  # the last of which ends training
+_SWING = 3  # times the steps that a velocity lasts
+
+
+class Run(NamedTuple):
+    """A training."""
+
+    learned: Array  # weights, intercept last; with several classes a column a score
+    epochs: list[Epoch]
+    progress: Progress | None  # for a partial_fit that follows
+
+
+class TrainedEstimator(Parameterised):
+    """Trains a model of samples that have been checked."""
+
+    _model: ClassVar[type[LinearModel]]
+
+    @abstractmethod
+    def _fitted(self) -> FittedModel:
+        """What the attributes hold that scikit-learn knows."""
+
+    def _loss_model(self) -> LinearModel:
+        """The model with the loss of this estimator's parameters."""
+        return self._model()
+
+    def _conditioned(self, dataset: Dataset, comm: Any, onward: bool) -> tuple[Dataset, Array]:
+        """The data set with scaled features, and the scales."""
+        if not self.scale_features:
+            return dataset, np.ones(1, dataset.values.dtype)
+        self._magnitudes = feature_magnitudes(dataset, comm, getattr(self, "_magnitudes", None) if onward else None)
+        scales = feature_scales(self._magnitudes)
+        return scaled(dataset, scales), scales
+
+    def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
+        """The largest second derivative of the loss by the score, or what stands for it in choosing a learning rate; collective."""
+        return model.curvature
+
+    def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
+        given = float(self.learning_rate) if isinstance(self.learning_rate, int | float) else None
+        if self._choices().update != "sgd":
+            return _ADAPTIVE_RATE if given is None else given
+        if given is not None:
+            return given
+        eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
+        if partial:
+            # Weights are not of mean one, and a step must be stable on the samples of any call.
+            eigenvalue *= mean_of(np.ones(dataset.rows), dataset, comm)
+            eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
+        self._eigenvalue = eigenvalue
+        shrinking = self.l2 / (1 - self._choices().momentum)  # a step of rate * shrinking = 1 would end at zero
+        curvature = self._largest_curvature(model, dataset.labels, comm)
+        return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
+
+    def _rate_unit(self, model: LinearModel, dataset: Dataset, comm: Any, further: bool) -> float:
+        """What rates are multiplied by; if these are ``further`` samples, by those of earlier calls as well. Collective."""
+        if self._choices().update == "sgd":
+            return 1.0
+        moments = sample_moments(dataset, comm) + (getattr(self, "_moments", 0.0) if further else 0.0)
+        self._moments = moments
+        return adaptive_rate_unit(moments, self.fit_intercept, model.in_units_of_labels)
+
+    def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
+        """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""
+        chosen = self._choices()
+        steps = -(-dataset.total_samples // (chosen.batch_size * strategy.workers))
+        return max(chosen.n_iter_no_change, math.ceil(_SWING / (1 - chosen.momentum) / steps) if chosen.momentum else 1)
+
+    def _schedule(self, rate: float, steps: int, patience: int, tolerance: float) -> Schedule:
+        """The rate of every step after so many of earlier calls."""
+        kind = self._choices().schedule
+        if kind == PLATEAU:
+            return Plateau(rate, _CUT, patience, tolerance)
+        return Onward((kind if callable(kind) else SCHEDULES[kind])(rate), steps)
+
+    def _start(self, model: LinearModel, dataset: Dataset, onward: bool, scales: Array, comm: Any) -> Array:
+        """The weights to start from, intercept last: those so far, or the best without features."""
+        size = dataset.features + self.fit_intercept
+        start = np.zeros(size if model.columns is None else (size, model.columns), dataset.values.dtype)
+        if onward:
+            weights, intercept = scores_for(model, self._fitted())
+            start[: dataset.features] = (weights.T * scales).T
+            start[dataset.features :] = intercept
+        elif self.fit_intercept:
+            start[-1] = self._constant(dataset, comm)
+        return start
+
+    def _constant(self, dataset: Dataset, comm: Any) -> float:
+        """The score to start from without features: for a regression the mean label."""
+        if self._model.classifies or not self.fit_intercept:
+            return 0.0
+        mean = mean_of(dataset.labels, dataset, comm) / mean_of(np.ones(dataset.rows), dataset, comm)
+        return self._loss_model().constant_score(mean)
+
+    def _run(
+        self,
+        model: LinearModel,
+        dataset: Dataset,
+        start: Array,
+        rate: float,
+        unit: float,
+        steps: int,
+        passes: int,
+        seed: int,
+        comm: Any,
+        scales: Array,
+        partial: bool,
+        before: Progress | None,
+    ) -> Run:
+        """Train."""
+        strategy, chosen = self._strategy(model, dataset, comm), self._choices()
+        strategy.assign(start)
+        constant = np.full((dataset.rows, *start.shape[1:]), self._constant(dataset, comm))
+        tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
+        patience, stopping = self._patience(dataset, strategy), None
+        if chosen.tol is not None and self.early_stopping:
+            stopping = EarlyStopping("validation_loss", patience, tolerance)
+        elif chosen.tol is not None and passes > 1:
+            plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
+            stopping = EarlyStopping("loss", plateaus * patience, tolerance)
+        schedule = agreed(comm, lambda: self._schedule(rate, steps, patience, tolerance))  # which may be a user's own
+        if before is not None:
+            self._take_up(before, strategy, schedule, scales)
+        passed = 0 if before is None else before.passes
+        share = self.validation_fraction if self.early_stopping else 0.0
+        # What the samples of a call say of the weights after it takes all weights, and no schedule goes by it but reactive ones. To measure
+        # the samples costs nearly as much as a pass of adaptive steps, of which there are few.
+        silent = partial and (chosen.schedule == PLATEAU or not isinstance(schedule, Reactive))
+        needless = silent or (chosen.update != "sgd" and not share)
+        options = Options(passes, chosen.batch_size, seed, before=passed, validation=share, evaluate_every=0 if needless else 1)
+        trainer = Trainer(model, strategy, schedule, options, stopping=stopping, rate_unit=unit)
+        for epoch in trainer.run():
+            if self.verbose and comm.rank == 0:
+                print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
+        if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
+            warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
+        learned = strategy.weights.to_array()
+        return Run(learned, trainer.history, Progress.of(strategy, schedule, self._rates(), passed + passes, scales) if partial else None)
+
+    def _take_up(self, before: Progress, strategy: Strategy, schedule: Schedule, scales: Array) -> None:
+        """Have a run go on where others ended."""
+        stretch = scales / before.scales
+        strategy.weights.remember(before.memory, stretch)
+        if isinstance(strategy, LossyStrategy) and before.residual is not None:
+            width = strategy.descent.width
+            features = strategy.dataset.features * width
+            strategy.residual[:features] = before.residual[:features] * np.repeat(stretch, width if len(stretch) > 1 else 1)
+            if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept
+                strategy.residual[features:] = before.residual[features:]
+        if isinstance(schedule, Reactive) and self._choices().schedule != PLATEAU and before.schedule and before.rates == self._rates():
+            schedule.restore(before.schedule)
+
+    def _rates(self) -> str:
+        """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
+        chosen = self._choices()
+        return described((chosen.update, chosen.schedule, self.learning_rate, self.l2, chosen.momentum))
+
+    def _strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Strategy:
+        kind = REPLICATED[self.strategy]
+        options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
+        if issubclass(kind, LossyStrategy) and self.density is not None:
+            options["density"] = self.density
+        chosen = self._choices()
+        descent = Descent(
+            l2=self.l2,
+            l1=self.l1,
+            intercept=self.fit_intercept,
+            momentum=chosen.momentum,
+            update=chosen.update,
+            average_from=None if self.average is False else int(self.average) * (self.average is not True),
+            columns=model.columns,
+        )
+        return kind(dataset, comm, descent, threads=self.threads, **options)

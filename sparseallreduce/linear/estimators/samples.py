@@ -1,0 +1,63 @@
+"""The samples that a call has been given, as the trainer takes them."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from sklearn.utils import check_array
+
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.runtime.objects import gather
+from sparseallreduce.streams.stream import index_dtype
+
+__all__ = ["Samples", "counts_of", "dataset_of", "mean_of"]
+
+Array = NDArray[Any]
+
+
+class Samples(NamedTuple):
+    """What a call has been given, checked; without the samples that do not count."""
+
+    rows: csr_array  # of float32 or float64
+    labels: Array
+    counts: Array  # float64, what each sample counts
+
+
+def counts_of(sample_weight: Any, samples: int) -> Array:
+    """What each sample counts."""
+    if sample_weight is None:
+        return np.ones(samples)
+    if isinstance(sample_weight, Number):
+        sample_weight = np.full(samples, sample_weight)
+    counts = check_array(sample_weight, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="sample_weight")
+    if counts.shape != (samples,):
+        raise ValueError(f"sample_weight has the shape {counts.shape}, and there are {samples} samples")
+    if (counts < 0).any():
+        raise ValueError(f"sample_weight must not be negative, but the lowest is {counts.min():g}")
+    return np.asarray(counts)
+
+
+def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Dataset:
+    """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective."""
+    ranks = gather(comm, (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
+    total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
+    return Dataset(
+        indptr=rows.indptr.astype(np.int64, copy=False),
+        indices=rows.indices.astype(index_dtype(rows.shape[1])),
+        values=rows.data.astype(np.result_type(*(kind for *_, kind in ranks)), copy=False),
+        labels=np.empty(len(counts)),
+        features=rows.shape[1],
+        first_sample=sum(share for share, *_ in ranks[: comm.rank]),
+        total_samples=total,
+        weights=counts if partial else counts * (total / overall),
+    )
+
+
+def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:
+    """The mean of what every sample of all ranks has, by what the samples count; collective."""
+    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total_samples
