@@ -1,6 +1,8 @@
 """Dual coordinate ascent in rounds under MPI: one optimum for any number of ranks, the same bits on all, and errors that all share."""
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from mpi_cases import each, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
-from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge
+from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
 from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
@@ -132,3 +134,16 @@ def case_options_of_rounds_that_differ_are_refused_on_all(comm):
         RoundTrainer(Hinge(), part(comm), comm, 0.1, RoundOptions(seed=comm.rank))
     with pytest.raises(SparseAllreduceError, match="test set"):
         list(RoundTrainer(Hinge(), part(comm), comm, 0.1).run(part(comm) if comm.rank else None))
+
+
+@on_ranks(2, 3, 4)
+@each(loss=LOSSES)
+def case_a_gap_of_a_thousandth_takes_few_rounds_on_data_with_rare_features(comm, loss):
+    """Without sums on the way of a pass, the hinge took more than a thousand rounds of two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "samples.svm"
+        generate("url-like", path, samples=6000, features=20_000, seed=1)
+        data, _ = two_classes(load(path, comm=sar.SERIAL, n_features=20_000)[0], sar.SERIAL)
+    found = CoCoA(data, LOSSES[loss](), l2=1 / 6000, comm=comm, rounds=1000)
+    found.fit()
+    assert found.converged, found.history[-1]

@@ -94,6 +94,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(step_back, (float64, float64, types.float64))
     compiled_entry(take, (float64, int64, int64, float64))
     compiled_entry(squared_length, (fixed(summed),))
+    compiled_entry(squared_length, (float64,))
     compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
 
 
@@ -479,11 +480,13 @@ def change(
     (int, float, float)
         How many are written, the squared length of the change, and that of the part that is written.
     """
-    total, part, count = 0.0, 0.0, 0
+    total, part, count, share = 0.0, 0.0, 0, 1.0 / sigma
     for i in range(weights.size):
-        step = (weights[i] - before[i]) / sigma
-        weights[i] = before[i] + step
-        total += step * step
+        step = weights[i] - before[i]
+        if step != 0.0:
+            step *= share
+            weights[i] = before[i] + step
+            total += step * step
     for i in range(places.size):
         step = weights[places[i]] - before[places[i]]
         if step != 0:

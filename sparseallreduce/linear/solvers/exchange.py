@@ -18,7 +18,8 @@ __all__ = ["Exchange"]
 Array = NDArray[Any]
 
 _MARGIN = 1.1  # by which sigma is above what the last round needed
-_SLOWEST = 0.5  # of its value, that sigma falls to in a round at most
+_SLOWEST = 0.5  # of its value, that sigma falls to at once at most
+_TOLD = 4  # numbers that are summed with a change: a gap, two squared lengths, and how many ranks have failed
 
 
 class Exchange:
@@ -55,8 +56,8 @@ class Exchange:
         size = len(shared) + (local.numbering.intercept >= 0)
         self.weights = np.zeros(size)
         numbering = local.numbering
-        self._slots = np.empty(len(numbering.slots), index_dtype(size))
-        self._change = np.empty(len(numbering.slots), dtype)
+        self._slots = np.empty(len(numbering.slots) + _TOLD, index_dtype(size + _TOLD))
+        self._change = np.empty(len(numbering.slots) + _TOLD, dtype)
         self._before, self._dual_before = np.zeros(numbering.size), np.zeros(local.rows)
 
     @property
@@ -64,24 +65,39 @@ class Exchange:
         """Features that several ranks have."""
         return len(self._shared)
 
-    def own_change(self) -> tuple[SparseStream, float, float]:
-        """The change of the rank's weights since the last sum: a stream of what others have too, and squared lengths, all and of the rest.
+    def own_change(self, gap: float) -> SparseStream:
+        """The change of the rank's weights since the last sum, as far as others have them too; and numbers to be summed with it.
 
         Not collective.
+
+        Parameters
+        ----------
+        gap : float
+            Of the samples that made the change.
         """
         local, numbering = self._local, self._local.numbering
         count, whole, part = kernels.change(
             local.weights, self._before, self.sigma, numbering.shared, numbering.slots, self._slots, self._change
         )
-        return SparseStream(self._slots[:count], self._change[:count], len(self.weights)), whole, whole - part
+        return self._told(count, gap, whole, whole - part, 0.0)
 
-    def add(self, change: SparseStream, squares: list[tuple[float, float]]) -> None:
-        """Add up the changes of all ranks, whose squared lengths have been told; collective."""
-        local, numbering = self._local, self._local.numbering
+    def failure(self) -> SparseStream:
+        """What a rank gives in the place of its change if it has none."""
+        return self._told(0, 0.0, 0.0, 0.0, 1.0)
+
+    def add(self, change: SparseStream) -> float | None:
+        """Add up the changes of all ranks; the sum of the gaps, or None if a rank has failed, and nothing has changed. Collective."""
+        local, numbering, size = self._local, self._local.numbering, len(self.weights)
         total = allreduce(change, self._comm)
         slots, values = read_only(total.indices), read_only(total.values)
-        alone = sum(length for length, _ in squares)
-        together = sum(rest for _, rest in squares) + kernels.squared_length(values)
+        end = int(np.searchsorted(slots, size))
+        told = np.zeros(_TOLD)
+        told[slots[end:].astype(np.int64) - size] = values[end:]
+        gap, alone, rest, failed = told.tolist()
+        if failed:
+            return None
+        slots, values = slots[:end], values[:end]
+        together = rest + kernels.squared_length(values)
         needed = together / alone if alone > 0 else 1.0
         share = min(1.0, self.sigma / needed)
         kernels.add_scaled(slots, values, share, self.weights)
@@ -92,10 +108,17 @@ class Exchange:
         self._before[:] = local.weights
         self._dual_before[:] = local.dual
         self.sigma = min(float(self._comm.size), max(_MARGIN * needed, _SLOWEST * self.sigma, 1.0))
+        return float(gap)
+
+    def _told(self, count: int, *numbers: float) -> SparseStream:
+        size = len(self.weights)
+        self._slots[count : count + _TOLD] = np.arange(size, size + _TOLD)
+        self._change[count : count + _TOLD] = numbers
+        return SparseStream(self._slots[: count + _TOLD], self._change[: count + _TOLD], size + _TOLD)
 
     def squares(self) -> float:
         """The sum of squares of the weights that several ranks change."""
-        return float(np.dot(self.weights, self.weights))
+        return float(kernels.squared_length(self.weights))
 
     def state(self) -> tuple[Array, Array]:
         """A copy of the weights, of which :meth:`assembled` makes the whole vector."""

@@ -67,13 +67,37 @@ class LocalProblem:
         self.active = len(counted)
         self._active[: self.active] = counted
         self._limits = np.array([math.inf, -math.inf])
-        self._state = np.random.SeedSequence((seed, dataset.first_sample)).generate_state(1, np.uint64)
+        seeds = np.random.SeedSequence((seed, dataset.first_sample))
+        self._state = seeds.generate_state(1, np.uint64)
+        self._order = np.random.default_rng(seeds)
         self.margins = np.empty(dataset.rows)
 
     @property
     def rows(self) -> int:
         """Samples of this rank."""
         return len(self.dual)
+
+    def deal(self, parts: int) -> None:
+        """Divide the active samples, in a random order, into so many parts of a pass."""
+        self._order.shuffle(self._active[: self.active])
+        self._cuts = [self.active * part // parts for part in range(parts + 1)]
+        self._kept, self._reached = 0, np.array([-math.inf, math.inf])
+
+    def ascend_part(self, part: int, sigma: float) -> float:
+        """Go over a part of a pass, after those before it; returns the sum of its samples' duality gaps, each as it was then."""
+        low, high = self._cuts[part], self._cuts[part + 1]
+        rows, limits = self._active[low:high], self._limits.copy()
+        kept, gap = self._pass(rows, high - low, sigma, limits)
+        self._active[self._kept : self._kept + kept] = rows[:kept]
+        self._kept += kept
+        highest, lowest = limits
+        self._reached[0] = max(self._reached[0], highest if highest < math.inf else -math.inf)
+        self._reached[1] = min(self._reached[1], lowest if lowest > -math.inf else math.inf)
+        if part + 2 == len(self._cuts):
+            self.active = self._kept
+            highest, lowest = self._reached
+            self._limits[:] = highest if highest > 0 else math.inf, lowest if lowest < 0 else -math.inf
+        return gap
 
     def ascend(self, passes: int, sigma: float) -> float:
         """Go over the active samples; returns the sum of their duality gaps, each as it was when the last pass came to it.
@@ -84,21 +108,26 @@ class LocalProblem:
         while done < passes or (sigma > 1 and left > 0 and self.active > 0 and done < _MOST * passes):
             left -= self.active
             done += 1
-            self.active, gap = kernels.ascend(
-                self._loss,
-                *self._rows,
-                self._bounds,
-                self._norms,
-                self.dual,
-                self.weights,
-                self.numbering.intercept,
-                sigma,
-                self._active,
-                self.active,
-                self._limits,
-                self._state,
-            )
-        return float(gap)
+            self.active, gap = self._pass(self._active, self.active, sigma, self._limits)
+        return gap
+
+    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
+        """Go over the first ``count`` of these rows once; those that are still active come first then, and are counted."""
+        kept, gap = kernels.ascend(
+            self._loss,
+            *self._rows,
+            self._bounds,
+            self._norms,
+            self.dual,
+            self.weights,
+            self.numbering.intercept,
+            sigma,
+            rows,
+            count,
+            limits,
+            self._state,
+        )
+        return int(kept), float(gap)
 
     def conjugates(self) -> float:
         """The sum of what the samples add to the dual objective to be minimised."""
@@ -107,7 +136,7 @@ class LocalProblem:
     def squares(self) -> float:
         """The sum of squares of the weights that no other rank has."""
         own = self.weights if len(self.numbering.private) == len(self.weights) else self.weights[self.numbering.private]
-        return float(np.dot(own, own))
+        return float(kernels.squared_length(own))
 
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""
