@@ -151,7 +151,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         classes : array-like, optional
             All labels that this and later calls may have; needed in the first call.
         """
-        onward = hasattr(self, "coef_")
+        onward = self._has_weights()
         return self._learn(X, y, sample_weight, passes=1, onward=onward, partial=True, classes=() if classes is None else classes)
 
     def decision_function(self, X: Any) -> Array:
@@ -161,14 +161,14 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def predict(self, X: Any) -> Array:
         """The labels of this rank's samples, shape (samples,)."""
         scores = self._scores(X)
-        return self._fitted().labels_of(scores)
+        return self._meaning().labels_of(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of all ranks' samples that are classified rightly, the same on every rank; collective."""
         comm = self._communicator()
 
         def right() -> tuple[float, float]:
-            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
+            predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
             counts = counts_of(sample_weight, len(predicted))
             return float(np.dot(predicted == np.asarray(y), counts)), float(counts.sum())
 
@@ -218,6 +218,8 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
     def _class_counts(self, numbers: Array, counts: Array, comm: Any, partial: bool) -> Array:
         """What a sample of each class counts."""
+        if self.class_weight is None:
+            return np.ones(len(self.classes_))
         if not isinstance(self.class_weight, str):
             return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_))
         if self.class_weight != "balanced" or partial:
@@ -228,14 +230,18 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
     def _take(self, model: FittedModel) -> None:
         self.classes_ = model.classes
-        self.coef_ = np.atleast_2d(model.weights)
+        self.coef_ = self._shaped(model.weights)
         self.intercept_ = np.atleast_1d(model.intercept)
 
-    def _fitted(self) -> FittedModel:
+    def _shaped(self, weights: Array) -> Array:
+        return np.atleast_2d(weights)
+
+    def _fitted(self, weights: Array | None = None) -> FittedModel:
         check_is_fitted(self)
+        weights = self.coef_ if weights is None else weights
         if len(self.classes_) > 2:
-            return self._as_file(self.coef_, self.intercept_, self.classes_, self._kind())
-        return self._as_file(self.coef_[0], self.intercept_[0], self.classes_)
+            return self._as_file(weights, self.intercept_, self.classes_, self._kind())
+        return self._as_file(weights[0], self.intercept_[0], self.classes_)
 
 
 class LogisticRegression(_LinearClassifier):
@@ -353,7 +359,7 @@ class LogisticRegression(_LinearClassifier):
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class for this rank's samples, shape (samples, classes)."""
         scores = self._scores(X)
-        return self._fitted().probabilities_of(scores)
+        return self._meaning().probabilities_of(scores)
 
     def predict_log_proba(self, X: Any) -> Array:
         """The logarithm of these probabilities."""
@@ -543,19 +549,19 @@ class LinearRegression(RegressorMixin, LinearEstimator):
             What the loss of each sample is multiplied by, as in scikit-learn's ``SGDRegressor``: the samples of calls are weighed
             against each other, too.
         """
-        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), partial=True)
+        return self._learn(X, y, sample_weight, passes=1, onward=self._has_weights(), partial=True)
 
     def predict(self, X: Any) -> Array:
         """The predicted numbers of this rank's samples, shape (samples,): the scores, or with the loss "poisson" their exponentials."""
         scores = self._scores(X)
-        return self._fitted().labels_of(scores)
+        return self._meaning().labels_of(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
         comm = self._communicator()
 
         def residuals() -> tuple[Array, Array, Array]:
-            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
+            predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
             labels = np.asarray(y, np.float64)
             return labels, labels - predicted, counts_of(sample_weight, len(predicted))
 
@@ -591,8 +597,8 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     def _take(self, model: FittedModel) -> None:
         self.coef_, self.intercept_ = model.weights, float(model.intercept)
 
-    def _fitted(self) -> FittedModel:
-        return self._as_file(self.coef_, self.intercept_, np.empty(0))
+    def _fitted(self, weights: Array | None = None) -> FittedModel:
+        return self._as_file(self.coef_ if weights is None else weights, self.intercept_, np.empty(0))
 
 
 def _union(parts: list[Array]) -> Array:

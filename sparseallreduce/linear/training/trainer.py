@@ -250,7 +250,8 @@ class Trainer:
         """
         test = self._tested(test)
         self._note_test_set(test)
-        self.strategy.warm_up()
+        if not self.strategy.warm:
+            self.strategy.warm_up()
         self._evaluation.find_threshold()
         stop = self.stopping is not None and self.stopping.reached
         while not stop and len(self.history) < self.options.epochs:
@@ -274,7 +275,7 @@ class Trainer:
                 self._save(drained=True)
             yield epoch
         if self._evaluation.best is not None:
-            self.strategy.assign(self._evaluation.best.weights)
+            self.strategy.return_to(self._evaluation.best.weights)
 
     def _stops(self, figures: dict[str, Any]) -> bool:
         """Whether early stopping ends training with these figures of an epoch."""

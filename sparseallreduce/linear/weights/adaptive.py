@@ -44,6 +44,8 @@ class AdaptiveWeights(Weights):
     array([ 0.     , -0.50025,  0.     ], dtype=float32)
     """
 
+    _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
+
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent or Descent(update="ftrl"), dtype, threads)
         self._norms = np.zeros_like(self.unscaled)
@@ -158,6 +160,10 @@ class AdaptiveWeights(Weights):
             self._write(unscaled=memory["weights"] * stretch)
         if self.descent.intercept:
             self._intercept_norm = self._intercept_of(memory["intercept_norm"])
+
+    def _stretch(self, places: Array, factors: Array) -> None:
+        super()._stretch(places, factors)
+        self._norms[places] /= factors
 
     def _shared_names(self) -> list[str]:
         return ["unscaled", "_norms"]
