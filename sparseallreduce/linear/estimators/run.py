@@ -31,7 +31,7 @@ from sparseallreduce.linear.strategies import LossyStrategy, SparseStrategy, Str
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
-from sparseallreduce.linear.weights import Descent
+from sparseallreduce.linear.weights import AdaptiveWeights, Descent
 from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["Call", "TrainedEstimator"]
@@ -154,6 +154,8 @@ class TrainedEstimator(Parameterised):
             The state of the schedule.
         """
         chosen, dataset = self._choices(), strategy.dataset
+        if isinstance(strategy.weights, AdaptiveWeights):
+            strategy.weights.alike = bool(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
