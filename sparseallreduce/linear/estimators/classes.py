@@ -139,7 +139,11 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
         Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set.
+        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+
+        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
+        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
+        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
@@ -539,7 +543,11 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
         Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set.
+        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+
+        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
+        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
+        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
