@@ -160,13 +160,12 @@ def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> floa
     # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
     direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
     direction[-1] *= intercept
-    length = 0.0
+    length = float(np.linalg.norm(direction))
     for _ in range(_ITERATIONS):
-        norm = float(np.linalg.norm(direction))
-        if norm == 0:
+        if length == 0:
             return 0.0
-        direction /= norm
+        direction /= length
         scores = share * (samples @ direction[:-1] + direction[-1])
-        direction = np.append(columns @ scores, scores.sum() * intercept)
+        direction = np.concatenate((columns @ scores, [scores.sum() * intercept]))
         length = float(np.linalg.norm(direction))
     return length
