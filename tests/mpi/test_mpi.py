@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
 # Cases of which that library sees nothing but sums.
-ABOVE = ("cases_data", "cases_estimators", "cases_given", "cases_lossy_train", "cases_optim")
+ABOVE = ("cases_data", "cases_estimators", "cases_given", "cases_lossy_train", "cases_optim", "cases_partial_fit")
 
 
 def all_cases() -> list[Case]:

@@ -16,7 +16,7 @@ from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset", "Rows", "read_only"]
+__all__ = ["Dataset", "Rows", "features_of", "read_only"]
 
 Array = NDArray[Any]
 
@@ -155,6 +155,19 @@ class Dataset:
         indices = mine.indices.astype(index_dtype(features), copy=False)
         first = sum(rows for rows, _ in ranks[: comm.rank])
         return replace(mine, features=features, indices=indices, first_sample=first, total_samples=total)
+
+
+def features_of(dataset: Dataset, rows: Array) -> Array:
+    """The features of the non-zeros of some rows, one row after the other.
+
+    >>> features_of(Dataset(np.array([0, 2, 3]), np.uint32([1, 4, 2]), np.ones(3), np.ones(2), 5), np.array([1, 0]))
+    array([2, 1, 4], dtype=uint32)
+    """
+    begins, ends = dataset.indptr[rows], dataset.indptr[rows + 1]
+    places = np.cumsum(ends - begins)
+    if not len(places):
+        return dataset.indices[:0]
+    return np.asarray(dataset.indices[np.arange(places[-1]) + np.repeat(ends - places, ends - begins)])
 
 
 def _compressed(samples: Any) -> csr_array:

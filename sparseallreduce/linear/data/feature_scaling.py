@@ -12,10 +12,19 @@ from scipy.sparse import csr_array
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["adaptive_rate_unit", "feature_magnitudes", "feature_scales", "largest_eigenvalue", "sample_moments", "scaled"]
+__all__ = [
+    "adaptive_rate_unit",
+    "feature_magnitudes",
+    "feature_scales",
+    "largest_eigenvalue",
+    "raised",
+    "sample_moments",
+    "scaled",
+    "scaled_by_entry",
+]
 
 Array = NDArray[Any]
 
@@ -46,6 +55,36 @@ def scaled(dataset: Dataset, scales: Array) -> Dataset:
     if (scales == 1).all():
         return dataset
     return replace(dataset, values=dataset.values / scales[dataset.indices])
+
+
+def raised(dataset: Dataset, magnitudes: Array, comm: Any) -> tuple[Array, Array]:
+    """The features, increasing, of which some rank's samples are larger than the magnitudes so far; and their magnitudes then.
+
+    Collective over ``comm``, where all ranks have these magnitudes. It costs what the samples have non-zeros, not what there are features.
+    """
+
+    def own() -> SparseStream:
+        sizes = np.abs(dataset.values)
+        above = sizes > magnitudes[dataset.indices]
+        features, places = np.unique(dataset.indices[above], return_inverse=True)
+        largest = np.zeros(len(features), magnitudes.dtype)
+        np.maximum.at(largest, places, sizes[above])
+        return SparseStream(features, largest, dataset.features)
+
+    stream = agreed(comm, own)
+    if comm.size > 1:
+        stream = allreduce(stream, comm, op="max")
+    if not stream.is_dense:
+        return stream.indices, stream.values
+    largest = stream.to_dense()
+    features = np.flatnonzero(largest > 0).astype(dataset.indices.dtype)
+    return features, largest[features]
+
+
+def scaled_by_entry(dataset: Dataset, magnitudes: Array) -> Dataset:
+    """As :func:`scaled` by the scales of these magnitudes, which are worked out for the features of the samples alone."""
+    scales = feature_scales(magnitudes[dataset.indices])
+    return dataset if (scales == 1).all() else replace(dataset, values=dataset.values / scales)
 
 
 def sample_moments(dataset: Dataset, comm: Any) -> Array:
@@ -121,13 +160,12 @@ def _by_power_method(samples: csr_array, counts: Array, intercept: bool) -> floa
     # Feature by feature different, so that no symmetry of the data makes it orthogonal to what is sought.
     direction = 1 + np.random.default_rng(0).random(samples.shape[1] + 1)
     direction[-1] *= intercept
-    length = 0.0
+    length = float(np.linalg.norm(direction))
     for _ in range(_ITERATIONS):
-        norm = float(np.linalg.norm(direction))
-        if norm == 0:
+        if length == 0:
             return 0.0
-        direction /= norm
+        direction /= length
         scores = share * (samples @ direction[:-1] + direction[-1])
-        direction = np.append(columns @ scores, scores.sum() * intercept)
+        direction = np.concatenate((columns @ scores, [scores.sum() * intercept]))
         length = float(np.linalg.norm(direction))
     return length

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
-import zlib
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Self
@@ -20,9 +18,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.rounds import COCOA, train_in_rounds
-from sparseallreduce.linear.estimators.run import TrainedEstimator
+from sparseallreduce.linear.estimators.run import Call
 from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of
-from sparseallreduce.linear.model_file import FittedModel, ModelFileError, fitted, load_model, save_model
+from sparseallreduce.linear.estimators.streaming import StreamingEstimator
+from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
@@ -34,11 +33,10 @@ Array = NDArray[Any]
 _Progress = Progress  # by which pickles know it
 
 
-class LinearEstimator(TrainedEstimator):
+class LinearEstimator(StreamingEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
     solver = "sgd"  # of those that have no choice
-    _progress: tuple[int, Any] | None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on the samples of all ranks; collective.
@@ -59,7 +57,7 @@ class LinearEstimator(TrainedEstimator):
         DivergenceError
             If the learning rate is too high.
         """
-        return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and hasattr(self, "coef_"), partial=False)
+        return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and self._has_weights(), partial=False)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""
@@ -92,9 +90,6 @@ class LinearEstimator(TrainedEstimator):
         tags.input_tags.sparse = True
         return tags
 
-    def __getstate__(self) -> Any:
-        return super().__getstate__() | {"comm": None}
-
     def __setstate__(self, state: Any) -> None:
         # A pickle may be from before there were some of the parameters.
         known = inspect.signature(type(self)).parameters
@@ -102,7 +97,9 @@ class LinearEstimator(TrainedEstimator):
 
     def __sklearn_clone__(self) -> Any:
         # scikit-learn copies parameters, which a communicator does not let itself be.
-        twin = BaseEstimator.__sklearn_clone__(copy.copy(self))
+        bare = object.__new__(type(self))
+        bare.__dict__.update(self.__dict__, comm=None)
+        twin = BaseEstimator.__sklearn_clone__(bare)
         twin.comm = self.comm
         return twin
 
@@ -114,10 +111,6 @@ class LinearEstimator(TrainedEstimator):
     @abstractmethod
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
         """The model that is to be trained, the labels as it takes them, and what each sample counts; collective."""
-
-    @abstractmethod
-    def _take(self, model: FittedModel) -> None:
-        """Keep what has been learned as scikit-learn's attributes."""
 
     @abstractmethod
     def _labels_checked(self, y: Array) -> Array:
@@ -140,7 +133,7 @@ class LinearEstimator(TrainedEstimator):
         """The scores of at least so many samples of this rank."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False, ensure_min_samples=least)
-        return self._fitted().decision_function(X)
+        return self._scores_of(X)
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
         """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
@@ -148,35 +141,22 @@ class LinearEstimator(TrainedEstimator):
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
         self._check_alike(samples, passes, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
-        dataset, scales = self._conditioned(dataset_of(samples.rows, counts, comm, partial), comm, onward)
-        dataset = replace(dataset, labels=target)
+        dataset = replace(dataset_of(samples.rows, counts, comm, partial), labels=target)
         seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
+        call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial)
+        live = self._live_on_all(model, dataset, comm) if partial and onward else None
+        done: list[Any]
         if self.solver == COCOA:
+            dataset, scales = self._conditioned(dataset, comm, onward)
             rounds = train_in_rounds(self, model, dataset, seed, comm)
-            self._keep(model, rounds.learned, scales, rounds.figures, 0)
-            return self
-        rate = self._initial_rate(model, dataset, comm, partial, onward)
-        unit = self._rate_unit(model, dataset, comm, partial and onward)
-        steps: int = getattr(self, "t_", 0) if onward else 0
-
-        before = self._progress_so_far(comm) if onward and partial else None
-        start = self._start(model, dataset, onward, scales, comm)
-        run = self._run(model, dataset, start, rate, unit, steps, passes, seed, comm, scales, partial, before)
-        self._keep(model, run.learned, scales, run.epochs, steps + sum(epoch.steps for epoch in run.epochs))
-        # Weights that somebody puts in the place of these, or changes, are gone on from anew.
-        if partial:
-            self._progress = (self._learned(), run.progress)
+            self._keep(model, rounds.learned, scales)
+            done, self.t_ = rounds.figures, 0
+        else:
+            passed = self._train_anew(model, dataset, call, onward, comm) if live is None else self._go_on(live, model, dataset, call, comm)
+            done, self.t_ = passed, call.steps + sum(epoch.steps for epoch in passed)
+        self.history_ = [done]
+        self.n_iter_ = len(done)
         return self
-
-    def _keep(self, model: LinearModel, learned: Array, scales: Array, passes: list[Any], steps: int) -> None:
-        """Keep what a training has come to: weights of scaled features, intercept last, and the figures of its passes or rounds."""
-        features = self.n_features_in_
-        intercept = learned[features:].sum(axis=0, dtype=np.float64)
-        self._take(fitted(model, (learned[:features].T / scales).T, intercept, getattr(self, "classes_", np.empty(0))))
-        self._progress = None
-        self.history_ = [passes]
-        self.n_iter_ = len(passes)
-        self.t_ = steps
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
         """This rank's samples, if they and the parameters are right."""
@@ -206,6 +186,10 @@ class LinearEstimator(TrainedEstimator):
 
     def _check_alike(self, samples: Samples, passes: int, partial: bool, comm: Any) -> None:
         """Refuse on every rank what differs between ranks."""
+        if comm.size == 1:
+            if not samples.rows.shape[0]:
+                raise _no_sample()
+            return
         own = self.get_params(deep=False)
         for name in ("comm", "random_state", "verbose"):
             del own[name]
@@ -220,24 +204,8 @@ class LinearEstimator(TrainedEstimator):
         if len({passes for *_, passes in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
         if sum(shape[0] for shape, _, _ in ranks) == 0:
-            raise ValueError("there is no sample whose weight is not zero on any rank")
+            raise _no_sample()
 
-    def _progress_so_far(self, comm: Any) -> Progress | None:
-        """That of the last ``partial_fit``, if weights and ranks are still those; collective."""
-        learned, progress = getattr(self, "_progress", None) or (None, None)
-        # Pickles from when classes were trained one after the other hold a list, of which that of one score is of use.
-        if isinstance(progress, list):
-            progress = progress[0] if len(progress) == 1 else None
-        own: Progress | None = progress if learned == self._learned() else None
-        if comm.size == 1:
-            return own
-        ranks = gather(comm, None if own is None else own.checksum())
-        if any(rank is None for rank in ranks):
-            return None
-        if any(rank != ranks[0] for rank in ranks):
-            raise MismatchError("the ranks have made different calls of partial_fit before: give all the same model")
-        return own
 
-    def _learned(self) -> int:
-        """A number that other weights and intercepts hardly have."""
-        return zlib.crc32(np.ascontiguousarray(self.intercept_).data, zlib.crc32(np.ascontiguousarray(self.coef_).data))
+def _no_sample() -> ValueError:
+    return ValueError("there is no sample whose weight is not zero on any rank")

@@ -139,7 +139,11 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
         Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set.
+        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+
+        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
+        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
+        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
@@ -151,7 +155,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         classes : array-like, optional
             All labels that this and later calls may have; needed in the first call.
         """
-        onward = hasattr(self, "coef_")
+        onward = self._has_weights()
         return self._learn(X, y, sample_weight, passes=1, onward=onward, partial=True, classes=() if classes is None else classes)
 
     def decision_function(self, X: Any) -> Array:
@@ -161,14 +165,14 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def predict(self, X: Any) -> Array:
         """The labels of this rank's samples, shape (samples,)."""
         scores = self._scores(X)
-        return self._fitted().labels_of(scores)
+        return self._meaning().labels_of(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of all ranks' samples that are classified rightly, the same on every rank; collective."""
         comm = self._communicator()
 
         def right() -> tuple[float, float]:
-            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
+            predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
             counts = counts_of(sample_weight, len(predicted))
             return float(np.dot(predicted == np.asarray(y), counts)), float(counts.sum())
 
@@ -218,6 +222,8 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
     def _class_counts(self, numbers: Array, counts: Array, comm: Any, partial: bool) -> Array:
         """What a sample of each class counts."""
+        if self.class_weight is None:
+            return np.ones(len(self.classes_))
         if not isinstance(self.class_weight, str):
             return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_))
         if self.class_weight != "balanced" or partial:
@@ -228,14 +234,18 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
     def _take(self, model: FittedModel) -> None:
         self.classes_ = model.classes
-        self.coef_ = np.atleast_2d(model.weights)
+        self.coef_ = self._shaped(model.weights)
         self.intercept_ = np.atleast_1d(model.intercept)
 
-    def _fitted(self) -> FittedModel:
+    def _shaped(self, weights: Array) -> Array:
+        return np.atleast_2d(weights)
+
+    def _fitted(self, weights: Array | None = None) -> FittedModel:
         check_is_fitted(self)
+        weights = self.coef_ if weights is None else weights
         if len(self.classes_) > 2:
-            return self._as_file(self.coef_, self.intercept_, self.classes_, self._kind())
-        return self._as_file(self.coef_[0], self.intercept_[0], self.classes_)
+            return self._as_file(weights, self.intercept_, self.classes_, self._kind())
+        return self._as_file(weights[0], self.intercept_[0], self.classes_)
 
 
 class LogisticRegression(_LinearClassifier):
@@ -353,7 +363,7 @@ class LogisticRegression(_LinearClassifier):
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class for this rank's samples, shape (samples, classes)."""
         scores = self._scores(X)
-        return self._fitted().probabilities_of(scores)
+        return self._meaning().probabilities_of(scores)
 
     def predict_log_proba(self, X: Any) -> Array:
         """The logarithm of these probabilities."""
@@ -533,7 +543,11 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
         Steps, learning rate, velocity and average go on from call to call, and begin anew with a :meth:`fit`, or with ``coef_`` that
-        are set.
+        are set. The norms of gradients that adaptive steps go by are those of a :meth:`fit` before, too.
+
+        With the strategies "sparse" and "overlapped" a call costs what its samples have non-zeros, whatever the number of features:
+        ``coef_`` is made when it is read, and the next call then tests whether it has been changed. Once in thousands of steps weights
+        take a pass over all of them. A call that raises, or is interrupted, leaves the model as it was before.
 
         Parameters
         ----------
@@ -543,19 +557,19 @@ class LinearRegression(RegressorMixin, LinearEstimator):
             What the loss of each sample is multiplied by, as in scikit-learn's ``SGDRegressor``: the samples of calls are weighed
             against each other, too.
         """
-        return self._learn(X, y, sample_weight, passes=1, onward=hasattr(self, "coef_"), partial=True)
+        return self._learn(X, y, sample_weight, passes=1, onward=self._has_weights(), partial=True)
 
     def predict(self, X: Any) -> Array:
         """The predicted numbers of this rank's samples, shape (samples,): the scores, or with the loss "poisson" their exponentials."""
         scores = self._scores(X)
-        return self._fitted().labels_of(scores)
+        return self._meaning().labels_of(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
         comm = self._communicator()
 
         def residuals() -> tuple[Array, Array, Array]:
-            predicted = self._fitted().labels_of(self._scores(X, least=comm.size == 1))
+            predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
             labels = np.asarray(y, np.float64)
             return labels, labels - predicted, counts_of(sample_weight, len(predicted))
 
@@ -591,8 +605,8 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     def _take(self, model: FittedModel) -> None:
         self.coef_, self.intercept_ = model.weights, float(model.intercept)
 
-    def _fitted(self) -> FittedModel:
-        return self._as_file(self.coef_, self.intercept_, np.empty(0))
+    def _fitted(self, weights: Array | None = None) -> FittedModel:
+        return self._as_file(self.coef_ if weights is None else weights, self.intercept_, np.empty(0))
 
 
 def _union(parts: list[Array]) -> Array:

@@ -74,7 +74,7 @@ PARAMETERS = """
     random_state : int, RandomState or None
         Of the order of samples; that of rank 0 counts.
     warm_start : bool
-        Whether ``fit`` goes on from the weights that are there.
+        Whether ``fit`` goes on from the weights that are there, of "ftrl" with the norms of the gradients so far.
     verbose : int
         Above zero, rank 0 prints a line for every pass.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional

@@ -21,6 +21,7 @@ from sparseallreduce.linear.data.feature_scaling import (
     sample_moments,
     scaled,
 )
+from sparseallreduce.linear.estimators.packing import unpacked, unpacked_all
 from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.samples import mean_of
@@ -28,12 +29,12 @@ from sparseallreduce.linear.model_file import FittedModel, scores_for
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import LossyStrategy, SparseStrategy, Strategy
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
-from sparseallreduce.linear.training.schedules import SCHEDULES, Onward, Plateau, Reactive, Schedule
+from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
-from sparseallreduce.linear.weights import Descent
+from sparseallreduce.linear.weights import AdaptiveWeights, Descent
 from sparseallreduce.runtime.objects import agreed
 
-__all__ = ["Run", "TrainedEstimator"]
+__all__ = ["Call", "TrainedEstimator"]
 
 Array = NDArray[Any]
 
@@ -43,22 +44,24 @@ _PLATEAUS = 4  # the last of which ends training
 _SWING = 3  # times the steps that a velocity lasts
 
 
-class Run(NamedTuple):
-    """A training."""
+class Call(NamedTuple):
+    """A call of ``fit`` or ``partial_fit``."""
 
-    learned: Array  # weights, intercept last; with several classes a column a score
-    epochs: list[Epoch]
-    progress: Progress | None  # for a partial_fit that follows
+    passes: int  # over the samples, at most
+    seed: int  # of the order of samples
+    steps: int  # that earlier calls have taken, of those that this one goes on from
+    partial: bool  # whether it goes on with their steps as well
 
 
 class TrainedEstimator(Parameterised):
     """Trains a model of samples that have been checked."""
 
     _model: ClassVar[type[LinearModel]]
+    _magnitudes: Array | None = None  # of the features, where they are scaled
 
     @abstractmethod
-    def _fitted(self) -> FittedModel:
-        """What the attributes hold that scikit-learn knows."""
+    def _fitted(self, weights: Array | None = None) -> FittedModel:
+        """What the attributes hold that scikit-learn knows; or with other weights, in the form of ``coef_``."""
 
     def _loss_model(self) -> LinearModel:
         """The model with the loss of this estimator's parameters."""
@@ -68,7 +71,7 @@ class TrainedEstimator(Parameterised):
         """The data set with scaled features, and the scales."""
         if not self.scale_features:
             return dataset, np.ones(1, dataset.values.dtype)
-        self._magnitudes = feature_magnitudes(dataset, comm, getattr(self, "_magnitudes", None) if onward else None)
+        self._magnitudes = feature_magnitudes(dataset, comm, self._magnitudes if onward else None)
         scales = feature_scales(self._magnitudes)
         return scaled(dataset, scales), scales
 
@@ -135,60 +138,64 @@ class TrainedEstimator(Parameterised):
     def _run(
         self,
         model: LinearModel,
-        dataset: Dataset,
-        start: Array,
+        strategy: Strategy,
+        call: Call,
         rate: float,
         unit: float,
-        steps: int,
-        passes: int,
-        seed: int,
         comm: Any,
-        scales: Array,
-        partial: bool,
-        before: Progress | None,
-    ) -> Run:
-        """Train."""
-        strategy, chosen = self._strategy(model, dataset, comm), self._choices()
-        strategy.assign(start)
-        constant = np.full((dataset.rows, *start.shape[1:]), self._constant(dataset, comm))
+        earlier: tuple[int, dict[str, float], str] | None,
+    ) -> tuple[list[Epoch], dict[str, float]]:
+        """Train the weights of a strategy, after ``earlier`` passes, with the state of their schedule and what that is of; collective.
+
+        Returns
+        -------
+        list of Epoch
+        dict
+            The state of the schedule.
+        """
+        chosen, dataset = self._choices(), strategy.dataset
+        if isinstance(strategy.weights, AdaptiveWeights):
+            strategy.weights.alike = bool(self.scale_features)
+        shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
+        constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
         patience, stopping = self._patience(dataset, strategy), None
         if chosen.tol is not None and self.early_stopping:
             stopping = EarlyStopping("validation_loss", patience, tolerance)
-        elif chosen.tol is not None and passes > 1:
+        elif chosen.tol is not None and call.passes > 1:
             plateaus = _PLATEAUS if chosen.schedule == PLATEAU else 1
             stopping = EarlyStopping("loss", plateaus * patience, tolerance)
-        schedule = agreed(comm, lambda: self._schedule(rate, steps, patience, tolerance))  # which may be a user's own
-        if before is not None:
-            self._take_up(before, strategy, schedule, scales)
-        passed = 0 if before is None else before.passes
+        schedule = agreed(comm, lambda: self._schedule(rate, call.steps, patience, tolerance))  # which may be a user's own
+        passed, state, rates = earlier or (0, {}, "")
+        if isinstance(schedule, Reactive) and chosen.schedule != PLATEAU and state and rates == self._rates():
+            schedule.restore(state)
         share = self.validation_fraction if self.early_stopping else 0.0
         # What the samples of a call say of the weights after it takes all weights, and no schedule goes by it but reactive ones. To measure
         # the samples costs nearly as much as a pass of adaptive steps, of which there are few.
-        silent = partial and (chosen.schedule == PLATEAU or not isinstance(schedule, Reactive))
+        silent = call.partial and (chosen.schedule == PLATEAU or not _goes_by_losses(schedule))
         needless = silent or (chosen.update != "sgd" and not share)
-        options = Options(passes, chosen.batch_size, seed, before=passed, validation=share, evaluate_every=0 if needless else 1)
+        options = Options(
+            call.passes, chosen.batch_size, call.seed, before=passed, validation=share, evaluate_every=0 if needless else 1
+        )
         trainer = Trainer(model, strategy, schedule, options, stopping=stopping, rate_unit=unit)
         for epoch in trainer.run():
             if self.verbose and comm.rank == 0:
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
         if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
-            warnings.warn(f"the loss still falls after max_iter = {passes} passes: raise max_iter or tol", ConvergenceWarning, stacklevel=4)
-        learned = strategy.weights.to_array()
-        return Run(learned, trainer.history, Progress.of(strategy, schedule, self._rates(), passed + passes, scales) if partial else None)
+            still = f"the loss still falls after max_iter = {call.passes} passes: raise max_iter or tol"
+            warnings.warn(still, ConvergenceWarning, stacklevel=5)
+        return trainer.history, schedule.state() if isinstance(schedule, Reactive) else {}
 
-    def _take_up(self, before: Progress, strategy: Strategy, schedule: Schedule, scales: Array) -> None:
-        """Have a run go on where others ended."""
-        stretch = scales / before.scales
-        strategy.weights.remember(before.memory, stretch)
-        if isinstance(strategy, LossyStrategy) and before.residual is not None:
+    def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:
+        """Have weights go on where others ended."""
+        stretch = scales / unpacked(before.scales)
+        strategy.weights.remember(unpacked_all(before.memory), stretch)
+        if partial and isinstance(strategy, LossyStrategy) and before.residual is not None:
             width = strategy.descent.width
             features = strategy.dataset.features * width
             strategy.residual[:features] = before.residual[:features] * np.repeat(stretch, width if len(stretch) > 1 else 1)
             if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept
                 strategy.residual[features:] = before.residual[features:]
-        if isinstance(schedule, Reactive) and self._choices().schedule != PLATEAU and before.schedule and before.rates == self._rates():
-            schedule.restore(before.schedule)
 
     def _rates(self) -> str:
         """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
@@ -200,8 +207,11 @@ class TrainedEstimator(Parameterised):
         options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
         if issubclass(kind, LossyStrategy) and self.density is not None:
             options["density"] = self.density
+        return kind(dataset, comm, self._descent(model), threads=self.threads, **options)
+
+    def _descent(self, model: LinearModel) -> Descent:
         chosen = self._choices()
-        descent = Descent(
+        return Descent(
             l2=self.l2,
             l1=self.l1,
             intercept=self.fit_intercept,
@@ -210,4 +220,10 @@ class TrainedEstimator(Parameterised):
             average_from=None if self.average is False else int(self.average) * (self.average is not True),
             columns=model.columns,
         )
-        return kind(dataset, comm, descent, threads=self.threads, **options)
+
+
+def _goes_by_losses(schedule: Schedule) -> bool:
+    """Whether a schedule reacts to losses, and not just holds one that may."""
+    while isinstance(schedule, Onward | LargeBatch):
+        schedule = schedule.schedule
+    return isinstance(schedule, Reactive)

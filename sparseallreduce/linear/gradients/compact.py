@@ -73,6 +73,15 @@ class CompactBatch:
         self._all_count = True
         self._limit = switch_point(size, dataset.values.dtype, size)
 
+    def renew(self, dataset: Dataset) -> None:
+        """Go on with other samples, of as many features and the same dtype; streams from before are no longer valid."""
+        self.dataset = dataset
+        self._bounds = ranges_of_like_work(dataset, self._threads.count)
+        self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
+        self._extent = self._taken = None
+        self._all_count = True
+        self.__dict__.pop("_dense", None)
+
     def take(self, rows: Array) -> None:
         """Make these rows the batch."""
         nnz, count, (found, sums) = self._measured(rows), len(rows), self._stream

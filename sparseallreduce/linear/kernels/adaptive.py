@@ -4,6 +4,9 @@ Of every weight are kept ``v``, what it would be without penalties, and ``norm``
 gradients: it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and ``l2`` times the sum of
 all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and underflows where its
 gradients do, and not where their squares would.
+
+A sum whose terms cancel leaves a rounding error, of which a first step would go as far as of any gradient. So a weight that has had none
+waits for one that is above the noise: more than :data:`NOISE` times the gradient's largest entry, which no order of summation changes.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from sparseallreduce.linear.kernels.rows import FAR, fetch, lines_of
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
 
-__all__ = ["adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values"]
+__all__ = ["NOISE", "adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values"]
 
 Array = NDArray[Any]
+
+#: Rounding errors, of the largest entry of a gradient, that a sum of some hundred terms may come to.
+NOISE = 64
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -39,10 +45,11 @@ def adaptive_values(v: Array, norms: Array, l1: float, l2: float, out: Array) ->
 
 @kernel
 def adaptive_descend(
-    v: Array, norms: Array, indices: Array, gradient: Array, rate: float, l1: float, l2: float, part: int, parts: int
+    v: Array, norms: Array, indices: Array, gradient: Array, rate: float, l1: float, l2: float, least: float, part: int, parts: int
 ) -> bool:
     """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
 
+    ``least`` is what a weight's first gradient has to be above.
     The parts are dealt by small portions, as those of :func:`~sparseallreduce.linear.kernels.descend`.
     """
     finite, size = True, np.uint64(indices.size)
@@ -56,16 +63,16 @@ def adaptive_descend(
             if entry + _FAR < end:
                 prefetch_to_write(v, np.uint64(indices[entry + _FAR]))
                 prefetch_to_write(norms, np.uint64(indices[entry + _FAR]))
-            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, l1, l2)
+            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, l1, l2, least)
     return finite
 
 
 @kernel
-def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float, l1: float, l2: float) -> bool:
+def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float, l1: float, l2: float, least: float) -> bool:
     """As :func:`adaptive_descend`, for all of these weights."""
     finite = True
     for index in range(v.size):
-        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, l1, l2)
+        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, l1, l2, least)
     return finite
 
 
@@ -80,6 +87,7 @@ def adaptive_descend_rows(
     v: Array,
     norms: Array,
     rate: float,
+    noise: float,
 ) -> Any:
     """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
 
@@ -87,6 +95,8 @@ def adaptive_descend_rows(
     ----------
     sums : ndarray
         Zeros for all features, before and afterwards.
+    noise : float
+        What of the largest entry of the sum a weight's first gradient has to be above.
 
     Returns
     -------
@@ -94,6 +104,8 @@ def adaptive_descend_rows(
         The entries of the gradient that are not zero.
     bool
         Whether the weights are finite numbers.
+    float
+        The largest magnitude of an entry.
     """
     total = 0
     for i in range(rows.size):
@@ -116,7 +128,10 @@ def adaptive_descend_rows(
         if entry + _FAR < count:
             prefetch_to_write(sums, np.uint64(places[entry + _FAR]))
         sums[np.uint64(places[entry])] += slopes[entry]
-    entries, finite = 0, True
+    entries, finite, largest = 0, True, 0.0
+    for entry in range(count):
+        largest = max(largest, np.float64(abs(sums[np.uint64(places[entry])])))
+    least = noise * largest if largest < np.inf else 0.0
     for entry in range(count):
         if entry + _FAR < count:
             prefetch_to_write(v, np.uint64(places[entry + _FAR]))
@@ -124,17 +139,19 @@ def adaptive_descend_rows(
         index = np.uint64(places[entry])
         if sums[index] != 0:
             entries += 1
-            finite &= _step(v, norms, index, np.float64(sums[index]), rate, 0.0, 0.0)
+            finite &= _step(v, norms, index, np.float64(sums[index]), rate, 0.0, 0.0, least)
             sums[index] = 0
-    return entries, finite
+    return entries, finite, largest
 
 
 @inlined
-def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: float, l2: float) -> bool:
+def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: float, l2: float, least: float) -> bool:
     """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
     if slope == 0.0:
         return True
     free, before = np.float64(v[index]), np.float64(norms[index])
+    if before == 0.0 and abs(slope) <= least:
+        return True
     after = max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
     weight = _read(free, before, l1, l2)
     v[index] = weight + (before * (free - weight) - rate * slope) / after

@@ -86,6 +86,10 @@ class Strategy(ABC):
     serves = False
     #: What stands for the weights that were assigned last; these are zero at first.
     start = "zero"
+    #: Whether the ranks of a host may share a replica of the weights; to be said before ``warm_up``.
+    shares = True
+    #: Whether ``warm_up`` has been called.
+    warm = False
     #: Whether ``give_up`` reaches the other ranks wherever they wait, not in their next sum alone.
     heard_anywhere = False
 
@@ -96,9 +100,13 @@ class Strategy(ABC):
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
         self.threads = agreed(comm, lambda: self._begin(threads))
-        holders = self._holders(comm)
-        self.dataset = own_samples(dataset, comm, holders, f"strategy {self.name} on {holders} ranks with samples")
+        self.dataset = self._own(dataset)
         agreed(comm, self._prepare)
+
+    def _own(self, dataset: Dataset) -> Dataset:
+        """This rank's samples of a data set; collective."""
+        holders = self._holders(self.comm)
+        return own_samples(dataset, self.comm, holders, f"strategy {self.name} on {holders} ranks with samples")
 
     def _begin(self, threads: int) -> Threads:
         """The threads, if the arguments are right."""
@@ -136,7 +144,8 @@ class Strategy(ABC):
 
     def warm_up(self) -> None:
         """Compile the loops and meet the other ranks, so that this counts in no epoch; the weights stay. Collective."""
-        if self.in_unison:
+        self.warm = True
+        if self.in_unison and self.shares:
             self.weights.share(self.comm, lambda seconds: self.clock.part("wait", seconds))
         kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         self.weights.warm_up(self.dataset)
@@ -206,6 +215,17 @@ class Strategy(ABC):
         """
         self._check_start(array)
         self.weights.assign(array)
+
+    def return_to(self, array: Array) -> None:
+        """Have these weights, of an earlier step, be what has been learned; collective.
+
+        Adaptive weights keep what gradients have told of their rates; what penalties come to is in the weights.
+        """
+        memory = self.weights.memory() if self.descent.adaptive else None
+        self.assign(array)
+        if memory is not None:
+            memory.pop("weights", None)
+            self.weights.remember(memory | {"rates": 0.0})
 
     def state(self) -> dict[str, Any]:
         """All that later steps depend on, as numbers and arrays by name; whole on the first worker, which writes checkpoints.

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.dataset import Dataset, features_of
 from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
-from sparseallreduce.linear.weights import AdaptiveWeights, Descent
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.streams.stream import SparseStream
@@ -46,6 +47,32 @@ class SparseStrategy(Strategy):
         super()._prepare()
         self._batch = new_batch(self.dataset, self.size, self.threads, self.columns, self.buffers)
 
+    def renew(self, dataset: Dataset) -> None:
+        """Go on with other samples, of the same features and dtype as those before; collective, between two passes.
+
+        Raises
+        ------
+        DatasetError, MismatchError
+            As of a new strategy, whose samples are then none.
+        """
+        self.release()
+        self.dataset = self._own(dataset)
+        self._batch.renew(self.dataset)
+        self.clock = Clock()
+
+    def release(self) -> None:
+        """Let go of the samples."""
+        indices, values = np.empty(0, self.dataset.indices.dtype), np.empty(0, self.dataset.values.dtype)
+        self.dataset = Dataset(np.zeros(1, np.int64), indices, values, np.empty(0), self.dataset.features)
+        self._batch.renew(self.dataset)
+        self.given_densities, self.summed_densities = [], []
+
+    def adopt(self, weights: Weights) -> None:
+        """Go on with weights of another strategy of this size and descent."""
+        self.weights = weights
+        weights.shared_by(self.threads)
+        self.__dict__.pop("_own_weights", None)
+
     def warm_up(self) -> None:
         super().warm_up()
         if self._own_weights is not None:
@@ -68,6 +95,8 @@ class SparseStrategy(Strategy):
             return
         self._awaited = False
         self.clock.lap("compute")
+        if self._own_weights.noting:
+            self._own_weights.note(features_of(self.dataset, rows))
         entries = self._own_weights.descend_rows(self.dataset, rows, coefficients, rate)
         density = entries / self.size if self.size else 0.0
         self.given_densities.append(density)

@@ -20,12 +20,12 @@ from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import dealt, divided
-from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.consensus import Consensus
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.epoch import PHASES, Epoch, Options
 from sparseallreduce.linear.training.evaluation import Best, Evaluation
-from sparseallreduce.linear.training.metrics import Sums
+from sparseallreduce.linear.training.resuming import Resumable
 from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.objects import agreed, gather
@@ -46,7 +46,7 @@ class _Failure(NamedTuple):
     text: str
 
 
-class Trainer:
+class Trainer(Resumable):
     """Trains the weights of a model on the samples of all ranks.
 
     A step has three parts: every rank computes the gradient of those samples of the global batch that it holds, the strategy sums
@@ -189,35 +189,6 @@ class Trainer:
         """Stop soon, on all ranks after the same step; for signal handlers and other callers on any rank."""
         self._stop = reason
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where a run was when it wrote the checkpoint; collective, before :meth:`run`.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks, if data, model or options differ, with the difference named; the number of epochs may. Whether the test set is
-            the same as before, if there was one, :meth:`run` finds out.
-        """
-        agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
-        progress = checkpoint.progress
-        self.step, self._position = progress["step"], progress["position"]
-        self.history = [Epoch(**record) for record in progress["epochs"]]
-        if isinstance(self.schedule, Reactive):
-            self.schedule.restore(progress["schedule"])
-        if self.stopping is not None:
-            self.stopping.restore(progress["stopping"])
-        before = {"learning rate of the last step": progress["rate"]}  # a function's name does not say what it is made of
-        agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
-        self._tested_before = progress["test set"] if self.history else None
-        self._saved = self.step
-        self._progressive.before = Sums(*progress["progressive"])
-        state = dict(checkpoint.state)
-        best = state.pop("best", None)
-        if best is not None:
-            cost, epoch = progress["best"]
-            self._evaluation.best = Best(cost, epoch, best)
-        self.strategy.restore(state)
-
     def run(self, test: Dataset | None = None, on_step: Callable[[], object] | None = None) -> Iterator[Epoch]:
         """Train epoch by epoch; collective over the strategy's communicator.
 
@@ -250,7 +221,8 @@ class Trainer:
         """
         test = self._tested(test)
         self._note_test_set(test)
-        self.strategy.warm_up()
+        if not self.strategy.warm:
+            self.strategy.warm_up()
         self._evaluation.find_threshold()
         stop = self.stopping is not None and self.stopping.reached
         while not stop and len(self.history) < self.options.epochs:
@@ -274,7 +246,7 @@ class Trainer:
                 self._save(drained=True)
             yield epoch
         if self._evaluation.best is not None:
-            self.strategy.assign(self._evaluation.best.weights)
+            self.strategy.return_to(self._evaluation.best.weights)
 
     def _stops(self, figures: dict[str, Any]) -> bool:
         """Whether early stopping ends training with these figures of an epoch."""
@@ -296,14 +268,6 @@ class Trainer:
         agreed(self.comm, check)
         check_parts(own, self.comm, self.strategy.workers)
         return own
-
-    def _note_test_set(self, test: Dataset | None) -> None:
-        """Have checkpoints tell which test set epochs are measured on, if it is the one that they were measured on before; collective."""
-        if self.checkpoints is None:
-            return
-        self._test_set = "none" if test is None else data_fingerprint(test, self.comm)
-        if self._tested_before is not None:
-            check_identity({"test set": self._tested_before}, {"test set": self._test_set})
 
     def _train(self, on_step: Callable[[], object] | None) -> None:
         """The rest of a pass over the training set."""
@@ -434,70 +398,6 @@ class Trainer:
         if self._stop is not None:
             return self._stop
         return "" if self.checkpoints is not None and self.checkpoints.overdue() else None
-
-    def _due(self) -> bool:
-        return self.checkpoints is not None and self.checkpoints.due_after(self.step) and self._position < self.steps
-
-    def _due_at_end(self) -> bool:
-        """Whether to write a checkpoint after the last step of an epoch."""
-        if self.checkpoints is None:
-            return False
-        often = self.checkpoints.after_epochs or not self.strategy.in_step
-        return often or self.checkpoints.due_after(self.step) or len(self.history) + 1 == self.options.epochs
-
-    def _save(self, drained: bool = False) -> None:
-        """Write a checkpoint, if there is a place for it; collective over the workers, or once all is ``drained`` over all ranks."""
-        if self.checkpoints is None:
-            return
-        self._saved = self.step
-        if drained and self.strategy.serves:
-            return
-        best = self._evaluation.best
-        progress = {
-            "step": self.step,
-            "position": self._position,
-            "batch_size": self.options.batch_size,
-            "rate": self._last_rate(),
-            "test set": self._test_set,
-            "progressive": self._evaluation.sums_so_far(self.strategy.workers_comm) if self._position else Sums(),
-            "best": None if best is None else (best.cost, best.epoch),
-            "epochs": [asdict(epoch) for epoch in self.history],
-            "schedule": self.schedule.state() if isinstance(self.schedule, Reactive) else {},
-            "stopping": self.stopping.state() if self.stopping is not None else {},
-        }
-        state = self.strategy.drained_state() if drained else self.strategy.state()
-        if best is not None:
-            state = state | {"best": best.weights}
-        checkpoint = Checkpoint(self._identity, progress, state)
-        self.checkpoints.save(self.step, checkpoint, self.strategy.workers_comm)
-        self.strategy.clock.lap("checkpoint")
-
-    def _last_rate(self) -> float | None:
-        return self.schedule(self.step - 1) if self.step else None
-
-    def _stopped(self, reason: str) -> str:
-        where = f"stopped by {reason} after step {self.step}"
-        if self.checkpoints is None:
-            return f"{where}; without checkpoints it has to start anew"
-        return f"{where}; a checkpoint is in {self.checkpoints.folder}: resume from there"
-
-    def _identified(self) -> dict[str, Any]:
-        """What a run must have in common with another to be its continuation; collective."""
-        return {
-            "data": data_fingerprint(self.dataset, self.comm),
-            "samples": self.dataset.total_samples,
-            "features": self.dataset.features,
-            "model": self.model.title,
-            "initial weights": self.strategy.start,
-            **self.strategy.identity(),
-            "batch of all ranks": self.batch,
-            "seed": self.options.seed,
-            "schedule": described(self.schedule),
-            "unit of the learning rate": self.rate_unit,
-            "early stopping": repr(self.stopping),
-            "share held out": self.options.validation,
-            "watched loss": "of every epoch" if self.options.evaluate_every == 1 else "progressive",
-        }
 
     def _report(self, figures: dict[str, Any], bytes_sent: int) -> Epoch:
         """What the epoch came to, from what every rank has noted of it; collective."""

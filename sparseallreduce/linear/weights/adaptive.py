@@ -31,8 +31,18 @@ class AdaptiveWeights(Weights):
     do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011, section 2), by which loss and
     penalties together come to their least. A weight that no gradient has touched stays what it was, penalties or not.
 
+    Where the features are ``alike``, a weight without a gradient so far waits for one that is above the rounding errors of sums that
+    cancel, of which a step would go as far as of any other: more than 64 epsilons of the largest entry. Of features whose values are of
+    different sizes such small gradients may be right.
+
     All that changes is where the gradient has entries. Reading never writes, since each rank reads others: so replicas keep the same
     bits.
+
+    Attributes
+    ----------
+    alike : bool
+        Whether the largest values of all features are about as large, as those of scaled features are; False at first, and to be set alike
+        on all ranks.
 
     Examples
     --------
@@ -44,11 +54,16 @@ class AdaptiveWeights(Weights):
     array([ 0.     , -0.50025,  0.     ], dtype=float32)
     """
 
+    _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
+
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent or Descent(update="ftrl"), dtype, threads)
         self._norms = np.zeros_like(self.unscaled)
         self._rates = 0.0  # sum over all steps
         self._intercept_norm: Intercept = self._intercept_of(0.0)
+        self.alike = False
+        self._eps = float(np.finfo(self.unscaled.dtype).eps)
+        self._largest = 0.0  # magnitude of an entry of the present gradient, without the intercept's
 
     @property
     def _penalties(self) -> tuple[float, float]:
@@ -107,7 +122,7 @@ class AdaptiveWeights(Weights):
         self.steps += 1
         self._rate = rate
         given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, self._sums, self.unscaled, self._norms
-        entries, finite = adaptive_kernels.adaptive_descend_rows(*given, rate)
+        entries, finite, self._largest = adaptive_kernels.adaptive_descend_rows(*given, rate, self._noise)
         self._rates += rate
         if self.descent.intercept and len(rows):
             slope = float(coefficients.dtype.type(coefficients.sum(dtype=np.float64)))
@@ -120,7 +135,7 @@ class AdaptiveWeights(Weights):
         """Compile what ``descend_rows`` needs for such samples; the weights stay as they are."""
         none = np.empty(0, self.unscaled.dtype)
         given = dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), none
-        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0)
+        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0, 0.0)
 
     @cached_property
     def _sums(self) -> Array:
@@ -159,6 +174,10 @@ class AdaptiveWeights(Weights):
         if self.descent.intercept:
             self._intercept_norm = self._intercept_of(memory["intercept_norm"])
 
+    def _stretch(self, places: Array, factors: Array) -> None:
+        super()._stretch(places, factors)
+        self._norms[places] /= factors
+
     def _shared_names(self) -> list[str]:
         return ["unscaled", "_norms"]
 
@@ -167,7 +186,8 @@ class AdaptiveWeights(Weights):
 
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         indices, values = self._flat(indices, values)
-        cuts, step = self._cuts(len(values)), (rate, *self._penalties)
+        self._largest = float(np.abs(values).max(initial=0.0))
+        cuts, step = self._cuts(len(values)), (rate, *self._penalties, self._least(self._largest))
 
         def subtract(part: int) -> bool:
             if indices is None:
@@ -182,12 +202,23 @@ class AdaptiveWeights(Weights):
 
     def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
         if isinstance(slope, np.ndarray):
+            least = self._least(max(self._largest, float(np.abs(slope).max())))
+            slope = np.where((np.abs(slope) <= least) & (self._intercept_norm == 0), 0.0, slope)
             self._intercept_norm = norm = np.hypot(self._intercept_norm, slope)
             with np.errstate(invalid="ignore"):  # of what is no number, which the step is told by
                 self.intercept = self.intercept - rate * np.divide(slope, norm, out=np.zeros_like(norm), where=slope != 0)
-        elif slope != 0:
+        elif slope != 0 and (self._intercept_norm or not abs(slope) <= self._least(self._largest)):
             self._intercept_norm = math.hypot(self._intercept_norm, slope)
             self.intercept -= rate * slope / self._intercept_norm
+
+    @property
+    def _noise(self) -> float:
+        """What of the largest entry of a gradient may be the rounding error of a sum, as far as that can be told."""
+        return adaptive_kernels.NOISE * self._eps if self.alike else 0.0
+
+    def _least(self, largest: float) -> float:
+        """What a first gradient has to be above, where the largest entry is this; 0 if that is no number, which the step is to tell."""
+        return self._noise * largest if largest < math.inf else 0.0
 
     def _read(self, free: Array, norms: Array, out: Array | None = None) -> Array:
         """Some weights, in ``out`` if it is given; the given ones themselves if it is not and penalties have not acted."""

@@ -35,6 +35,8 @@ class LazyWeights(Weights):
     the cumulative penalty of Tsuruoka et al., 2009). Reading never writes, since each rank reads others: so replicas keep the same bits.
     """
 
+    _NUMBERS = (*Weights._NUMBERS, "_now", "_current", "_averaged", "_intercept_velocity", "_intercept_sum")
+
     def __init__(self, size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent, dtype, threads)
         weights = len(self.unscaled)
@@ -94,6 +96,18 @@ class LazyWeights(Weights):
         unscaled, _, _ = self._evaluated(self.unscaled[places], velocity, self._last[places], self._sums, False)
         found[: len(inside)] = self._by_feature(unscaled * self.scale)
         return found
+
+    def learned_at(self, features: Array) -> Array:
+        if not self._averaged:
+            return super().learned_at(features)
+        *_, sums = self._evaluated_at(self._places(features))
+        found = np.empty(len(sums), self.unscaled.dtype)
+        np.divide(sums, self._averaged, out=found, casting="same_kind")
+        return self._by_feature(found)
+
+    @property
+    def learned_intercept(self) -> Intercept:
+        return self._intercept_sum / self._averaged if self._averaged else self.intercept
 
     def scores(self, dataset: Dataset, rows: Array) -> Array:
         """As of other weights; with a pass over all of them first, unless they are current."""
@@ -170,6 +184,7 @@ class LazyWeights(Weights):
 
     def _settle(self) -> None:
         """Work out all weights, and begin a new table."""
+        self.note(None)
         self._meet()
         own = self._own(len(self.unscaled))
         unscaled, velocity, last, sums = (array[own] for array in (self.unscaled, self._velocity, self._last, self._sums))
@@ -182,13 +197,35 @@ class LazyWeights(Weights):
         self._current = True
         self._written.fill(0)
 
+    def _stretch(self, places: Array, factors: Array) -> None:
+        unscaled, velocity, sums = self._evaluated_at(places)
+        self.unscaled[places], self._last[places] = unscaled * factors, self._now
+        if self.descent.momentum:
+            self._velocity[places] = velocity / factors
+        if self.descent.averages:
+            self._sums[places] = sums * factors
+
+    def _evaluated_at(self, places: Array) -> tuple[Array, Array, Array]:
+        """What unscaled weights, velocity and sums have come to at some places."""
+        velocity = self._velocity[places] if self.descent.momentum else self._velocity
+        sums = self._sums[places] if self.descent.averages else self._sums
+        return self._evaluated(self.unscaled[places], velocity, self._last[places], sums, self.descent.averages)
+
+    def _numbers(self) -> dict[str, Any]:
+        return super()._numbers() | {"table": self._written[:, : self._now + 1].copy()}
+
+    def _put_numbers_back(self, numbers: dict[str, Any]) -> None:
+        super()._put_numbers_back(numbers)
+        self._written[:, : self._now + 1] = numbers["table"]
+        self._written[:, self._now + 1 :] = 0
+
     def _present(self) -> tuple[Array, Array, Array]:
         """What unscaled weights, velocity and sums have come to."""
         return self._evaluated(self.unscaled, self._velocity, self._last, self._sums, self.descent.averages)
 
     def _evaluated(self, unscaled: Array, velocity: Array, last: Array, sums: Array, averaging: bool) -> tuple[Array, Array, Array]:
-        """What some entries' unscaled weights, velocity and sums have come to, as arrays of their own."""
-        out = np.empty_like(unscaled), np.empty_like(velocity), np.empty_like(sums)
+        """What some entries' unscaled weights, velocity and sums have come to, as arrays of their own; sums themselves if none is made."""
+        out = np.empty_like(unscaled), np.empty_like(velocity), np.empty_like(sums) if averaging else sums
         cuts = self._threads.cuts(len(unscaled))
         momentum, l1, _, fade = self._settings
 

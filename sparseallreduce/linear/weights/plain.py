@@ -14,6 +14,7 @@ from sparseallreduce.errors import DatasetError, DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset, Rows
 from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.linear.weights.journal import Journalled
 from sparseallreduce.linear.weights.shared import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -24,7 +25,7 @@ Array = NDArray[Any]
 Intercept = float | Array  # one number, or with columns one a column
 
 
-class Weights:
+class Weights(Journalled):
     """The weight vector w, kept as ``scale * unscaled``; and the intercept, which is the last entry where there is one.
 
     The L2 term shrinks all weights at every step. Here that is one product of two numbers, so that a step costs as much as the
@@ -55,6 +56,7 @@ class Weights:
     # A scale this small is still far from where float32 loses precision (1e-38), and reached seldom: after 140,000 steps at
     # rate * l2 = 1e-4.
     _SMALLEST_SCALE = 1e-6
+    _NUMBERS: tuple[str, ...] = ("steps", "scale", "intercept", "_rate")
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         self.size = size
@@ -86,6 +88,11 @@ class Weights:
                 self._first, self._parts = self._replica.first, self._replica.parts
                 for name, array in zip(names, self._replica.arrays, strict=True):
                     setattr(self, name, array)
+
+    def shared_by(self, threads: Threads) -> None:
+        """Have these threads share the work from now on; of weights that no ranks share."""
+        self._threads = threads
+        self._first, self._parts = 0, threads.count
 
     def wait_for_peers(self) -> None:
         """Wait until all ranks have made the changes of the last step.
@@ -139,6 +146,21 @@ class Weights:
         found = np.full(self._shape(len(indices)), self.intercept, self.unscaled.dtype)
         found[:inside] = self._by_feature(self.unscaled)[indices[:inside]] * self.scale
         return found
+
+    def learned_at(self, features: Array) -> Array:
+        """What ``to_array`` says of some features, in any order and as often as they are given."""
+        return self.at(features)
+
+    @property
+    def learned_intercept(self) -> Intercept:
+        """What ``to_array`` says of the intercept, unrounded."""
+        return self.intercept
+
+    def stretch(self, features: Array, factors: Array) -> None:
+        """Multiply the weights of some features, each given once, because samples have been divided by these factors since."""
+        places, factors = self._places(features), np.repeat(factors, self.descent.width)
+        self.note(places)
+        self._stretch(places, factors)
 
     @property
     def current(self) -> bool:
@@ -225,8 +247,10 @@ class Weights:
         self.wait_for_peers()
         self.steps += 1
         self._rate = rate
-        self._shrink(1.0 - rate * self.descent.l2 * self.descent.penalty_factor)
         indices, values, slope = self._parted(gradient)
+        if self._journal is not None:
+            self.note(self._flat(indices, values)[0])
+        self._shrink(1.0 - rate * self.descent.l2 * self.descent.penalty_factor)
         finite = self._subtract(indices, values, rate)
         self._subtract_intercept(slope, rate)
         if self._replica is not None:
@@ -315,10 +339,18 @@ class Weights:
     def _shrink(self, factor: float) -> None:
         self.scale *= factor
         if self.scale < self._SMALLEST_SCALE:
+            self.note(None)
             self._meet()
             self.unscaled[self._own(len(self.unscaled))] *= self.scale
             self.scale = 1.0
             self._meet()
+
+    def _stretch(self, places: Array, factors: Array) -> None:
+        self.unscaled[places] *= factors
+
+    def _places(self, features: Array) -> Array:
+        """Those of the single weights of some features."""
+        return features if self.columns is None else flat_indices(features, self.columns, self.size)
 
     def _parted(self, gradient: SparseStream) -> tuple[Array | None, Array, Intercept]:
         """The indices (None if dense) and values of a gradient's features, and its entry of the intercept.

@@ -1,0 +1,272 @@
+"""Calls of ``partial_fit`` that go on: on live weights at the cost of their samples, otherwise from ``coef_`` and what was written down."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse
+from sklearn.utils.validation import check_is_fitted
+
+from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.feature_scaling import feature_scales
+from sparseallreduce.linear.estimators.live import Live, checksum, new_token
+from sparseallreduce.linear.estimators.packing import packed, unpacked
+from sparseallreduce.linear.estimators.parameters import REPLICATED
+from sparseallreduce.linear.estimators.progress import Progress
+from sparseallreduce.linear.estimators.run import Call, TrainedEstimator
+from sparseallreduce.linear.model_file import FittedModel, fitted
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.strategies import SparseStrategy
+from sparseallreduce.linear.training.trainer import Epoch
+from sparseallreduce.runtime.objects import gather
+
+__all__ = ["StreamingEstimator"]
+
+Array = NDArray[Any]
+
+_NO_FEATURE = np.empty(0, np.int64)
+_OF_SAMPLES = ("_eigenvalue", "_moments")  # attributes that learning rates are found by
+
+
+class StreamingEstimator(TrainedEstimator):
+    """Keeps what it has learned as live weights or as ``coef_``, which is made of them when somebody asks for it."""
+
+    _live: Live | None = None
+    _progress: tuple[int, Any] | None = None  # the checksum of the weights that it is of, and the progress
+
+    @property
+    def coef_(self) -> Any:
+        """The weights of the scores."""
+        own = self.__dict__
+        if "coef_" not in own:
+            live = self._live
+            if live is None:
+                raise AttributeError(f"this {type(self).__name__} has no coef_ yet: call fit or partial_fit first")
+            if live.failed:
+                live.put_back(self._magnitudes)
+            own["coef_"] = self._shaped(live.fitted(self._magnitudes, self._labels()).weights)
+            live.seen = checksum(own["coef_"])
+        return own["coef_"]
+
+    @coef_.setter
+    def coef_(self, weights: Any) -> None:
+        self.__dict__["coef_"] = weights
+
+    @coef_.deleter
+    def coef_(self) -> None:
+        if not self._has_weights():
+            raise AttributeError("coef_")
+        self.__dict__.pop("coef_", None)
+        self._live = None
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._has_weights()
+
+    def __copy__(self) -> Self:
+        # Calls of partial_fit change live weights and magnitudes in place.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _live=copy.copy(self._live), _magnitudes=copy.copy(self._magnitudes))
+        return twin
+
+    def __getstate__(self) -> Any:
+        live = self._present()
+        state = super().__getstate__() | {"comm": None}
+        if live is not None:
+            state.pop("coef_", None)
+        if self._magnitudes is not None:
+            state["_magnitudes"] = packed(self._magnitudes)
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        magnitudes = unpacked(state.get("_magnitudes"))
+        super().__setstate__(state if magnitudes is None else state | {"_magnitudes": magnitudes})
+
+    def _has_weights(self) -> bool:
+        """Whether there is a ``coef_``, without making it."""
+        return self._live is not None or "coef_" in self.__dict__
+
+    def _labels(self) -> Array:
+        """Of the classes, if there are any."""
+        return getattr(self, "classes_", np.empty(0))
+
+    def _shaped(self, weights: Array) -> Array:
+        """The weights of a model in the form of ``coef_``."""
+        return weights
+
+    def _present(self) -> Live | None:
+        """The live weights, if ``coef_`` and ``intercept_`` still are what has been made of them."""
+        live = self._live
+        if live is None:
+            return None
+        if live.failed:
+            live.put_back(self._magnitudes)
+        unchanged = np.array_equal(np.ravel(self.intercept_), np.ravel(live.intercept))
+        if unchanged and ("coef_" not in self.__dict__ or checksum(self.coef_) == live.seen):
+            return live
+        _ = self.coef_
+        self._live = self._progress = None
+        return None
+
+    def _scores_of(self, samples: Any) -> Array:
+        """The scores of samples, of live weights at the cost of their non-zeros."""
+        live, is_sparse = self._live, bool(issparse(samples))
+        if live is None or "coef_" in self.__dict__ or not is_sparse or samples.nnz >= samples.shape[1]:
+            return self._fitted().decision_function(samples)
+        if live.failed:
+            live.put_back(self._magnitudes)
+        # Every non-zero has a weight of its own: so sums are made in the order in which they would be with all weights.
+        weights = self._shaped(live.fitted(self._magnitudes, self._labels(), samples.indices).weights)
+        entries = csr_array((samples.data, np.arange(samples.nnz), samples.indptr), shape=(samples.shape[0], samples.nnz))
+        return self._fitted(weights).decision_function(entries)
+
+    def _meaning(self) -> FittedModel:
+        """The model without weights: what scores stand for."""
+        check_is_fitted(self)
+        return self._fitted(np.empty((*np.shape(self.intercept_), 0)))
+
+    def _settled(self) -> None:
+        """Make ``coef_`` of live weights, and write down the rest of what they hold: no calls go on on them."""
+        live = self._present()
+        if live is not None:
+            _ = self.coef_
+            progress = live.progress(self._scales(live.scaled))
+            self._progress, self._live = (self._learned(), progress), None
+
+    def _scales(self, are_scaled: bool) -> Array:
+        """Of the features; a single one if they are not scaled."""
+        return np.ones(1) if self._magnitudes is None or not are_scaled else feature_scales(self._magnitudes)
+
+    def _progress_so_far(self, comm: Any) -> Progress | None:
+        """That of earlier calls, if weights and ranks are still those; collective."""
+        self._settled()
+        learned, progress = self._progress or (None, None)
+        # Pickles from when classes were trained one after the other hold a list, of which that of one score is of use.
+        if isinstance(progress, list):
+            progress = progress[0] if len(progress) == 1 else None
+        own: Progress | None = progress if learned == self._learned() else None
+        if comm.size == 1:
+            return own
+        ranks = gather(comm, None if own is None else own.checksum())
+        if any(rank is None for rank in ranks):
+            return None
+        if any(rank != ranks[0] for rank in ranks):
+            raise _different_calls()
+        return own
+
+    def _learned(self) -> int:
+        """A number that other weights and intercepts hardly have."""
+        return checksum(self.coef_, self.intercept_)
+
+    def _live_on_all(self, model: LinearModel, dataset: Dataset, comm: Any) -> Live | None:
+        """The live weights, if all ranks have the same, and this call can go on on them; collective."""
+        live, kind = self._present(), REPLICATED[self.strategy]
+        made = self._descent(model), dataset.features, dataset.values.dtype, bool(self.scale_features)
+        if live is not None and not (issubclass(kind, SparseStrategy) and live.fits(*made)):
+            live = None
+        if live is not None and live.strategy is not None and not self._goes_on_with(live.strategy, comm):
+            live.strategy = None
+        if comm.size == 1:
+            return live
+        ranks = gather(comm, (None, False) if live is None else (live.token, live.strategy is not None))
+        if any(token is None for token, _ in ranks):
+            return None
+        if any(token != ranks[0][0] for token, _ in ranks):
+            raise _different_calls()
+        if live is not None and not all(has_strategy for _, has_strategy in ranks):
+            live.strategy = None
+        return live
+
+    def _goes_on_with(self, strategy: SparseStrategy, comm: Any) -> bool:
+        """Whether a strategy is what this estimator would make."""
+        as_asked = strategy.name == self.strategy and strategy.algorithm == self.algorithm and strategy.threads.count == self.threads
+        return as_asked and strategy.comm is comm
+
+    def _go_on(self, live: Live, model: LinearModel, dataset: Dataset, call: Call, comm: Any) -> list[Epoch]:
+        """Train on live weights; whatever raises, they are then what they were before. Collective."""
+        before = {name: self.__dict__[name] for name in _OF_SAMPLES if name in self.__dict__}
+        try:
+            live.begin()
+            dataset = live.conditioned(dataset, self._magnitudes, comm)
+            rate = self._initial_rate(model, dataset, comm, True, True)
+            unit = self._rate_unit(model, dataset, comm, True)
+            strategy = live.strategy
+            if strategy is None:
+                strategy = live.strategy = self._exact_strategy(model, dataset, comm)
+                strategy.adopt(live.weights)
+            else:
+                strategy.renew(dataset)
+            epochs, schedule = self._run(model, strategy, call, rate, unit, comm, (live.passes, live.schedule, live.rates))
+            token = new_token(comm)
+        except BaseException:
+            live.put_back(self._magnitudes)
+            self.__dict__.update(before)
+            raise
+        live.model, live.passes, live.schedule, live.rates = model, live.passes + 1, schedule, self._rates()
+        live.commit(token)
+        self._show(live)
+        return epochs
+
+    def _show(self, live: Live) -> None:
+        """Have the attributes be those of live weights."""
+        part = live.fitted(self._magnitudes, self._labels(), _NO_FEATURE)
+        live.intercept = np.array(part.intercept)
+        self._take(part)
+        self._live, self._progress = live, None
+        del self.__dict__["coef_"]
+
+    def _train_anew(self, model: LinearModel, dataset: Dataset, call: Call, onward: bool, comm: Any) -> list[Epoch]:
+        """Train weights of this call's own, from zero or ``onward`` from ``coef_``; collective."""
+        before = self._progress_so_far(comm) if onward else None
+        if before is not None and not call.partial and not (before.adaptive and self._choices().update != "sgd"):
+            before = None
+        dataset, scales = self._conditioned(dataset, comm, onward)
+        rate = self._initial_rate(model, dataset, comm, call.partial, onward)
+        unit = self._rate_unit(model, dataset, comm, call.partial and onward)
+        start = self._start(model, dataset, onward, scales, comm)
+        strategy = self._exact_strategy(model, dataset, comm) if call.partial else self._strategy(model, dataset, comm)
+        strategy.assign(start)
+        if before is not None:
+            self._take_up(before, strategy, scales, call.partial)
+        earlier = None if before is None or not call.partial else (before.passes, before.schedule, before.rates)
+        epochs, schedule = self._run(model, strategy, call, rate, unit, comm, earlier)
+        passes = (0 if earlier is None else earlier[0]) + call.passes
+        if call.partial and isinstance(strategy, SparseStrategy):
+            live = Live(strategy.weights, model, bool(self.scale_features), strategy)
+            live.passes, live.schedule, live.rates = passes, schedule, self._rates()
+            live.commit(new_token(comm))
+            self._show(live)
+            return epochs
+        progress: Progress | None = None
+        if call.partial:
+            progress = Progress.of(strategy, schedule, self._rates(), passes, scales)
+        elif strategy.descent.adaptive:
+            progress = Progress.kept(0, strategy.weights.memory(), {}, "", None, scales)
+        self._keep(model, strategy.weights.to_array(), scales)
+        if progress is not None:  # weights that somebody puts in the place of these, or changes, are gone on from anew
+            self._progress = self._learned(), progress
+        return epochs
+
+    def _keep(self, model: LinearModel, learned: Array, scales: Array) -> None:
+        """Keep what a training has come to: weights of scaled features, intercept last."""
+        features = learned.shape[0] - bool(self.fit_intercept)
+        intercept = learned[features:].sum(axis=0, dtype=np.float64)
+        self._take(fitted(model, (learned[:features].T / scales).T, intercept, self._labels()))
+        self._live = self._progress = None
+
+    def _exact_strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Any:
+        """A strategy for calls that go on: each rank has weights of its own, which it can take back by itself."""
+        strategy = self._strategy(model, dataset, comm)
+        strategy.shares = False
+        return strategy
+
+    def _take(self, model: FittedModel) -> None:
+        """Keep what has been learned as scikit-learn's attributes."""
+        raise NotImplementedError
+
+
+def _different_calls() -> MismatchError:
+    return MismatchError("the ranks have made different calls of partial_fit before: give all the same model")

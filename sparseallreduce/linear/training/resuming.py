@@ -1,0 +1,151 @@
+"""How a training is written down in checkpoints, and goes on from one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sparseallreduce.linear.data.checks import described
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.strategies import Strategy
+from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.training.early_stopping import EarlyStopping
+from sparseallreduce.linear.training.epoch import Epoch, Options
+from sparseallreduce.linear.training.evaluation import Best, Evaluation
+from sparseallreduce.linear.training.metrics import Sums
+from sparseallreduce.linear.training.progressive import Progressive
+from sparseallreduce.linear.training.schedules import Reactive, Schedule
+from sparseallreduce.runtime.objects import agreed
+
+__all__ = ["Resumable"]
+
+
+class Resumable:
+    """The part of a trainer that has to do with checkpoints; of its attributes, this sets those of a run that goes on."""
+
+    model: LinearModel
+    strategy: Strategy
+    schedule: Schedule
+    options: Options
+    stopping: EarlyStopping | None
+    checkpoints: Checkpoints | None
+    rate_unit: float
+    dataset: Dataset
+    comm: Any
+    batch: int
+    step: int
+    history: list[Epoch]
+    _evaluation: Evaluation
+    _identity: dict[str, Any]
+    _position: int  # steps taken in the present epoch
+    _progressive: Progressive
+    _saved: int  # step of the last checkpoint
+    _tested_before: str | None  # of a run that was resumed: which test set its epochs are measured on
+    _test_set: str
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        raise NotImplementedError
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on where a run was when it wrote the checkpoint; collective, before :meth:`run`.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if data, model or options differ, with the difference named; the number of epochs may. Whether the test set is
+            the same as before, if there was one, :meth:`run` finds out.
+        """
+        agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
+        progress = checkpoint.progress
+        self.step, self._position = progress["step"], progress["position"]
+        self.history = [Epoch(**record) for record in progress["epochs"]]
+        if isinstance(self.schedule, Reactive):
+            self.schedule.restore(progress["schedule"])
+        if self.stopping is not None:
+            self.stopping.restore(progress["stopping"])
+        before = {"learning rate of the last step": progress["rate"]}  # a function's name does not say what it is made of
+        agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
+        self._tested_before = progress["test set"] if self.history else None
+        self._saved = self.step
+        self._progressive.before = Sums(*progress["progressive"])
+        state = dict(checkpoint.state)
+        best = state.pop("best", None)
+        if best is not None:
+            cost, epoch = progress["best"]
+            self._evaluation.best = Best(cost, epoch, best)
+        self.strategy.restore(state)
+
+    def _note_test_set(self, test: Dataset | None) -> None:
+        """Have checkpoints tell which test set epochs are measured on, if it is the one that they were measured on before; collective."""
+        if self.checkpoints is None:
+            return
+        self._test_set = "none" if test is None else data_fingerprint(test, self.comm)
+        if self._tested_before is not None:
+            check_identity({"test set": self._tested_before}, {"test set": self._test_set})
+
+    def _due(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due_after(self.step) and self._position < self.steps
+
+    def _due_at_end(self) -> bool:
+        """Whether to write a checkpoint after the last step of an epoch."""
+        if self.checkpoints is None:
+            return False
+        often = self.checkpoints.after_epochs or not self.strategy.in_step
+        return often or self.checkpoints.due_after(self.step) or len(self.history) + 1 == self.options.epochs
+
+    def _save(self, drained: bool = False) -> None:
+        """Write a checkpoint, if there is a place for it; collective over the workers, or once all is ``drained`` over all ranks."""
+        if self.checkpoints is None:
+            return
+        self._saved = self.step
+        if drained and self.strategy.serves:
+            return
+        best = self._evaluation.best
+        progress = {
+            "step": self.step,
+            "position": self._position,
+            "batch_size": self.options.batch_size,
+            "rate": self._last_rate(),
+            "test set": self._test_set,
+            "progressive": self._evaluation.sums_so_far(self.strategy.workers_comm) if self._position else Sums(),
+            "best": None if best is None else (best.cost, best.epoch),
+            "epochs": [asdict(epoch) for epoch in self.history],
+            "schedule": self.schedule.state() if isinstance(self.schedule, Reactive) else {},
+            "stopping": self.stopping.state() if self.stopping is not None else {},
+        }
+        state = self.strategy.drained_state() if drained else self.strategy.state()
+        if best is not None:
+            state = state | {"best": best.weights}
+        checkpoint = Checkpoint(self._identity, progress, state)
+        self.checkpoints.save(self.step, checkpoint, self.strategy.workers_comm)
+        self.strategy.clock.lap("checkpoint")
+
+    def _last_rate(self) -> float | None:
+        return self.schedule(self.step - 1) if self.step else None
+
+    def _stopped(self, reason: str) -> str:
+        where = f"stopped by {reason} after step {self.step}"
+        if self.checkpoints is None:
+            return f"{where}; without checkpoints it has to start anew"
+        return f"{where}; a checkpoint is in {self.checkpoints.folder}: resume from there"
+
+    def _identified(self) -> dict[str, Any]:
+        """What a run must have in common with another to be its continuation; collective."""
+        return {
+            "data": data_fingerprint(self.dataset, self.comm),
+            "samples": self.dataset.total_samples,
+            "features": self.dataset.features,
+            "model": self.model.title,
+            "initial weights": self.strategy.start,
+            **self.strategy.identity(),
+            "batch of all ranks": self.batch,
+            "seed": self.options.seed,
+            "schedule": described(self.schedule),
+            "unit of the learning rate": self.rate_unit,
+            "early stopping": repr(self.stopping),
+            "share held out": self.options.validation,
+            "watched loss": "of every epoch" if self.options.evaluate_every == 1 else "progressive",
+        }
