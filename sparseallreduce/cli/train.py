@@ -38,7 +38,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @click.argument("data", type=INPUT_FILE)
 @click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch.")
-@click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
+@click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default="logistic; --update arow: svm")
 @click.option(
     "--multiclass",
     type=click.Choice(CHOICES),
@@ -70,15 +70,17 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
-    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; sgd, all by one  [ftrl; sgd with --learning-rate, "
-    "--initial-model, a lossy strategy, or an option that ftrl is without].",
+    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; arow, each by its variance, as of a squared hinge "
+    "loss, of --model svm, two classes and the strategies sparse and dense alone; sgd, all by one. Momentum, averages, schedules and "
+    "--scale-with-batch are of sgd  [ftrl; sgd with --learning-rate, --initial-model, a lossy strategy, or an option of sgd].",
 )
 @click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples that a rank takes in a step.")
 @click.option(
     "--learning-rate",
     type=click.FloatRange(min=0),
     help="sgd: factor of the mean gradient over the samples of all ranks. ftrl: how far the first step moves each weight of a sample, in "
-    f"units of 1 / the samples' length. 0 for a dry run.  [{train_options.RATE:g}]",
+    "units of 1 / the samples' length. arow: 1 / r, in units of 1 / the mean square of that length. 0 for a dry run.  "
+    f"[{train_options.RATES['ftrl']:g}; arow: {train_options.RATES['arow']:g}]",
 )
 @click.option(
     "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparseallreduce.linear.data.labels import BALANCED
-from sparseallreduce.linear.models import LOSSES, MODELS, LinearModel, model_of
+from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
@@ -17,7 +17,7 @@ from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Sch
 from sparseallreduce.linear.weights import Descent
 
 __all__ = [
-    "RATE",
+    "RATES",
     "SOLVERS",
     "ClassWeights",
     "Penalties",
@@ -32,7 +32,7 @@ __all__ = [
     "strategy_options",
 ]
 
-RATE = 0.5  # the learning rate, where none is given
+RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # where none is given
 SOLVERS = ("sgd", "cocoa")
 # What means something to one of them alone.
 _OF_COCOA = ("gap",)
@@ -93,8 +93,9 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
 
     Notes
     -----
-    A rate that is given is one of sgd, which scripts from when there was no other are tuned to; lossy strategies are published with sgd;
-    and the first steps of ftrl move every weight far, those of a model to start from too.
+    The model is svm for arow, which knows no other. A rate that is given is one of sgd, which scripts from when there was no other are
+    tuned to; lossy strategies are published with sgd; and the first steps of ftrl move every weight far, those of a model to start from
+    too.
     """
     cocoa = chosen["solver"] == "cocoa"
     strange = next((name for name in (_OF_SGD if cocoa else _OF_COCOA) if name in given), None)
@@ -106,8 +107,10 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
         return chosen | {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
-    rate = _default(chosen["learning_rate"], RATE)
-    return chosen | {"update": chosen["update"] or ("sgd" if of_sgd else "ftrl"), "learning_rate": rate}
+    update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
+    rate = _default(chosen["learning_rate"], RATES[update])
+    svm = update == "arow" and "model" not in given
+    return chosen | {"update": update, "learning_rate": rate, "model": Hinge.name if svm else chosen["model"]}
 
 
 def _default(value: Any, default: Any) -> Any:
@@ -186,6 +189,10 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     }
     if chosen["update"] not in (None, "sgd") and (given := _of_sgd_alone(chosen)):
         wrong[f"{given[0]} is of --update sgd: leave it out, or take that"] = True
+    if chosen["update"] == "arow":
+        of_svm = f"--update arow is of --model svm: leave --model {chosen['model']} out, or take --update ftrl"
+        without = f"--strategy {chosen['strategy']} does without --update arow: take ftrl, or --strategy sparse or dense"
+        wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
     for name in ("epsilon", "gap", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+import click
 import numpy as np
 
 from sparseallreduce.cli import train_options, train_table
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.train_samples import Samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.feature_scaling import adaptive_rate_unit, sample_moments
+from sparseallreduce.linear.data.feature_scaling import rate_unit, sample_moments
 from sparseallreduce.linear.model_file import FittedModel, fitted
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
@@ -116,13 +117,15 @@ def _trainer(
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
     share = chosen["validation"] or 0.0
     steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
+    if chosen["update"] == "arow" and model.columns is not None:
+        raise click.UsageError(f"--update arow tells two classes apart, and there are {model.columns}: take --update ftrl")
     descent = replace(train_options.descent(chosen, steps), columns=model.columns)
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
     unit = 1.0
     if descent.adaptive:
-        unit = adaptive_rate_unit(sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
+        unit = rate_unit(descent.update, sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
     trainer = Trainer(
         model,
         strategy,

@@ -288,7 +288,7 @@ def test_gradients_near_the_limits_of_the_dtype_are_nothing_special():
 def test_what_means_nothing_with_adaptive_steps_is_refused(wrong):
     with pytest.raises(ValueError, match="of the update sgd, not of ftrl"):
         Descent(update="ftrl", **wrong)
-    with pytest.raises(ValueError, match="update must be one of sgd, ftrl"):
+    with pytest.raises(ValueError, match="update must be one of sgd, ftrl, arow"):
         Descent(update="adam")
 
 

@@ -358,6 +358,37 @@ def test_every_strategy_takes_adaptive_steps(folder, tmp_path, strategy):
     assert "--strategy ps-async is of --update sgd" in refused.stderr
 
 
+def test_arow_is_of_svm_and_refuses_what_means_nothing_to_it(folder, tmp_path):
+    for options in ([], ["--model", "svm"], ["--model", "svm", "--loss", "squared_hinge"], ["--strategy", "dense"]):
+        run(folder, "--update", "arow", *options, "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz")
+        report = json.loads((tmp_path / "out.json").read_text())
+        assert (report["arguments"]["model"], report["arguments"]["learning_rate"]) == ("svm", 1.0)
+        assert report["epochs"][-1]["train_accuracy"] > 0.8
+        assert str(np.load(tmp_path / "model.npz")["model"]) == "svm"
+    for name in ("logistic", "linear"):
+        assert f"leave --model {name} out" in run(folder, "--update", "arow", "--model", name, status=2).stderr
+    for name in ("overlapped", "ps-sync", "ps-async", "oktopk"):
+        assert f"--strategy {name}" in run(folder, "--update", "arow", "--strategy", name, status=2).stderr
+    for options in OF_SGD.values():
+        assert "is of --update sgd" in run(folder, "--update", "arow", *options, status=2).stderr
+    assert "--update is of --solver sgd" in run(folder, "--solver", "cocoa", "--update", "arow", status=2).stderr
+
+
+def test_arow_tells_two_classes_apart(tmp_path):
+    (tmp_path / "train.svm").write_text("".join(f"{number % 3} {1 + number % 3}:1\n" for number in range(30)))
+    refused = run(tmp_path, "--update", "arow", status=2)
+    assert "--update arow tells two classes apart, and there are 3" in refused.stderr
+
+
+def test_a_resumed_run_of_arow_goes_on_to_the_same_bits(folder, tmp_path):
+    options = ["--update", "arow", "--l1", "1e-5", "--l2", "1e-4", "--intercept", "--batch-size", "7"]
+    kept = ["--checkpoint", tmp_path / "kept"]
+    run(folder, *options, "--epochs", "4", "--model-out", tmp_path / "whole.npz")
+    run(folder, *options, "--epochs", "2", *kept)
+    run(folder, *options, "--epochs", "4", *kept, "--resume", "--model-out", tmp_path / "again.npz")
+    np.testing.assert_array_equal(*(np.load(tmp_path / name)["weights"] for name in ("whole.npz", "again.npz")))
+
+
 @pytest.mark.parametrize("scale", [1e-4, 1e6])
 def test_the_scale_of_all_features_changes_no_score(folder, tmp_path, scale):
     lines = (folder / "train.svm").read_text().splitlines()

@@ -15,7 +15,7 @@ from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["adaptive_rate_unit", "feature_magnitudes", "feature_scales", "largest_eigenvalue", "sample_moments", "scaled"]
+__all__ = ["adaptive_rate_unit", "rate_unit", "feature_magnitudes", "feature_scales", "largest_eigenvalue", "sample_moments", "scaled"]
 
 Array = NDArray[Any]
 
@@ -88,6 +88,15 @@ def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool
     centre = total / count if intercept else 0.0
     spread = 1.0 if not in_units_of_labels else float(np.sqrt(max(label_squares / count - centre**2, 0.0)))
     return float(f"{(spread or 1.0) / (length or 1.0):.6g}")
+
+
+def rate_unit(update: str, moments: Array, intercept: bool, in_units_of_labels: bool) -> float:
+    """What to multiply learning rates of an update other than "sgd" by: :func:`adaptive_rate_unit`, and of "arow" its square.
+
+    So a rate of one means AROW's r is the mean square of the samples' lengths: 1, as in the paper, where they have unit length.
+    """
+    unit = adaptive_rate_unit(moments, intercept, in_units_of_labels)
+    return float(f"{unit**2:.6g}") if update == "arow" else unit
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

@@ -18,7 +18,7 @@ from sparseallreduce.linear.kernels.rows import FAR, fetch, lines_of
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
 
-__all__ = ["adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values"]
+__all__ = ["adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values", "read_weight"]
 
 Array = NDArray[Any]
 
@@ -34,7 +34,7 @@ _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ra
 def adaptive_values(v: Array, norms: Array, l1: float, l2: float, out: Array) -> None:
     """Write the weights, with penalties of these factors times the sum of all rates."""
     for index in range(out.size):
-        out[index] = _read(np.float64(v[index]), np.float64(norms[index]), l1, l2)
+        out[index] = read_weight(np.float64(v[index]), np.float64(norms[index]), l1, l2)
 
 
 @kernel
@@ -136,14 +136,14 @@ def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: flo
         return True
     free, before = np.float64(v[index]), np.float64(norms[index])
     after = max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
-    weight = _read(free, before, l1, l2)
+    weight = read_weight(free, before, l1, l2)
     v[index] = weight + (before * (free - weight) - rate * slope) / after
     norms[index] = after
     return bool(np.isfinite(v[index]) and np.isfinite(norms[index]))
 
 
 @inlined
-def _read(v: float, norm: float, l1: float, l2: float) -> float:
+def read_weight(v: float, norm: float, l1: float, l2: float) -> float:
     """The weight, whose penalties begin with its first gradient; what is no number stays so, for the run to end by."""
     if norm == 0.0 or (l1 == 0.0 and l2 == 0.0):
         return v

@@ -8,8 +8,8 @@ import numpy as np
 
 __all__ = ["UPDATES", "Descent"]
 
-#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal.
-UPDATES = ("sgd", "ftrl")
+#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal or AROW.
+UPDATES = ("sgd", "ftrl", "arow")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Descent:
         if self.update != "sgd" and (self.momentum or self.averages):
             raise ValueError(f"momentum and averages are of the update sgd, not of {self.update}: leave them out, or take that")
 
+        if self.second_order and self.columns is not None:
+            raise ValueError("the update arow has one score a sample, for two classes: take ftrl or sgd for more")
+
     @property
     def penalty_factor(self) -> float:
         """What a step draws weights to zero by, as a multiple of the penalty's slope.
@@ -65,3 +68,8 @@ class Descent:
     def adaptive(self) -> bool:
         """Whether every weight has a learning rate of its own."""
         return self.update != "sgd"
+
+    @property
+    def second_order(self) -> bool:
+        """Whether every weight has a variance, by which it moves: of AROW."""
+        return self.update == "arow"
