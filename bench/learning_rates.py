@@ -2,7 +2,8 @@
 
     python bench/learning_rates.py TRAIN.svm TEST.svm [TRAIN.svm TEST.svm ...] [--features 3231961,16777216] [--models svm] [--epochs 5]
 
-Each is a training on one rank, as the command `train` makes it with these options and its defaults. The span of an update is the ratio of
+Each is a training on one rank, as the command `train` makes it with these options, and the default of --beta for classes; the batch is at
+most 100 samples, and for every update so small that a pass has 64 steps. The span of an update is the ratio of
 the largest learning rate to the smallest whose accuracy is within 0.003 of the update's best; it is marked with a plus where a rate at
 an end of the range is among them, so that it may be more. Rates between the two that do worse are counted as gaps. A training that
 diverges has no accuracy.
@@ -19,9 +20,10 @@ from typing import Any
 import click
 
 import sparseallreduce as sar
+from sparseallreduce.cli.train_options import BATCH, CLASSES_BETA, STEPS
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear import MODELS, Constant, Dataset, Descent, LinearModel, Options, SparseStrategy, Trainer, load, two_classes
-from sparseallreduce.linear.data.feature_scaling import rate_unit, sample_moments
+from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments
 from sparseallreduce.linear.weights import UPDATES
 
 RATES = [10 ** (half / 2) for half in range(-6, 7)]
@@ -65,10 +67,18 @@ class Row:
 @click.option("--models", default="svm", show_default=True, help="Names of --model, with commas between; arow is of svm alone.")
 @click.option("--updates", default=",".join(UPDATES), show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), help="Samples in a step; by default as above.")
+@click.option("--beta", type=click.FloatRange(0), default=CLASSES_BETA, show_default=True, help="Of ftrl; 0 for AdaGrad.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
 def bench(
-    files: tuple[Path, ...], features: str | None, models: str, updates: str, epochs: int, batch_size: int, json_path: Path | None
+    files: tuple[Path, ...],
+    features: str | None,
+    models: str,
+    updates: str,
+    epochs: int,
+    batch_size: int | None,
+    beta: float,
+    json_path: Path | None,
 ) -> None:
     """Train on the first of each pair of FILES, and print the accuracy on the second."""
     pairs = list(zip(files[::2], files[1::2]))
@@ -80,29 +90,32 @@ def bench(
         training, testing = load(train, test, comm=sar.SERIAL, n_features=size)
         training, classes = two_classes(training, sar.SERIAL)
         testing, _ = two_classes(testing, sar.SERIAL, classes)
+        batch = batch_size or min(BATCH, max(1, training.rows // STEPS))
         for model in models.split(","):
-            print(f"{train.name}, {model}, {epochs} passes, batches of {batch_size}")
+            print(f"{train.name}, {model}, {epochs} passes, batches of {batch}")
             print(f"{'':6}" + "".join(f"{rate:>8.2g}" for rate in RATES) + f"{'best':>9}{'span':>8}{'gaps':>6}", flush=True)
             for update in updates.split(","):
                 if update == "arow" and model != "svm":
                     continue
-                found = Row([accuracy(training, testing, MODELS[model](), update, rate, epochs, batch_size) for rate in RATES])
+                given = training, testing, MODELS[model](), update
+                found = Row([accuracy(*given, rate, beta if update == "ftrl" else 0.0, epochs, batch) for rate in RATES])
                 print(shown(update, found), flush=True)
-                results.append(
-                    {"train": train.name, "model": model, "update": update, "test_accuracy": found.accuracies, "span": found.span}
-                )
+                described = {"train": train.name, "model": model, "update": update, "batch_size": batch}
+                results.append(described | {"test_accuracy": found.accuracies, "span": found.span})
     if json_path is not None:
-        options = {"epochs": epochs, "batch_size": batch_size, "rates": RATES, "close": CLOSE}
+        options = {"epochs": epochs, "beta": beta, "rates": RATES, "close": CLOSE}
         json_path.write_text(json.dumps(options | {"results": results}, indent=1) + "\n")
 
 
 def accuracy(
-    training: Dataset, testing: Dataset, model: LinearModel, update: str, rate: float, epochs: int, batch_size: int
+    training: Dataset, testing: Dataset, model: LinearModel, update: str, rate: float, beta: float, epochs: int, batch: int
 ) -> float | None:
     """On the test samples after the last pass; None if a weight is no finite number by then."""
-    unit = 1.0 if update == "sgd" else rate_unit(update, sample_moments(training, sar.SERIAL), False, model.in_units_of_labels)
-    strategy: Any = SparseStrategy(training, sar.SERIAL, Descent(update=update))
-    trainer = Trainer(model, strategy, Constant(rate), Options(epochs, batch_size, evaluate_every=epochs), rate_unit=unit)
+    moments = sample_moments(training, sar.SERIAL)
+    unit = 1.0 if update == "sgd" else rate_unit(update, moments, False, model.in_units_of_labels)
+    descent = Descent(update=update, beta=beta * gradient_unit(moments, training.nnz, batch))
+    strategy: Any = SparseStrategy(training, sar.SERIAL, descent)
+    trainer = Trainer(model, strategy, Constant(rate), Options(epochs, batch, evaluate_every=epochs), rate_unit=unit)
     try:
         return list(trainer.run(testing))[-1].test_accuracy
     except DivergenceError:

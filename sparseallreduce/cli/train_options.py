@@ -17,10 +17,15 @@ from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Sch
 from sparseallreduce.linear.weights import Descent
 
 __all__ = [
+    "BATCH",
+    "CLASSES_BETA",
+    "CLASSES_RATE",
     "RATES",
     "SOLVERS",
+    "STEPS",
     "ClassWeights",
     "Penalties",
+    "batch_size",
     "check",
     "checkpoints",
     "completed",
@@ -33,11 +38,15 @@ __all__ = [
 ]
 
 RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # where none is given
+# Of ftrl for classes, where none is given. Without a beta rare features outweigh frequent ones: the test accuracy on samples like those of
+# URL was 0.82 after ten passes, where it is 0.91 with these, as LIBLINEAR's.
+CLASSES_RATE, CLASSES_BETA = 5.0, 20.0
+BATCH, STEPS = 100, 64  # samples of a rank in a step at most, and steps of a pass at least, where no batch is given
 SOLVERS = ("sgd", "cocoa")
 # What means something to one of them alone.
 _OF_COCOA = ("gap",)
 _OF_SGD = (
-    *("update", "batch_size", "learning_rate", "schedule", "decay", "decay_epochs", "scale_with_batch", "warmup", "l1", "momentum"),
+    *("update", "batch_size", "learning_rate", "beta", "schedule", "decay", "decay_epochs", "scale_with_batch", "warmup", "l1", "momentum"),
     *("nesterov", "average", "strategy", "algorithm", "density", "servers", "threads", "initial_model", "checkpoint"),
     *("checkpoint_every_steps", "checkpoint_minutes", "resume", "densities"),
 )
@@ -108,9 +117,12 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
     update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
-    rate = _default(chosen["learning_rate"], RATES[update])
-    svm = update == "arow" and "model" not in given
-    return chosen | {"update": update, "learning_rate": rate, "model": Hinge.name if svm else chosen["model"]}
+    if update == "arow" and "model" not in given:
+        chosen = chosen | {"model": Hinge.name}
+    damped = update == "ftrl" and MODELS[chosen["model"]].classifies
+    beta = _default(chosen["beta"], CLASSES_BETA if damped else 0.0)
+    rate = _default(chosen["learning_rate"], CLASSES_RATE if damped and beta else RATES[update])
+    return chosen | {"update": update, "learning_rate": rate, "beta": beta}
 
 
 def _default(value: Any, default: Any) -> Any:
@@ -144,6 +156,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--solver cocoa takes each class against the rest: leave --multiclass multinomial out, or take --solver sgd": cocoa
         and chosen["multiclass"] == "multinomial",
         "--solver cocoa needs a penalty: give a --l2 above 0, or leave it out": cocoa and not all(factor > 0 for factor in factors),
+        "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
         f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": cocoa and watch.startswith("progressive"),
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
@@ -193,7 +206,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         of_svm = f"--update arow is of --model svm: leave --model {chosen['model']} out, or take --update ftrl"
         without = f"--strategy {chosen['strategy']} does without --update arow: take ftrl, or --strategy sparse or dense"
         wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
-    for name in ("epsilon", "gap", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:
@@ -255,6 +268,13 @@ def stopping(chosen: dict[str, Any]) -> EarlyStopping | None:
     if chosen["early_stopping"] is None:
         return None
     return EarlyStopping(chosen["early_stopping"], chosen["patience"] or 5, chosen["tolerance"] or 0.0)
+
+
+def batch_size(chosen: dict[str, Any], samples: int, workers: int) -> int:
+    """Samples that each of so many workers takes in a step, by default few enough for some steps in a pass over all ``samples``."""
+    if chosen["batch_size"] is not None:
+        return int(chosen["batch_size"])
+    return BATCH if chosen["update"] == "sgd" else min(BATCH, max(1, samples // (STEPS * workers)))
 
 
 def checkpoints(chosen: dict[str, Any]) -> Checkpoints | None:

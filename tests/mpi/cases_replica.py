@@ -41,6 +41,7 @@ DESCENTS = {
     "averaged": Descent(average_from=0),
     "adaptive": Descent(update="ftrl"),
     "adaptive, with penalties": Descent(1e-2, True, 1e-4, update="ftrl"),
+    "adaptive, with beta": Descent(1e-2, True, 1e-4, update="ftrl", beta=0.1),
 }
 AROW = {"arow": Descent(update="arow"), "arow, with penalties": Descent(1e-2, True, 1e-4, update="arow")}
 

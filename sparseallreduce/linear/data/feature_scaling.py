@@ -15,7 +15,16 @@ from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["adaptive_rate_unit", "rate_unit", "feature_magnitudes", "feature_scales", "largest_eigenvalue", "sample_moments", "scaled"]
+__all__ = [
+    "adaptive_rate_unit",
+    "feature_magnitudes",
+    "feature_scales",
+    "gradient_unit",
+    "largest_eigenvalue",
+    "rate_unit",
+    "sample_moments",
+    "scaled",
+]
 
 Array = NDArray[Any]
 
@@ -97,6 +106,26 @@ def rate_unit(update: str, moments: Array, intercept: bool, in_units_of_labels: 
     """
     unit = adaptive_rate_unit(moments, intercept, in_units_of_labels)
     return float(f"{unit**2:.6g}") if update == "arow" else unit
+
+
+def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
+    """What a single sample adds to an entry of the mean gradient of a batch, by a typical value and a slope of one; of six digits.
+
+    Parameters
+    ----------
+    moments : ndarray
+        Of :func:`sample_moments`.
+    nonzeros : int
+        Of the samples of all ranks.
+    batch : int
+        Samples of all ranks in a step.
+
+    Examples
+    --------
+    >>> gradient_unit(np.array([2.0, 32.0, 0.0, 2.0]), 8, 10)
+    0.2
+    """
+    return float(f"{np.sqrt(moments[1] / max(nonzeros, 1)) / batch:.6g}")
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

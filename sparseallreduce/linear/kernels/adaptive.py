@@ -1,9 +1,9 @@
 """Compiled loops over weights of which each has a learning rate of its own: FTRL-Proximal, without penalties AdaGrad.
 
 Of every weight are kept ``v``, what it would be without penalties, and ``norm``, the square root of the sum of the squares of its
-gradients: it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and ``l2`` times the sum of
-all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and underflows where its
-gradients do, and not where their squares would.
+gradients: with ``beta`` more it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and
+``l2`` times the sum of all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and
+underflows where its gradients do, and not where their squares would.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ra
 
 
 @kernel
-def adaptive_values(v: Array, norms: Array, l1: float, l2: float, out: Array) -> None:
+def adaptive_values(v: Array, norms: Array, beta: float, l1: float, l2: float, out: Array) -> None:
     """Write the weights, with penalties of these factors times the sum of all rates."""
     for index in range(out.size):
-        out[index] = read_weight(np.float64(v[index]), np.float64(norms[index]), l1, l2)
+        out[index] = read_weight(np.float64(v[index]), _hold(np.float64(norms[index]), beta), l1, l2)
 
 
 @kernel
 def adaptive_descend(
-    v: Array, norms: Array, indices: Array, gradient: Array, rate: float, l1: float, l2: float, part: int, parts: int
+    v: Array, norms: Array, indices: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, part: int, parts: int
 ) -> bool:
     """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
 
@@ -56,16 +56,16 @@ def adaptive_descend(
             if entry + _FAR < end:
                 prefetch_to_write(v, np.uint64(indices[entry + _FAR]))
                 prefetch_to_write(norms, np.uint64(indices[entry + _FAR]))
-            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, l1, l2)
+            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, beta, l1, l2)
     return finite
 
 
 @kernel
-def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float, l1: float, l2: float) -> bool:
+def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float) -> bool:
     """As :func:`adaptive_descend`, for all of these weights."""
     finite = True
     for index in range(v.size):
-        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, l1, l2)
+        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, beta, l1, l2)
     return finite
 
 
@@ -80,6 +80,7 @@ def adaptive_descend_rows(
     v: Array,
     norms: Array,
     rate: float,
+    beta: float,
 ) -> Any:
     """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
 
@@ -124,22 +125,29 @@ def adaptive_descend_rows(
         index = np.uint64(places[entry])
         if sums[index] != 0:
             entries += 1
-            finite &= _step(v, norms, index, np.float64(sums[index]), rate, 0.0, 0.0)
+            finite &= _step(v, norms, index, np.float64(sums[index]), rate, beta, 0.0, 0.0)
             sums[index] = 0
     return entries, finite
 
 
 @inlined
-def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: float, l2: float) -> bool:
+def _step(v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float) -> bool:
     """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
     if slope == 0.0:
         return True
     free, before = np.float64(v[index]), np.float64(norms[index])
     after = max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
-    weight = read_weight(free, before, l1, l2)
-    v[index] = weight + (before * (free - weight) - rate * slope) / after
+    held = _hold(before, beta)
+    weight = read_weight(free, held, l1, l2)
+    v[index] = weight + (held * (free - weight) - rate * slope) / (after + beta)
     norms[index] = after
     return bool(np.isfinite(v[index]) and np.isfinite(norms[index]))
+
+
+@inlined
+def _hold(norm: float, beta: float) -> float:
+    """What steps and penalties are divided by; 0 where there has been no step."""
+    return norm + beta if norm > 0.0 else norm
 
 
 @inlined
