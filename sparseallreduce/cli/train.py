@@ -38,7 +38,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @click.argument("data", type=INPUT_FILE)
 @click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch.")
-@click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default=True)
+@click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default="logistic; --update arow: svm")
 @click.option(
     "--multiclass",
     type=click.Choice(CHOICES),
@@ -70,15 +70,30 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
-    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; sgd, all by one  [ftrl; sgd with --learning-rate, "
-    "--initial-model, a lossy strategy, or an option that ftrl is without].",
+    help="How a step changes weights: ftrl, each by a rate of its own, without tuning; arow, each by its variance, as of a squared hinge "
+    "loss, of --model svm, two classes and the strategies sparse and dense alone; sgd, all by one. Momentum, averages, schedules and "
+    "--scale-with-batch are of sgd  [ftrl; sgd with --learning-rate, --initial-model, a lossy strategy, or an option of sgd].",
 )
-@click.option("--batch-size", type=_COUNT, default=100, show_default=True, help="Samples that a rank takes in a step.")
+@click.option(
+    "--batch-size",
+    type=_COUNT,
+    help=f"Samples that a rank takes in a step  [{train_options.BATCH}; of ftrl and arow fewer, if a pass would not have "
+    f"{train_options.STEPS} steps].",
+)
 @click.option(
     "--learning-rate",
     type=click.FloatRange(min=0),
     help="sgd: factor of the mean gradient over the samples of all ranks. ftrl: how far the first step moves each weight of a sample, in "
-    f"units of 1 / the samples' length. 0 for a dry run.  [{train_options.RATE:g}]",
+    "units of 1 / the samples' length, if --beta is 0. arow: 1 / r, in units of 1 / the mean square of that length. 0 for a dry run.  "
+    f"[{train_options.CLASSES_RATE:g}; {train_options.RATES['ftrl']:g} with --beta 0, --model linear and sgd; arow: "
+    f"{train_options.RATES['arow']:g}]",
+)
+@click.option(
+    "--beta",
+    type=click.FloatRange(min=0),
+    help="ftrl: while its gradients have come to less than those of so many samples in one step, a weight goes by a common rate rather "
+    "than by one of its own, so that rare features do not outweigh frequent ones; 0 for AdaGrad  "
+    f"[{train_options.CLASSES_BETA:g}; --model linear: 0].",
 )
 @click.option(
     "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."
@@ -214,6 +229,7 @@ def train(data: Path, test: Path | None, initial_model: Path | None, json_path: 
         "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in runs for epoch in run.history)},
         "l2": best.l2,
         "best_epoch": best.best_epoch,
+        "batch_size": best.batch_size,
     }
     machine = environment(comm)
 

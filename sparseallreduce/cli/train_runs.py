@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
+import click
 import numpy as np
 
 from sparseallreduce.cli import train_options, train_table
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.train_samples import Samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.feature_scaling import adaptive_rate_unit, sample_moments
+from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments
 from sparseallreduce.linear.model_file import FittedModel, fitted
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
@@ -38,11 +39,12 @@ class Run:
     speed: float | None  # non-zeros a second and rank; None in rounds, which visit some samples more often
     best_epoch: int | None  # after which this is the model, where samples were held out
     cost: float  # on these
+    batch_size: int | None = None  # samples of a rank in a step; None in rounds
 
 
 def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> Run:
     """Train, and print a line an epoch; collective."""
-    trainer = _trainer(samples.model, samples.training, chosen, start, comm, say)
+    trainer = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, say)
     shown, held = 0, chosen["validation"] is not None
     description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
     total = trainer.steps * trainer.options.epochs
@@ -69,6 +71,7 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
         _speed(trainer, nonzeros),
         None if trainer.best is None else trainer.best.epoch,
         math.inf if trainer.best is None else trainer.best.cost,
+        trainer.options.batch_size,
     )
 
 
@@ -101,7 +104,13 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
 
 
 def _trainer(
-    model: LinearModel, training: Dataset, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]
+    model: LinearModel,
+    training: Dataset,
+    nonzeros: int,
+    chosen: dict[str, Any],
+    start: np.ndarray | None,
+    comm: Any,
+    say: Callable[[str], None],
 ) -> Trainer:
     """The trainer, at its beginning or where a checkpoint has it go on; collective."""
     checkpoints = train_options.checkpoints(chosen)
@@ -110,26 +119,33 @@ def _trainer(
         say(remark)
     kind = STRATEGIES[chosen["strategy"]]
     workers = comm.size - chosen["servers"] if issubclass(kind, ParameterServer) and comm.size > 1 else comm.size
-    batch = chosen["batch_size"] * workers
-    if found is not None and found.progress["batch_size"] == chosen["batch_size"] and found.identity["batch of all ranks"] != batch:
+    share = chosen["validation"] or 0.0
+    total = training.total_samples - held_out(training.total_samples, share)
+    size = train_options.batch_size(chosen, total, workers)
+    if found is not None and chosen["batch_size"] is None:
+        size = found.progress["batch_size"]
+    batch = size * workers
+    if found is not None and found.progress["batch_size"] == size and found.identity["batch of all ranks"] != batch:
         batch = found.identity["batch of all ranks"]
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
-    share = chosen["validation"] or 0.0
-    steps = -(-(training.total_samples - held_out(training.total_samples, share)) // batch)
-    descent = replace(train_options.descent(chosen, steps), columns=model.columns)
+    steps = -(-total // batch)
+    if chosen["update"] == "arow" and model.columns is not None:
+        raise click.UsageError(f"--update arow tells two classes apart, and there are {model.columns}: take --update ftrl")
+    descent, unit = replace(train_options.descent(chosen, steps), columns=model.columns), 1.0
+    if descent.adaptive:
+        moments = sample_moments(training, comm)
+        unit = rate_unit(descent.update, moments, descent.intercept, model.in_units_of_labels)
+        descent = replace(descent, beta=chosen["beta"] * gradient_unit(moments, nonzeros, batch))
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
-    unit = 1.0
-    if descent.adaptive:
-        unit = adaptive_rate_unit(sample_moments(training, comm), descent.intercept, model.in_units_of_labels)
     trainer = Trainer(
         model,
         strategy,
         train_options.schedule(chosen, steps, batch),
         Options(
             chosen["epochs"],
-            chosen["batch_size"],
+            size,
             chosen["seed"],
             batch,
             chosen["densities"],

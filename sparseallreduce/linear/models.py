@@ -130,6 +130,10 @@ class Hinge(LinearModel):
     def derivative(self, scores: Array, labels: Array) -> Array:
         return np.where(labels * scores < 1.0, -labels, 0.0)
 
+    def violation(self, scores: Array, labels: Array) -> Array:
+        """The derivative of ``max(0, 1 - y w.x)**2 / 2``, whichever of the losses it is: what AROW goes by."""
+        return np.asarray(-labels * np.maximum(0.0, 1.0 - labels * scores))
+
 
 class SquaredHinge(Hinge):
     """A linear support vector machine, max(0, 1 - y w.x)^2, which has a derivative everywhere."""

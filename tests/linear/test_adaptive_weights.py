@@ -19,8 +19,8 @@ from sparseallreduce.runtime.threads import Threads
 PENALTIES = [(0.0, 0.0), (0.03, 0.0), (0.0, 0.02), (0.004, 0.01)]
 
 
-def ftrl(l2=0.0, l1=0.0, intercept=False):
-    return Descent(l2=l2, l1=l1, intercept=intercept, update="ftrl")
+def ftrl(l2=0.0, l1=0.0, intercept=False, beta=0.0):
+    return Descent(l2=l2, l1=l1, intercept=intercept, update="ftrl", beta=beta)
 
 
 def in_dense_arithmetic(descent, gradients, rates, start=None):
@@ -31,12 +31,12 @@ def in_dense_arithmetic(descent, gradients, rates, start=None):
     penalised = np.arange(size) < size - descent.intercept
     for gradient, rate in zip(gradients.astype(float), rates, strict=True):
         before, norms = norms, np.sqrt(norms**2 + gradient**2)
-        z += rate * gradient - (norms - before) * weights
+        z += rate * gradient - (norms - before + descent.beta * ((before == 0) & (norms > 0))) * weights
         spent += rate
         touched = norms > 0
         l1, l2 = spent * descent.l1 * penalised, spent * descent.l2 * penalised
         drawn = np.sign(z) * np.maximum(np.abs(z) - l1, 0)
-        weights = np.where(touched, -drawn / np.where(touched, norms + l2, 1), weights)
+        weights = np.where(touched, -drawn / np.where(touched, norms + descent.beta + l2, 1), weights)
     return weights
 
 
@@ -55,10 +55,11 @@ def stream_of(gradient, dense=False):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("falling", [False, True])
-def test_weights_are_those_of_the_papers(l1, l2, intercept, dense, falling):
+@pytest.mark.parametrize("beta", [0.0, 1.5])
+def test_weights_are_those_of_the_papers(l1, l2, intercept, dense, falling, beta):
     gradients = random_gradients(300, 30, 0.08)
     rates = 0.3 / (1 + np.arange(300) / 100) if falling else np.full(300, 0.2)
-    descent = ftrl(l2, l1, intercept)
+    descent = ftrl(l2, l1, intercept, beta)
     weights = new_weights(30, descent, np.float64)
     assert isinstance(weights, AdaptiveWeights)
     features = 30 - intercept
@@ -93,13 +94,14 @@ def test_weights_are_those_of_the_papers(l1, l2, intercept, dense, falling):
     dtype=st.sampled_from([np.float32, np.float64]),
     threads=st.integers(1, 3),
     scale=st.sampled_from([1e-30, 1.0, 1e18]),
+    beta=st.sampled_from([0.0, 0.3, 20.0]),
 )
-def test_any_steps_from_any_start_are_those_of_the_papers(seed, size, steps, l1, l2, intercept, dtype, threads, scale):
+def test_any_steps_from_any_start_are_those_of_the_papers(seed, size, steps, l1, l2, intercept, dtype, threads, scale, beta):
     size += intercept
     rng = np.random.default_rng(seed)
     gradients = (random_gradients(steps, size, 0.4, seed) * scale).astype(dtype)
     rates, start = rng.random(steps), rng.standard_normal(size).astype(dtype)
-    descent = ftrl(l2 * scale, l1 * scale, intercept)
+    descent = ftrl(l2 * scale, l1 * scale, intercept, beta * scale)
     weights = new_weights(size, descent, dtype, Threads(threads))
     weights.assign(start)
     np.testing.assert_array_equal(weights.to_array(), start)
@@ -288,8 +290,29 @@ def test_gradients_near_the_limits_of_the_dtype_are_nothing_special():
 def test_what_means_nothing_with_adaptive_steps_is_refused(wrong):
     with pytest.raises(ValueError, match="of the update sgd, not of ftrl"):
         Descent(update="ftrl", **wrong)
-    with pytest.raises(ValueError, match="update must be one of sgd, ftrl"):
+    with pytest.raises(ValueError, match="update must be one of sgd, ftrl, arow"):
         Descent(update="adam")
+
+
+@pytest.mark.parametrize("update", ["sgd", "arow"])
+def test_beta_is_of_ftrl(update):
+    with pytest.raises(ValueError, match=f"beta is of the update ftrl, not of {update}"):
+        Descent(update=update, beta=0.1)
+    with pytest.raises(ValueError, match="beta must be at least 0"):
+        Descent(update="ftrl", beta=-1.0)
+
+
+@pytest.mark.parametrize("columns", [None, 3])
+def test_with_a_large_beta_all_weights_and_intercepts_go_by_one_rate(columns):
+    rng, width = np.random.default_rng(2), columns or 1
+    adaptive = new_weights(20, Descent(update="ftrl", intercept=True, beta=1e6, columns=columns), np.float64)
+    plain = new_weights(20, Descent(intercept=True, columns=columns), np.float64)
+    for _ in range(30):
+        gradient = rng.standard_normal((20, width)) * (rng.random((20, 1)) < 0.4)
+        stream = sar.SparseStream.from_dense(gradient if columns else gradient[:, 0])
+        adaptive.descend(stream, 0.1 * 1e6)
+        plain.descend(stream, 0.1)
+    np.testing.assert_allclose(adaptive.to_array(), plain.to_array(), rtol=1e-4, atol=1e-6)
 
 
 def test_plain_steps_stay_plain():
@@ -308,7 +331,8 @@ def test_warming_up_leaves_the_weights():
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("model", ["logistic", "svm"])
-def test_a_rank_alone_changes_weights_by_rows_to_the_bits_of_a_stream(l1, l2, intercept, dtype, model):
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_rank_alone_changes_weights_by_rows_to_the_bits_of_a_stream(l1, l2, intercept, dtype, model, beta):
     rng = np.random.default_rng(4)
     rows = scipy.sparse.random_array((150, 400), density=0.1, format="csr", dtype=np.float64, rng=5)
     rows.data = np.where(rng.random(rows.nnz) < 0.5, 1.0, rng.standard_normal(rows.nnz))
@@ -317,7 +341,7 @@ def test_a_rank_alone_changes_weights_by_rows_to_the_bits_of_a_stream(l1, l2, in
     dataset = replace(dataset, values=dataset.values.astype(dtype))
     ends = []
     for threads in (1, 2):  # of which two take the stream
-        strategy = SparseStrategy(dataset, sar.SERIAL, ftrl(l2, l1, intercept), threads=threads)
+        strategy = SparseStrategy(dataset, sar.SERIAL, ftrl(l2, l1, intercept, beta), threads=threads)
         assert (strategy._own_weights is not None) == (threads == 1 and not (l1 or l2))
         epochs = list(Trainer(MODELS[model](), strategy, Constant(0.1), Options(3, 16)).run(dataset))
         ends.append((strategy.weights.to_array(), [epoch.loss for epoch in epochs]))

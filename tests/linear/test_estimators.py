@@ -561,7 +561,7 @@ def test_parameters_of_sgd_choose_it_and_go_with_no_other_update(asked):
     np.testing.assert_array_equal(chosen.coef_, named.coef_)
     with pytest.raises(ValueError, match=f"{next(iter(asked))}=.* is of the update 'sgd', not of 'ftrl'"):
         LogisticRegression(**asked, update="ftrl").fit(X, y)
-    with pytest.raises(ValueError, match="update must be one of auto, sgd, ftrl, not 'adam'"):
+    with pytest.raises(ValueError, match="update must be one of auto, sgd, ftrl, arow, not 'adam'"):
         LogisticRegression(update="adam").fit(X, y)
 
 
@@ -614,6 +614,20 @@ def test_adaptive_steps_need_no_tuning_to_the_scale_of_features_and_labels(estim
     else:
         one, other = estimator(**plain).fit(X, y), estimator(**plain).fit(X * scale, y)
         np.testing.assert_allclose(other.coef_ * scale, one.coef_, rtol=1e-3, atol=1e-4)
+
+
+def test_arow_is_of_the_svm_of_two_classes():
+    X, y = sparse_problem()
+    assert LinearSVM(update="arow").fit(X, y).score(X, y) > 0.9
+    with pytest.raises(ValueError, match="the update arow is of the model svm, not of logistic"):
+        LogisticRegression(update="arow").fit(X, y)
+    with pytest.raises(ValueError, match="the update arow has one score a sample"):
+        LinearSVM(update="arow").fit(X, np.arange(len(y)) % 3)
+    parted = LinearSVM(update="arow", tol=None, l2=1e-3)
+    for _ in range(4):
+        parted.partial_fit(X, y, classes=["ant", "bee"])
+    whole = LinearSVM(update="arow", tol=None, l2=1e-3, max_iter=4).fit(X, y)
+    np.testing.assert_allclose(parted.coef_, whole.coef_, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("penalties", [{"l2": 0.0}, {"l2": 1e-3, "l1": 1e-4}], ids=str)

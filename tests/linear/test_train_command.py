@@ -237,8 +237,8 @@ def test_the_bar_counts_all_steps_of_all_epochs(folder, tmp_path, monkeypatch):
             bars.append(self)
 
     monkeypatch.setattr("sparseallreduce.cli.progress.tqdm", Bar)
-    run(folder, "--validation", "0.2", "--checkpoint", tmp_path)
-    run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--resume", "--epochs", "5")
+    run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--batch-size", "100")
+    run(folder, "--validation", "0.2", "--checkpoint", tmp_path, "--resume", "--epochs", "5", "--batch-size", "100")
     training = [bar for bar in bars if bar.desc == "training"]
     assert [(bar.initial, bar.n, bar.total) for bar in training] == [(0, 60, 60), (60, 100, 100)]
 
@@ -258,7 +258,7 @@ def test_a_run_resumes_from_its_folder_and_no_other(folder, tmp_path):
     refused = run(folder, *kept, "--resume", "--l2", "0.1", status=1)
     assert "its l2 is 0.0, and here it is 0.1" in refused.stderr
     refused = run(folder, *kept, "--resume", "--batch-size", "10", status=1)
-    assert "its batch of all ranks is 100, and here it is 10" in refused.stderr
+    assert "its batch of all ranks is 39, and here it is 10" in refused.stderr
 
 
 def test_a_divergent_run_is_one_line_with_step_and_rate(folder):
@@ -329,7 +329,7 @@ def test_a_model_to_start_from_is_trained_on_by_sgd_unless_told_otherwise(folder
     first, second = tmp_path / "first.npz", tmp_path / "second.npz"
     run(folder, "--model-out", first, "--json", tmp_path / "out.json")
     chosen = json.loads((tmp_path / "out.json").read_text())["arguments"]
-    assert (chosen["update"], chosen["learning_rate"]) == ("ftrl", 0.5)
+    assert (chosen["update"], chosen["learning_rate"], chosen["beta"]) == ("ftrl", 5.0, 20.0)
     for update, options in (("sgd", []), ("ftrl", ["--update", "ftrl"])):
         run(folder, "--initial-model", first, *options, "--model-out", second, "--json", tmp_path / "out.json")
         assert json.loads((tmp_path / "out.json").read_text())["arguments"]["update"] == update
@@ -356,6 +356,64 @@ def test_every_strategy_takes_adaptive_steps(folder, tmp_path, strategy):
     assert losses[-1] < np.log(2)
     refused = run(folder, "--strategy", "ps-async", "--update", "ftrl", status=2)
     assert "--strategy ps-async is of --update sgd" in refused.stderr
+
+
+def test_beta_is_of_ftrl_and_of_classes_by_default(folder, tmp_path):
+    weights = {}
+    for name, options in {"default": [], "given": ["--beta", "20"], "rate": ["--learning-rate", "5"], "none": ["--beta", "0"]}.items():
+        run(folder, "--update", "ftrl", *options, "--model-out", tmp_path / "model.npz", "--json", tmp_path / "out.json")
+        weights[name] = np.load(tmp_path / "model.npz")["weights"]
+    assert json.loads((tmp_path / "out.json").read_text())["arguments"]["learning_rate"] == 0.5
+    for name in ("given", "rate"):
+        np.testing.assert_array_equal(weights[name], weights["default"])
+    assert (weights["none"] != weights["default"]).any()
+    run(folder, "--model", "linear", "--json", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["arguments"]["beta"] == 0
+    for update in ("sgd", "arow"):
+        assert "--beta is of --update ftrl" in run(folder, "--update", update, "--beta", "1", status=2).stderr
+    assert "--beta is of --solver sgd" in run(folder, "--solver", "cocoa", "--beta", "1", status=2).stderr
+
+
+@pytest.mark.parametrize("update,steps", [("ftrl", 65), ("arow", 65), ("sgd", 25)])
+def test_few_samples_are_dealt_into_steps_enough(folder, tmp_path, update, steps):
+    run(folder, "--update", update, "--json", tmp_path / "out.json", "--checkpoint", tmp_path / "kept")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["results"]["batch_size"] == (100 if update == "sgd" else 2500 // 64)
+    assert report["epochs"][0]["steps"] == steps
+    # A batch that was chosen by the samples stays what it was.
+    resumed = run(folder, "--update", update, "--checkpoint", tmp_path / "kept", "--resume", "--epochs", "4")
+    assert "resumed after step" in resumed.output
+
+
+def test_arow_is_of_svm_and_refuses_what_means_nothing_to_it(folder, tmp_path):
+    for options in ([], ["--model", "svm"], ["--model", "svm", "--loss", "squared_hinge"], ["--strategy", "dense"]):
+        run(folder, "--update", "arow", *options, "--json", tmp_path / "out.json", "--model-out", tmp_path / "model.npz")
+        report = json.loads((tmp_path / "out.json").read_text())
+        assert (report["arguments"]["model"], report["arguments"]["learning_rate"]) == ("svm", 1.0)
+        assert report["epochs"][-1]["train_accuracy"] > 0.8
+        assert str(np.load(tmp_path / "model.npz")["model"]) == "svm"
+    for name in ("logistic", "linear"):
+        assert f"leave --model {name} out" in run(folder, "--update", "arow", "--model", name, status=2).stderr
+    for name in ("overlapped", "ps-sync", "ps-async", "oktopk"):
+        assert f"--strategy {name}" in run(folder, "--update", "arow", "--strategy", name, status=2).stderr
+    for options in OF_SGD.values():
+        assert "is of --update sgd" in run(folder, "--update", "arow", *options, status=2).stderr
+    assert "--update is of --solver sgd" in run(folder, "--solver", "cocoa", "--update", "arow", status=2).stderr
+
+
+def test_arow_tells_two_classes_apart(tmp_path):
+    (tmp_path / "train.svm").write_text("".join(f"{number % 3} {1 + number % 3}:1\n" for number in range(30)))
+    refused = run(tmp_path, "--update", "arow", status=2)
+    assert "--update arow tells two classes apart, and there are 3" in refused.stderr
+
+
+def test_a_resumed_run_of_arow_goes_on_to_the_same_bits(folder, tmp_path):
+    options = ["--update", "arow", "--l1", "1e-5", "--l2", "1e-4", "--intercept", "--batch-size", "7"]
+    kept = ["--checkpoint", tmp_path / "kept"]
+    run(folder, *options, "--epochs", "4", "--model-out", tmp_path / "whole.npz")
+    run(folder, *options, "--epochs", "2", *kept)
+    run(folder, *options, "--epochs", "4", *kept, "--resume", "--model-out", tmp_path / "again.npz")
+    np.testing.assert_array_equal(*(np.load(tmp_path / name)["weights"] for name in ("whole.npz", "again.npz")))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1e6])

@@ -41,7 +41,9 @@ DESCENTS = {
     "averaged": Descent(average_from=0),
     "adaptive": Descent(update="ftrl"),
     "adaptive, with penalties": Descent(1e-2, True, 1e-4, update="ftrl"),
+    "adaptive, with beta": Descent(1e-2, True, 1e-4, update="ftrl", beta=0.1),
 }
+AROW = {"arow": Descent(update="arow"), "arow, with penalties": Descent(1e-2, True, 1e-4, update="arow")}
 
 
 def sparse(*arguments, **options):
@@ -60,7 +62,7 @@ def trained(comm, path, strategy, descent, threads=1):
     """A strategy at the end of a run over samples in a file."""
     train, _ = two_classes(load(path, comm=comm, n_features=SIZE)[0], comm)
     kept = strategy(train, comm, descent, threads=threads)
-    list(Trainer(MODELS["logistic"](), kept, Constant(0.5), Options(3, global_batch=10)).run(train))
+    list(Trainer(MODELS["svm" if descent.second_order else "logistic"](), kept, Constant(0.5), Options(3, global_batch=10)).run(train))
     return kept
 
 
@@ -68,6 +70,17 @@ def trained(comm, path, strategy, descent, threads=1):
 @limit(120)
 @each(descent=DESCENTS, strategy=[sparse, DenseStrategy, OkTopkStrategy])
 def case_a_shared_replica_changes_no_bit(comm, descent, strategy):
+    compare_shared_and_own(comm, DESCENTS[descent], strategy)
+
+
+@on_ranks(1, 2, 3)
+@limit(120)
+@each(descent=AROW, strategy=[sparse, DenseStrategy])
+def case_a_shared_replica_changes_no_bit_of_arow(comm, descent, strategy):
+    compare_shared_and_own(comm, AROW[descent], strategy)
+
+
+def compare_shared_and_own(comm, descent, strategy):
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             generate("url-like", folder / "samples.svm", samples=90, features=SIZE)
@@ -75,7 +88,7 @@ def case_a_shared_replica_changes_no_bit(comm, descent, strategy):
         ends = []
         for shared in (False, True):
             with sharing(shared):
-                kept = trained(comm, folder / "samples.svm", strategy, DESCENTS[descent], 1 + comm.rank % 2)
+                kept = trained(comm, folder / "samples.svm", strategy, descent, 1 + comm.rank % 2)
             assert (kept.weights._replica is not None) == (shared and comm.size > 1)
             ends.append(kept.weights.to_array())
     assert np.count_nonzero(ends[0]) > 50

@@ -19,8 +19,10 @@ __all__ = [
     "adaptive_rate_unit",
     "feature_magnitudes",
     "feature_scales",
+    "gradient_unit",
     "largest_eigenvalue",
     "raised",
+    "rate_unit",
     "sample_moments",
     "scaled",
     "scaled_by_entry",
@@ -127,6 +129,35 @@ def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool
     centre = total / count if intercept else 0.0
     spread = 1.0 if not in_units_of_labels else float(np.sqrt(max(label_squares / count - centre**2, 0.0)))
     return float(f"{(spread or 1.0) / (length or 1.0):.6g}")
+
+
+def rate_unit(update: str, moments: Array, intercept: bool, in_units_of_labels: bool) -> float:
+    """What to multiply learning rates of an update other than "sgd" by: :func:`adaptive_rate_unit`, and of "arow" its square.
+
+    So a rate of one means AROW's r is the mean square of the samples' lengths: 1, as in the paper, where they have unit length.
+    """
+    unit = adaptive_rate_unit(moments, intercept, in_units_of_labels)
+    return float(f"{unit**2:.6g}") if update == "arow" else unit
+
+
+def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
+    """What a single sample adds to an entry of the mean gradient of a batch, by a typical value and a slope of one; of six digits.
+
+    Parameters
+    ----------
+    moments : ndarray
+        Of :func:`sample_moments`.
+    nonzeros : int
+        Of the samples of all ranks.
+    batch : int
+        Samples of all ranks in a step.
+
+    Examples
+    --------
+    >>> gradient_unit(np.array([2.0, 32.0, 0.0, 2.0]), 8, 10)
+    0.2
+    """
+    return float(f"{np.sqrt(moments[1] / max(nonzeros, 1)) / batch:.6g}")
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

@@ -26,32 +26,35 @@ PARAMETERS = """
         Whether a number, which is not penalised, is added to every score.
     update : str
         How a step changes the weights: "ftrl", each by a learning rate of its own, which falls as its gradients add up (FTRL-Proximal,
-        without penalties AdaGrad), or "sgd", all by one. "ftrl" comes near the least loss in few passes, and "sgd" to it in many.
+        without penalties AdaGrad), "sgd", all by one, or "arow", each by its variance (AROW, of :class:`LinearSVM` and two classes alone;
+        with the strategies "sparse" and "dense"). "ftrl" comes near the least loss in few passes, and "sgd" to it in many.
         "auto" takes "ftrl" from 10,000 features on, unless ``momentum``, ``average`` or ``schedule`` ask for "sgd", which alone has them,
         ``learning_rate`` is a number, or the strategy is a lossy one.
     learning_rate : float or "auto"
         Of "ftrl", how far the first step moves each weight of a sample, in units of the spread of the labels (1 for classes) over the
-        samples' length; "auto" is 0.5. Of "sgd", the factor of the mean gradient; "auto" takes the inverse of the loss's largest
-        curvature, which is estimated from the samples. In calls of ``partial_fit``, both go by the samples of all calls so far.
+        samples' length; "auto" is 0.5. Of "arow", the mean square of that length over AROW's r; "auto" is 1. Of "sgd", the factor of
+        the mean gradient; "auto" takes the inverse of the loss's largest curvature, which is estimated from the samples. In calls of
+        ``partial_fit``, all go by the samples of all calls so far.
     schedule : str or callable
         How the rate changes: "plateau" divides it by four when the loss stops falling, and ends training when it has not fallen after
         four times; another name of :data:`sparseallreduce.linear.SCHEDULES`; or a function that makes a schedule of a rate. Calls of
         ``partial_fit`` go on with the steps and losses of those before, but "plateau" keeps the rate: losses of other samples do not say
-        whether it has fallen. "auto" is "plateau" for "sgd" and "constant" for "ftrl", which takes no other.
+        whether it has fallen. "auto" is "plateau" for "sgd" and "constant" for the others, which take no other.
     momentum : float or "auto"
-        The share of a step's velocity that is left in the next, below 1; "auto" is 0.9 for "sgd". "ftrl" has none.
+        The share of a step's velocity that is left in the next, below 1; "auto" is 0.9 for "sgd". The others have none.
     average : bool or int
         Whether ``coef_`` is the mean of the weights after all steps, or after all but the first so many: of a ``fit``, or of the calls
         of ``partial_fit`` that follow each other. Of "sgd" alone.
     batch_size : int or "auto"
-        Samples a rank and step; "auto" is 64 for "ftrl" and 256 for "sgd".
+        Samples a rank and step; "auto" is 64 for "ftrl" and "arow", and 256 for "sgd".
     max_iter : int
         Passes over the samples at most.
     tol : float, "auto" or None
         The loss has stopped falling when ``n_iter_no_change`` passes have not lowered it by this share of the loss without features;
-        "auto" is 0.005 for "ftrl" and 1e-4 for "sgd". None makes all ``max_iter`` passes at one rate.
+        "auto" is 0.005 for "ftrl" and "arow", and 1e-4 for "sgd". None makes all ``max_iter`` passes at one rate.
     n_iter_no_change : int or "auto"
-        "auto" is 2 for "ftrl" and 5 for "sgd". In any case as many passes as have 3 / (1 - momentum) steps, where there is momentum.
+        "auto" is 2 for "ftrl" and "arow", and 5 for "sgd". In any case as many passes as have 3 / (1 - momentum) steps, where there is
+        momentum.
     early_stopping : bool
         Whether ``fit`` holds samples out, ends when the loss on these has not fallen so for ``n_iter_no_change`` passes, and gives the
         weights after the pass where it was least. The samples depend on ``random_state``, and not on the number of ranks. For calls of
@@ -92,7 +95,7 @@ ATTRIBUTES = """
     history_ : list of list of Epoch
         One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks. The loss
         is that of the samples after the pass, with the penalty; of a ``partial_fit``, as long as no reactive schedule goes by it, and of
-        "ftrl" without ``early_stopping``, that of each sample before the step that it was in.
+        "ftrl" and "arow" without ``early_stopping``, that of each sample before the step that it was in.
 """
 
 
@@ -110,6 +113,7 @@ class Choices(NamedTuple):
 # What the estimator takes where a parameter is "auto". At a constant rate, loss and accuracy of adaptive steps settle within few passes.
 _CHOICES = {
     "ftrl": Choices("ftrl", "constant", 0.0, 64, 5e-3, 2),
+    "arow": Choices("arow", "constant", 0.0, 64, 5e-3, 2),
     "sgd": Choices("sgd", PLATEAU, 0.9, 256, 1e-4, 5),
 }
 # From so many features on, some of them rare, adaptive steps come to a good model sooner. For few, plain ones with momentum reach the least

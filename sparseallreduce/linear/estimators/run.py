@@ -14,10 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import (
-    adaptive_rate_unit,
     feature_magnitudes,
     feature_scales,
     largest_eigenvalue,
+    rate_unit,
     sample_moments,
     scaled,
 )
@@ -38,7 +38,7 @@ __all__ = ["Call", "TrainedEstimator"]
 
 Array = NDArray[Any]
 
-_ADAPTIVE_RATE = 0.5
+_ADAPTIVE_RATES = {"ftrl": 0.5, "arow": 1.0}
 _CUT = 0.25  # what a plateau multiplies the learning rate by
 _PLATEAUS = 4  # the last of which ends training
 _SWING = 3  # times the steps that a velocity lasts
@@ -82,7 +82,7 @@ class TrainedEstimator(Parameterised):
     def _initial_rate(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool, onward: bool) -> float:
         given = float(self.learning_rate) if isinstance(self.learning_rate, int | float) else None
         if self._choices().update != "sgd":
-            return _ADAPTIVE_RATE if given is None else given
+            return _ADAPTIVE_RATES[self._choices().update] if given is None else given
         if given is not None:
             return given
         eigenvalue = largest_eigenvalue(dataset, self.fit_intercept, comm)
@@ -101,7 +101,7 @@ class TrainedEstimator(Parameterised):
             return 1.0
         moments = sample_moments(dataset, comm) + (getattr(self, "_moments", 0.0) if further else 0.0)
         self._moments = moments
-        return adaptive_rate_unit(moments, self.fit_intercept, model.in_units_of_labels)
+        return rate_unit(self._choices().update, moments, self.fit_intercept, model.in_units_of_labels)
 
     def _patience(self, dataset: Dataset, strategy: Strategy) -> int:
         """Passes without a lower loss that count as a plateau: with momentum the loss swings, for as long as the velocity lasts."""

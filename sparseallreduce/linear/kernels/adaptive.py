@@ -1,9 +1,9 @@
 """Compiled loops over weights of which each has a learning rate of its own: FTRL-Proximal, without penalties AdaGrad.
 
 Of every weight are kept ``v``, what it would be without penalties, and ``norm``, the square root of the sum of the squares of its
-gradients: it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and ``l2`` times the sum of
-all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and underflows where its
-gradients do, and not where their squares would.
+gradients: with ``beta`` more it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and
+``l2`` times the sum of all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and
+underflows where its gradients do, and not where their squares would.
 
 A sum whose terms cancel leaves a rounding error, of which a first step would go as far as of any gradient. So a weight that has had none
 waits for one that is above the noise: more than :data:`NOISE` times the gradient's largest entry, which no order of summation changes.
@@ -21,7 +21,7 @@ from sparseallreduce.linear.kernels.rows import FAR, fetch, lines_of
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
 
-__all__ = ["NOISE", "adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values"]
+__all__ = ["NOISE", "adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values", "read_weight"]
 
 Array = NDArray[Any]
 
@@ -37,15 +37,25 @@ _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ra
 
 
 @kernel
-def adaptive_values(v: Array, norms: Array, l1: float, l2: float, out: Array) -> None:
+def adaptive_values(v: Array, norms: Array, beta: float, l1: float, l2: float, out: Array) -> None:
     """Write the weights, with penalties of these factors times the sum of all rates."""
     for index in range(out.size):
-        out[index] = _read(np.float64(v[index]), np.float64(norms[index]), l1, l2)
+        out[index] = read_weight(np.float64(v[index]), _hold(np.float64(norms[index]), beta), l1, l2)
 
 
 @kernel
 def adaptive_descend(
-    v: Array, norms: Array, indices: Array, gradient: Array, rate: float, l1: float, l2: float, least: float, part: int, parts: int
+    v: Array,
+    norms: Array,
+    indices: Array,
+    gradient: Array,
+    rate: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    least: float,
+    part: int,
+    parts: int,
 ) -> bool:
     """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
 
@@ -63,16 +73,18 @@ def adaptive_descend(
             if entry + _FAR < end:
                 prefetch_to_write(v, np.uint64(indices[entry + _FAR]))
                 prefetch_to_write(norms, np.uint64(indices[entry + _FAR]))
-            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, l1, l2, least)
+            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, beta, l1, l2, least)
     return finite
 
 
 @kernel
-def adaptive_descend_dense(v: Array, norms: Array, gradient: Array, rate: float, l1: float, l2: float, least: float) -> bool:
+def adaptive_descend_dense(
+    v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float
+) -> bool:
     """As :func:`adaptive_descend`, for all of these weights."""
     finite = True
     for index in range(v.size):
-        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, l1, l2, least)
+        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, beta, l1, l2, least)
     return finite
 
 
@@ -87,6 +99,7 @@ def adaptive_descend_rows(
     v: Array,
     norms: Array,
     rate: float,
+    beta: float,
     noise: float,
 ) -> Any:
     """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
@@ -139,13 +152,15 @@ def adaptive_descend_rows(
         index = np.uint64(places[entry])
         if sums[index] != 0:
             entries += 1
-            finite &= _step(v, norms, index, np.float64(sums[index]), rate, 0.0, 0.0, least)
+            finite &= _step(v, norms, index, np.float64(sums[index]), rate, beta, 0.0, 0.0, least)
             sums[index] = 0
     return entries, finite, largest
 
 
 @inlined
-def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: float, l2: float, least: float) -> bool:
+def _step(
+    v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float, least: float
+) -> bool:
     """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
     if slope == 0.0:
         return True
@@ -153,14 +168,21 @@ def _step(v: Array, norms: Array, index: int, slope: float, rate: float, l1: flo
     if before == 0.0 and abs(slope) <= least:
         return True
     after = max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
-    weight = _read(free, before, l1, l2)
-    v[index] = weight + (before * (free - weight) - rate * slope) / after
+    held = _hold(before, beta)
+    weight = read_weight(free, held, l1, l2)
+    v[index] = weight + (held * (free - weight) - rate * slope) / (after + beta)
     norms[index] = after
     return bool(np.isfinite(v[index]) and np.isfinite(norms[index]))
 
 
 @inlined
-def _read(v: float, norm: float, l1: float, l2: float) -> float:
+def _hold(norm: float, beta: float) -> float:
+    """What steps and penalties are divided by; 0 where there has been no step."""
+    return norm + beta if norm > 0.0 else norm
+
+
+@inlined
+def read_weight(v: float, norm: float, l1: float, l2: float) -> float:
     """The weight, whose penalties begin with its first gradient; what is no number stays so, for the run to end by."""
     if norm == 0.0 or (l1 == 0.0 and l2 == 0.0):
         return v

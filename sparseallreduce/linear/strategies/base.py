@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import MismatchError, SparseAllreduceError, StreamError
+from sparseallreduce.errors import AlgorithmError, MismatchError, SparseAllreduceError, StreamError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.checks import own_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.weights import Descent, new_weights
+from sparseallreduce.linear.weights import Descent, batch_sums, new_weights
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.threads import Threads
@@ -82,6 +82,8 @@ class Strategy(ABC):
     in_step = True
     #: Whether no rank changes the weights in a step before all have computed their gradients of it: then those of a host share a replica.
     in_unison = True
+    #: Whether gradients can bring sums over the samples of the batch, which AROW needs.
+    sums_batches = False
     #: Whether this rank holds no samples, and serves those that do.
     serves = False
     #: What stands for the weights that were assigned last; these are zero at first.
@@ -113,6 +115,9 @@ class Strategy(ABC):
         if not isinstance(self.descent, Descent):
             raise TypeError(f"descent must be a Descent, not {self.descent!r}")
         self._check_arguments()
+        if self.descent.second_order and not self.sums_batches:
+            other = "take another update, or the strategy sparse or dense"
+            raise AlgorithmError(f"the strategy {self.name} does without the update arow: {other}")
         return Threads(threads)
 
     def _check_arguments(self) -> None:  # noqa: B027  # not abstract: some have none of their own
@@ -281,6 +286,11 @@ class Strategy(ABC):
         self.start = f"{checksum:08x}"
         if len(set(gather(self.comm, checksum))) > 1:
             raise MismatchError("the weights to start from differ between ranks: give the same on all")
+
+    def _sums(self, rows: Array, coefficients: Array) -> Array:
+        """What this rank adds to the sums of a batch."""
+        counts = self.dataset.weights
+        return batch_sums(coefficients, None if counts is None else counts[rows])
 
     def _shape(self, length: int) -> tuple[int, ...]:
         """Of an array with so many weights, or scores, a column."""

@@ -27,12 +27,14 @@ class DenseStrategy(Strategy):
     """
 
     name = "dense"
+    sums_batches = True
     _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._given = np.zeros(self.size * self.descent.width + 1, self.dataset.values.dtype)
-        array = self._given[:-1].reshape(self._shape(self.size))
+        entries = self.size * self.descent.width
+        self._given = np.zeros(entries + self.weights.sums + 1, self.dataset.values.dtype)
+        array = self._given[:entries].reshape(self._shape(self.size))
         self._gradient = DenseGradient(self.dataset, self.size, self.threads, array, columns=self.columns)
         self._total = np.zeros_like(self._given) if self.comm.size > 1 else self._given
 
@@ -47,8 +49,11 @@ class DenseStrategy(Strategy):
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         array = self._gradient(rows, coefficients)
+        if self.descent.second_order:
+            self._given[self.size : -1] = self._sums(rows, coefficients)
+            array = self._given[:-1]
         self.clock.lap("compute")
-        return SparseStream._dense_form(array, self.size)
+        return SparseStream._dense_form(array, len(array))
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         ranks = self.comm.size
@@ -60,7 +65,8 @@ class DenseStrategy(Strategy):
         for counts in active:
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
-        total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(self.size)), self.size)
+        size = self.size + self.weights.sums
+        total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(size)), size)
         self._note(gradient, total)
         self._descend(total, rate)
 

@@ -43,6 +43,7 @@ class OverlappedStrategy(SparseStrategy):
     """
 
     name = "overlapped"
+    sums_batches = False  # whose sums would be of other weights than those that they change
     in_unison = False
     stale_steps = 1
     buffers = 2  # the gradient that is being computed, and the one under way

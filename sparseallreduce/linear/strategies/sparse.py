@@ -12,7 +12,7 @@ from sparseallreduce.linear.data.dataset import Dataset, features_of
 from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights
+from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights, with_sums
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.streams.stream import SparseStream
@@ -34,6 +34,7 @@ class SparseStrategy(Strategy):
     """
 
     name = "sparse"
+    sums_batches = True
     buffers = 1  # gradients in use at once
     _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
@@ -77,16 +78,16 @@ class SparseStrategy(Strategy):
         super().warm_up()
         if self._own_weights is not None:
             self._own_weights.warm_up_rows(self.dataset)
-        dtype = self.dataset.values.dtype
-        allreduce(SparseStream([], np.empty(self._shape(0), dtype), self.size), self.comm, algorithm=self.algorithm)
-        warm_up(self.comm, self.size, dtype)
+        dtype, size = self.dataset.values.dtype, self.size + self.weights.sums
+        allreduce(SparseStream([], np.empty(self._shape(0), dtype), size), self.comm, algorithm=self.algorithm)
+        warm_up(self.comm, size, dtype)
 
     @cached_property
     def _own_weights(self) -> AdaptiveWeights | None:
         """Weights that rows of this rank change without a stream between: there is none to send, and nobody to share the work with."""
         alone = type(self) is SparseStrategy and self.comm.size == 1 and self.threads.count == 1
         penalised = self.descent.l1 or self.descent.l2  # of which rows read the same weights too often
-        plain = not penalised and self.columns is None
+        plain = not penalised and self.columns is None and not self.descent.second_order
         return self.weights if alone and plain and isinstance(self.weights, AdaptiveWeights) else None
 
     def step(self, rows: Array, coefficients: Array, rate: float) -> None:
@@ -111,6 +112,8 @@ class SparseStrategy(Strategy):
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         gradient = self._batch.gradient(rows, coefficients)
+        if self.descent.second_order:
+            gradient = with_sums(gradient, self._sums(rows, coefficients))
         self.clock.lap("compute")
         return gradient
 

@@ -16,7 +16,7 @@ from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import dealt, divided
@@ -132,6 +132,8 @@ class Trainer(Resumable):
         if self.model.columns != self.strategy.columns:
             have = f"the model {self.model.name} has {self.model.columns or 1} scores, and the strategy {self.strategy.columns or 1}"
             raise ValueError(f"{have}: give Descent(columns={self.model.columns})")
+        if self.strategy.descent.second_order and not isinstance(self.model, Hinge):
+            raise ValueError(f"the update arow is of the model svm, not of {self.model.name}: take another update, or that model")
         check_labels(self.dataset, self.model)
         self._check_watched()
         self._rate(0)
@@ -372,7 +374,7 @@ class Trainer(Resumable):
         scores, labels = self.strategy.scores(rows), np.empty(len(rows))
         kernels.gather(self.dataset.labels, rows, labels)
         self._progressive.note(scores)
-        derivatives = self.model.derivative(scores, labels)
+        derivatives, count = self._derivatives(scores, labels, count)
         if self.dataset.weights is not None:
             derivatives = (derivatives.T * self.dataset.weights[rows]).T
         coefficients = np.empty(scores.shape, self.dataset.values.dtype)
@@ -380,6 +382,13 @@ class Trainer(Resumable):
         self.strategy.step(rows, coefficients, self._rate(self.step))
         self.step += 1
         self._position += 1
+
+    def _derivatives(self, scores: Array, labels: Array, count: int) -> tuple[Array, int]:
+        """Of the loss of each sample by its score, and what to divide them by: for AROW, which goes by a sum, by one."""
+        if self.strategy.descent.second_order:
+            assert isinstance(self.model, Hinge)
+            return self.model.violation(scores, labels), 1
+        return self.model.derivative(scores, labels), count
 
     def _rate(self, step: int) -> float:
         """The learning rate of a step, if the weights can bear it: it must not turn their signs by the L2 term alone."""

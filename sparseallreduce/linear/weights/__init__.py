@@ -6,16 +6,30 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.linear.weights.adaptive import AdaptiveWeights
+from sparseallreduce.linear.weights.arow import ArowWeights, batch_sums, with_sums
 from sparseallreduce.linear.weights.descent import UPDATES, Descent
 from sparseallreduce.linear.weights.lazy import LazyWeights
 from sparseallreduce.linear.weights.plain import Weights, flat_indices
 from sparseallreduce.runtime.threads import Threads
 
-__all__ = ["UPDATES", "AdaptiveWeights", "Descent", "LazyWeights", "Weights", "flat_indices", "new_weights"]
+__all__ = [
+    "UPDATES",
+    "AdaptiveWeights",
+    "ArowWeights",
+    "Descent",
+    "LazyWeights",
+    "Weights",
+    "batch_sums",
+    "flat_indices",
+    "new_weights",
+    "with_sums",
+]
 
 
 def new_weights(size: int, descent: Descent, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> Weights:
     """Weights of zero that descend so, lazy or adaptive ones where it takes them; for the arguments see :class:`Weights`."""
+    if descent.second_order:
+        return ArowWeights(size, descent, dtype, threads)
     if descent.adaptive:
         return AdaptiveWeights(size, descent, dtype, threads)
     plain = not (descent.l1 or descent.momentum or descent.averages)

@@ -25,11 +25,14 @@ class AdaptiveWeights(Weights):
 
     Without penalties a step is that of AdaGrad (Duchi et al., 2011): ``n += g**2; w -= rate * g / sqrt(n)`` for every entry g of the
     gradient, the intercept's among them. So the units of the loss do not matter, and a weight that has rarely been touched moves far.
+    With the paper's beta above 0 a step is divided by ``beta + sqrt(n)``: while gradients have come to less than beta, the weight goes
+    by a common rate, as with SGD, and a rare feature does not outweigh frequent ones.
 
     L1 and L2 are those of the mean loss: with S the sum of all rates so far and v the weight as it would be without them, ``w`` is v drawn
-    towards zero by ``l1 * S / sqrt(n)``, at most to zero, and divided by ``1 + l2 * S / sqrt(n)``. This differs from the paper's, which
-    do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011, section 2), by which loss and
-    penalties together come to their least. A weight that no gradient has touched stays what it was, penalties or not.
+    towards zero by ``l1 * S / h``, at most to zero, and divided by ``1 + l2 * S / h``, where h is ``beta + sqrt(n)``. This differs from
+    the paper's, which do not grow with the steps, and follows McMahan (*Follow-the-regularized-leader and mirror descent*, 2011, section
+    2), by which loss and penalties together come to their least. A weight that no gradient has touched stays what it was, penalties or
+    not.
 
     Where the features are ``alike``, a weight without a gradient so far waits for one that is above the rounding errors of sums that
     cancel, of which a step would go as far as of any other: more than 64 epsilons of the largest entry. Of features whose values are of
@@ -122,7 +125,7 @@ class AdaptiveWeights(Weights):
         self.steps += 1
         self._rate = rate
         given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, self._sums, self.unscaled, self._norms
-        entries, finite, self._largest = adaptive_kernels.adaptive_descend_rows(*given, rate, self._noise)
+        entries, finite, self._largest = adaptive_kernels.adaptive_descend_rows(*given, rate, self.descent.beta, self._noise)
         self._rates += rate
         if self.descent.intercept and len(rows):
             slope = float(coefficients.dtype.type(coefficients.sum(dtype=np.float64)))
@@ -135,7 +138,7 @@ class AdaptiveWeights(Weights):
         """Compile what ``descend_rows`` needs for such samples; the weights stay as they are."""
         none = np.empty(0, self.unscaled.dtype)
         given = dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), none
-        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0, 0.0)
+        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0, self.descent.beta, 0.0)
 
     @cached_property
     def _sums(self) -> Array:
@@ -187,7 +190,7 @@ class AdaptiveWeights(Weights):
     def _subtract(self, indices: Array | None, values: Array, rate: float) -> bool:
         indices, values = self._flat(indices, values)
         self._largest = float(np.abs(values).max(initial=0.0))
-        cuts, step = self._cuts(len(values)), (rate, *self._penalties, self._least(self._largest))
+        cuts, step = self._cuts(len(values)), (rate, self.descent.beta, *self._penalties, self._least(self._largest))
 
         def subtract(part: int) -> bool:
             if indices is None:
@@ -204,12 +207,13 @@ class AdaptiveWeights(Weights):
         if isinstance(slope, np.ndarray):
             least = self._least(max(self._largest, float(np.abs(slope).max())))
             slope = np.where((np.abs(slope) <= least) & (self._intercept_norm == 0), 0.0, slope)
-            self._intercept_norm = norm = np.hypot(self._intercept_norm, slope)
+            self._intercept_norm = np.hypot(self._intercept_norm, slope)
+            norm = self._intercept_norm + self.descent.beta
             with np.errstate(invalid="ignore"):  # of what is no number, which the step is told by
                 self.intercept = self.intercept - rate * np.divide(slope, norm, out=np.zeros_like(norm), where=slope != 0)
         elif slope != 0 and (self._intercept_norm or not abs(slope) <= self._least(self._largest)):
             self._intercept_norm = math.hypot(self._intercept_norm, slope)
-            self.intercept -= rate * slope / self._intercept_norm
+            self.intercept -= rate * slope / (self._intercept_norm + self.descent.beta)
 
     @property
     def _noise(self) -> float:
@@ -231,7 +235,7 @@ class AdaptiveWeights(Weights):
         l1, l2 = self._penalties
 
         def read(low: int, high: int) -> None:
-            adaptive_kernels.adaptive_values(free[low:high], norms[low:high], l1, l2, out[low:high])
+            adaptive_kernels.adaptive_values(free[low:high], norms[low:high], self.descent.beta, l1, l2, out[low:high])
 
         self._threads.share(self._threads.cuts(len(free)), read)
         return out

@@ -8,8 +8,8 @@ import numpy as np
 
 __all__ = ["UPDATES", "Descent"]
 
-#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal.
-UPDATES = ("sgd", "ftrl")
+#: How a step may change the weights: all by one learning rate, or each by one of its own, by FTRL-Proximal or AROW.
+UPDATES = ("sgd", "ftrl", "arow")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class Descent:
     average_from: int | None = None  # what is learned is the mean of the weights after all steps but the first so many
     columns: int | None = None  # weights of a feature, one a score of a sample: K classes at once; None for one score
     update: str = "sgd"  # one of UPDATES; all but "sgd" have neither momentum nor averages
+    beta: float = 0.0  # of "ftrl", in units of a gradient: weights whose gradients come to less go by a common rate
 
     def __post_init__(self) -> None:
         if self.update not in UPDATES:
             raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {self.update!r}")
-        for name in ("l2", "l1"):
+        for name in ("l2", "l1", "beta"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
@@ -41,6 +42,11 @@ class Descent:
             raise ValueError(f"columns must be at least 1, not {self.columns}")
         if self.update != "sgd" and (self.momentum or self.averages):
             raise ValueError(f"momentum and averages are of the update sgd, not of {self.update}: leave them out, or take that")
+
+        if self.beta and self.update != "ftrl":
+            raise ValueError(f"beta is of the update ftrl, not of {self.update}: leave it out, or take that")
+        if self.second_order and self.columns is not None:
+            raise ValueError("the update arow has one score a sample, for two classes: take ftrl or sgd for more")
 
     @property
     def penalty_factor(self) -> float:
@@ -65,3 +71,8 @@ class Descent:
     def adaptive(self) -> bool:
         """Whether every weight has a learning rate of its own."""
         return self.update != "sgd"
+
+    @property
+    def second_order(self) -> bool:
+        """Whether every weight has a variance, by which it moves: of AROW."""
+        return self.update == "arow"

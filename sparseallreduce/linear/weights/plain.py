@@ -58,6 +58,9 @@ class Weights(Journalled):
     _SMALLEST_SCALE = 1e-6
     _NUMBERS: tuple[str, ...] = ("steps", "scale", "intercept", "_rate")
 
+    #: Numbers that follow a gradient, sums over the samples of its batch.
+    sums = 0
+
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         self.size = size
         self.descent = descent or Descent()
@@ -265,9 +268,9 @@ class Weights(Journalled):
             kernels.warm_up_columns(dataset.indices.dtype, dataset.values.dtype)
         others = type(self)(size, self.descent, self.unscaled.dtype)
         others.scores(dataset, np.arange(0))
-        zeros = np.zeros(others.shape, self.unscaled.dtype)
-        nothing = SparseStream(np.empty(0, index_dtype(self.size)), zeros[:0], size)
-        for gradient in (nothing, SparseStream._dense_form(zeros, size)):
+        zeros, given = np.zeros(others._shape(size + self.sums), self.unscaled.dtype), size + self.sums
+        nothing = SparseStream(np.empty(0, index_dtype(self.size + self.sums)), zeros[:0], given)
+        for gradient in (nothing, SparseStream._dense_form(zeros, given)):
             others.descend(gradient, 0.0)
         others._gathered(np.empty(0, dataset.indices.dtype))
         others.to_array()

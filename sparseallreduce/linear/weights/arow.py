@@ -1,0 +1,186 @@
+"""Weights of which each is known with a precision of its own, that rises as gradients touch it: diagonal AROW."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.kernels import arow as arow_kernels
+from sparseallreduce.linear.weights.adaptive import AdaptiveWeights
+from sparseallreduce.linear.weights.descent import Descent
+from sparseallreduce.runtime.threads import Threads
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["ArowWeights", "batch_sums", "with_sums"]
+
+Array = NDArray[Any]
+
+
+class ArowWeights(AdaptiveWeights):
+    """As :class:`Weights`, by AROW with a diagonal covariance (Crammer, Kulesza and Dredze, *Adaptive regularization of weight vectors*,
+    2009, equations 7 to 9), for the hinge loss.
+
+    A weight's precision A is 1 at first. The rate is 1 / r, with the paper's r. A step has three parts, of the violations
+    ``l_i = 1 - y_i w.x_i > 0`` of n_v samples of the batch, and the gradient ``g = -sum(l_i y_i x_i)`` of half their squares:
+
+    1. The spread of the batch is ``s = sum(g**2 / A) / sum(l_i**2)``.
+    2. Every weight goes by ``-g / A / (s + r)``.
+    3. Every precision rises by ``g**2 * n_v / sum(l_i**2) / r``.
+
+    Of a single sample, s is ``x.(x / A)`` and the rise is ``x**2 / r``: then this is the paper's algorithm, step for step. It differs for
+    larger batches, of which the paper knows none. There step 2 goes along one direction for all samples, at most as far as is best for
+    the sum of the ``l_i**2``: by the Cauchy-Schwarz inequality it takes the curvature for the least that it can be. And step 3 has the
+    square of a feature's sum where the paper has the sum of squares, which would take a second value an entry. So a feature that
+    violating samples agree on gets more precise by it, and one that they do not agree on less; how the ranks share the batch does not
+    matter.
+
+    The message is the gradient, with three numbers after it: see :func:`with_sums`. All that changes is where it has entries.
+
+    L1 and L2 are those of the mean of ``l_i**2 / 2``: with S the number of all samples so far, by r, and v the weight as it would be
+    without them, ``w`` is v drawn towards zero by ``l1 * S / A``, at most to zero, and divided by ``1 + l2 * S / A``. The paper has none.
+
+    Examples
+    --------
+    >>> w = ArowWeights(2)
+    >>> violation, x = 1.0, np.float32([3, 4])  # of a sample of class +1
+    >>> gradient = SparseStream([0, 1], -violation * x, 2)
+    >>> w.descend(with_sums(gradient, np.float32([1, violation**2, 1])), rate=1 / 5)
+    >>> w.to_array()  # of 25 / (25 + 5) the margin
+    array([0.1       , 0.13333334], dtype=float32)
+    """
+
+    sums = 3
+
+    def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
+        # ``_norms`` are the precisions; of weights that no gradient has touched 0, which stands for 1.
+        super().__init__(size, descent or Descent(update="arow"), dtype, threads)
+
+    def descend(self, gradient: SparseStream, rate: float) -> None:
+        """One step.
+
+        Parameters
+        ----------
+        gradient : SparseStream
+            Of :func:`with_sums`.
+        rate : float
+            1 / r.
+
+        Raises
+        ------
+        DivergenceError
+            As that of other weights.
+        """
+        self.wait_for_peers()
+        self.steps += 1
+        self._rate = rate
+        indices, values, slope, (violators, squares, samples) = self._taken_apart(gradient)
+        finite = math.isfinite(violators + squares + samples)
+        if squares > 0 and finite:
+            spread = self._spread(indices, values, float(slope))
+            self._meet()  # before any rank changes what others still add up
+            step, gain = rate / (1.0 + rate * spread / squares), rate * violators / squares
+            finite = self._move(indices, values, step, gain)
+            if slope:
+                before = float(self._intercept_norm) or 1.0
+                self.intercept = float(self.intercept) - step * float(slope) / before
+                self._intercept_norm = before + gain * float(slope) ** 2
+        self._rates += rate * samples
+        if self._replica is not None:
+            self._replica.meeting.come(finite)
+            self._changing = finite = True
+        self._check(finite and math.isfinite(float(self.intercept)))
+
+    def warm_up(self, dataset: Dataset) -> None:
+        super().warm_up(dataset)
+        others = ArowWeights(1 + self.descent.intercept, self.descent, self.unscaled.dtype)
+        nothing = np.empty(0, index_dtype(self.size)), np.empty(0, self.unscaled.dtype)
+        for indices, values in (nothing, (None, np.zeros(1, self.unscaled.dtype))):
+            others._spread(indices, values, 0.0)
+            others._move(indices, values, 0.0, 0.0)
+
+    def _taken_apart(self, gradient: SparseStream) -> tuple[Array | None, Array, Any, list[float]]:
+        """The indices (None if dense) and values of the features, the intercept's entry, and the sums."""
+        if gradient.is_dense:
+            stored = gradient._stored
+            parts = self._parted(SparseStream._dense_form(stored[: self.size], self.size))
+            return *parts, stored[self.size :].tolist()
+        indices, values = gradient.indices, gradient.values
+        inside = int(np.searchsorted(indices, self.size))
+        sums = np.zeros(self.sums)
+        sums[indices[inside:].astype(np.int64) - self.size] = values[inside:]
+        return *self._parted(SparseStream._sparse_form(indices[:inside], values[:inside], self.size)), sums.tolist()
+
+    def _spread(self, indices: Array | None, values: Array, slope: float) -> float:
+        """The sum of the squares of a gradient, each by the variance of its weight."""
+        if indices is None:
+            spread = arow_kernels.arow_spread_dense(self._norms, values)
+        else:
+            spread = arow_kernels.arow_spread(self._norms, indices, values)
+        return float(spread) + slope**2 / (float(self._intercept_norm) or 1.0)
+
+    def _move(self, indices: Array | None, values: Array, step: float, gain: float) -> bool:
+        """Change this rank's share of the weights; returns whether what becomes of them is finite."""
+        cuts, how = self._cuts(len(values)), (step, gain, *self._penalties)
+
+        def move(part: int) -> bool:
+            if indices is None:
+                mine = slice(cuts[part], cuts[part + 1])
+                return bool(arow_kernels.arow_descend_dense(self.unscaled[mine], self._norms[mine], values[mine], *how))
+            given = self.unscaled, self._norms, indices, values, *how
+            return bool(arow_kernels.arow_descend(*given, self._first + part, self._parts))
+
+        return all(self._threads.each(move))
+
+    def memory(self) -> dict[str, Any]:
+        memory = super().memory()
+        return memory | {"precisions": memory.pop("norms")}
+
+    def remember(self, memory: dict[str, Any], stretch: Array | float = 1.0) -> None:
+        known = {name: value for name, value in memory.items() if name not in ("norms", "precisions")}
+        if "precisions" in memory:  # of steps of this kind
+            # Twice by the stretch, as they are sums of squares; never below that of a weight that no gradient has touched.
+            touched = memory["precisions"] > 0
+            known["norms"] = np.where(touched, np.maximum(memory["precisions"] / stretch, stretch), 0)
+        super().remember(known, stretch)
+
+
+def batch_sums(coefficients: Array, counts: Array | None) -> Array:
+    """What a rank adds to the sums of a batch: violating samples, the squares of their violations, and all samples.
+
+    Parameters
+    ----------
+    coefficients : ndarray
+        Of each sample, the violation times -y; and times what the sample counts.
+    counts : ndarray or None
+        What each sample counts; None for 1.
+    """
+    given = coefficients.astype(np.float64)
+    if counts is None:
+        sums = np.count_nonzero(given), np.dot(given, given), len(given)
+    else:
+        violating = given != 0
+        sums = counts[violating].sum(), (np.square(given[violating]) / counts[violating]).sum(), counts.sum()
+    return np.array(sums, coefficients.dtype)
+
+
+def with_sums(gradient: SparseStream, sums: Array) -> SparseStream:
+    """A gradient with the sums of its batch as further entries after its own.
+
+    Parameters
+    ----------
+    gradient : SparseStream
+    sums : ndarray, shape (3,)
+        How many samples violate the margin, the sum of the squares of their violations, and how many samples there are.
+    """
+    size = gradient.size + len(sums)
+    if gradient.is_dense:
+        return SparseStream._dense_form(np.concatenate([gradient._stored, sums.astype(gradient.dtype)]), size)
+    dtype = index_dtype(size)
+    indices = np.concatenate([gradient.indices.astype(dtype, copy=False), np.arange(gradient.size, size, dtype=dtype)])
+    joined = SparseStream._sparse_form(indices, np.concatenate([gradient.values, sums.astype(gradient.dtype)]), size)
+    joined._switch()
+    return joined
