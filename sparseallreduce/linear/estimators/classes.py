@@ -26,7 +26,7 @@ from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
 from sparseallreduce.linear.estimators.rounds import COCOA, SOLVERS, check_rounds
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.model_file import FittedModel
-from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Squared, model_of
+from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, gather
 
@@ -538,6 +538,11 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         self.loss = loss
         self.epsilon = epsilon
         self.quantile = quantile
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = self.loss == Poisson.loss_name  # counts
+        return tags
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
