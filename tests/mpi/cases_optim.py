@@ -46,7 +46,8 @@ def case_a_step_is_the_simulated_one(comm, kind, settings):
     replicas = [kind(replica, *arguments, Simulated(rank), **settings) for rank, replica in enumerate(simulated)]
     for step in range(8):
         optimizer.step(gradients(comm.rank, step))
-        simulated_step(replicas, [gradients(rank, step) for rank in range(comm.size)])
+        network = sar.Network(hosts=comm.size)  # all on one host, as here
+        simulated_step(replicas, [gradients(rank, step) for rank in range(comm.size)], network=network)
     assert len(set(comm.allgather(joined(ours).tobytes()))) == 1, "replicas have drifted apart"
     if kind is optim.DenseSGD:  # MPI adds in an order of its own
         np.testing.assert_allclose(joined(ours), joined(simulated[0]), rtol=1e-4, atol=1e-5)
