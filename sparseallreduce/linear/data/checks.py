@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparseallreduce.linear.data.dataset import Dataset
     from sparseallreduce.linear.models import LinearModel
 
-__all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum", "described", "own_samples"]
+__all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum", "described", "own_samples", "own_test_samples"]
 
 Array = NDArray[Any]
 
@@ -139,6 +139,31 @@ def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
         raise DatasetError(f"{dataset.source}: there are no samples on any rank")
     if sum(weight for *_, weight in ranks) <= 0:
         raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
+
+
+def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel, comm: Any, holders: int) -> Dataset | None:
+    """This rank's samples of a test set, of which the first ``holders`` ranks have some; None if there is none. Collective.
+
+    Raises
+    ------
+    DatasetError, MismatchError
+        On all ranks alike, as :func:`own_samples` and :func:`check_parts`; or if it has more features than the training set, or labels of
+        another kind than the model's.
+    """
+    check_alike(comm, {"test set": "given" if test is not None else "not given"})
+    if test is None:
+        return None
+    own = own_samples(test, comm, holders, "test set")
+
+    def check() -> None:
+        if own.features > training.features:
+            many = f"the test set has {own.features} features, and the training set {training.features}"
+            raise DatasetError(f"{own.source}: {many}: read both with the same number")
+        check_labels(own, model)
+
+    agreed(comm, check)
+    check_parts(own, comm, holders)
+    return own
 
 
 def check_alike(comm: Any, facts: Mapping[str, Any]) -> None:

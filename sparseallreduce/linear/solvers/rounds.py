@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import AlgorithmError, DatasetError, TrainingStopped
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.errors import AlgorithmError, TrainingStopped
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import OneVsRest
@@ -215,7 +215,7 @@ class RoundTrainer:
         TrainingStopped
             On all ranks alike, after :meth:`request_stop` on one of them.
         """
-        test = self._tested(test)
+        test = own_test_samples(test, self.dataset, self.model, self.comm, self.comm.size)
         self._clock.lap("prepare")
         stop, every = False, self.options.evaluate_every
         while not (stop or self.converged) and len(self.history) < self.options.rounds:
@@ -254,23 +254,6 @@ class RoundTrainer:
             return self.best.epoch
         known = [(figures.loss, figures.epoch) for figures in self.history if figures.loss is not None]
         return min(known)[1] if known else None
-
-    def _tested(self, test: Dataset | None) -> Dataset | None:
-        """This rank's samples of a test set; collective."""
-        check_alike(self.comm, {"test set": "given" if test is not None else "not given"})
-        if test is None:
-            return None
-        own = own_samples(test, self.comm, self.comm.size, "test set")
-
-        def check() -> None:
-            if own.features > self.dataset.features:
-                many = f"the test set has {own.features} features, and the training set {self.dataset.features}"
-                raise DatasetError(f"{own.source}: {many}: read both with the same number")
-            check_labels(own, self.model)
-
-        agreed(self.comm, check)
-        check_parts(own, self.comm, self.comm.size)
-        return own
 
     def _note(self, made: Round) -> None:
         """Count a solver's round."""

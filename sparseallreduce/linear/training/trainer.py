@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError, TrainingStopped
+from sparseallreduce.errors import AlgorithmError, DivergenceError, TrainingStopped
 from sparseallreduce.linear import kernels
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_samples
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies import Strategy
@@ -221,7 +221,7 @@ class Trainer(Resumable):
         TrainingStopped
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
-        test = self._tested(test)
+        test = own_test_samples(test, self.dataset, self.model, self.comm, self.strategy.workers)
         self._note_test_set(test)
         if not self.strategy.warm:
             self.strategy.warm_up()
@@ -253,23 +253,6 @@ class Trainer(Resumable):
     def _stops(self, figures: dict[str, Any]) -> bool:
         """Whether early stopping ends training with these figures of an epoch."""
         return self.stopping is not None and self.stopping.after_epoch(figures[self._watched])
-
-    def _tested(self, test: Dataset | None) -> Dataset | None:
-        """This rank's samples of a test set; collective."""
-        check_alike(self.comm, {"test set": "given" if test is not None else "not given"})
-        if test is None:
-            return None
-        own = own_samples(test, self.comm, self.strategy.workers, "test set")
-
-        def check() -> None:
-            if own.features > self.dataset.features:
-                many = f"the test set has {own.features} features, and the training set {self.dataset.features}"
-                raise DatasetError(f"{own.source}: {many}: read both with the same number")
-            check_labels(own, self.model)
-
-        agreed(self.comm, check)
-        check_parts(own, self.comm, self.strategy.workers)
-        return own
 
     def _train(self, on_step: Callable[[], object] | None) -> None:
         """The rest of a pass over the training set."""
