@@ -140,6 +140,24 @@ def test_sending_and_receiving_overlap():
     assert run([clocked(Shift((rank + 1) % 3, stream(), (rank - 1) % 3)) for rank in range(3)], NETWORK).time == approx(cost())
 
 
+def test_ranks_of_a_host_share_its_link_and_wait_for_their_latencies_side_by_side():
+    nbytes, hosts = cost() - ALPHA, NETWORK._replace(hosts="aabb")
+    senders = [clocked(Send(2, stream())), clocked(Send(3, stream()))]
+    assert run([*senders, clocked(Recv(0)), clocked(Recv(1))], hosts).time == approx(ALPHA + 2 * nbytes)
+    # A rank that will send more later keeps nobody waiting until then.
+    small, many = ALPHA + (HEADER + 8) * BETA, 50
+    first = clocked(*[Send(2, stream(1))] * many)
+    out = run([first, clocked(Send(3, stream(1))), clocked(*[Recv(0)] * many), clocked(Recv(1))], hosts)
+    assert out.outputs[3] == approx(small + (HEADER + 8) * BETA)
+    assert out.outputs[2] == approx(many * small)  # the other's bytes pass within a latency
+
+
+def test_what_stays_on_a_host_takes_nothing_of_its_link():
+    near = NETWORK._replace(hosts="aabb", local_latency=0.0, local_bandwidth=1e30)
+    out = run([clocked(Send(1, stream()), Send(2, stream())), clocked(Recv(0)), clocked(Recv(0)), clocked()], near)
+    assert out.outputs == [0.0, approx(0.0), approx(cost()), 0.0]
+
+
 def receiving(*sources):
     """A schedule that returns from whom messages came, by RecvAny."""
     seen, missing = [], set(sources)

@@ -41,6 +41,7 @@ def delivery_of(order: int | Chooser | None, network: Network, ranks: int) -> De
 
 class _Event(Enum):
     RESUME = "a rank goes on"
+    LEAVES = "the latency of a message has passed; the link of its host may be busy"
     HEAD = "the first byte of a message is at its receiver, whose port may be busy"
     TAIL = "the last byte of a message has been received and read"
 
@@ -52,17 +53,16 @@ class ByTime:
         self._ports = Ports(network, ranks)
         self._numbers = count()
         self._events: list[tuple[float, int, _Event, int | Message]] = []
-        # Of each rank, heads of messages in the order in which they leave. Only the first of them is among the events, which are few then
-        # however many messages there are.
-        self._leaving: list[deque[tuple[float, int, _Event, Message]]] = [deque() for _ in range(ranks)]
+        # Of each rank, messages in the order in which they leave. Only the first of them is among the events, which are few then however
+        # many messages there are.
+        self._leaving: list[deque[tuple[int, float, Message]]] = [deque() for _ in range(ranks)]
 
     def send(self, message: Message, ready: float) -> None:
         """Take a message, which leaves when the sender's port is free."""
-        head = self._ports.depart(message.source, message.dest, message.nbytes, ready)
         leaving = self._leaving[message.source]
-        leaving.append((head, next(self._numbers), _Event.HEAD, message))
+        leaving.append((next(self._numbers), ready, message))
         if len(leaving) == 1:
-            heapq.heappush(self._events, leaving[0])
+            self._first_leaves(message.source)
 
     def run(self, ranks: int, resume: Resume, deliver: Callable[[Message], bool]) -> None:
         """Go from event to event."""
@@ -72,17 +72,29 @@ class ByTime:
             now, _, event, what = heapq.heappop(self._events)
             if not isinstance(what, Message):
                 resume(what, now)
+            elif event is _Event.LEAVES:
+                head = self._ports.depart(what.source, what.dest, what.nbytes, now)
+                self._leaving[what.source].popleft()
+                self._first_leaves(what.source)
+                if head > now:
+                    self._at(head, _Event.HEAD, what)
+                else:
+                    self._arrives(what, now)
             elif event is _Event.HEAD:
-                self._next_leaves(what.source)
-                self._at(self._ports.arrive(what.source, what.dest, what.nbytes, now) + what.coding, _Event.TAIL, what)
+                self._arrives(what, now)
             elif deliver(what):
                 self._at(now, _Event.RESUME, what.dest)
 
-    def _next_leaves(self, source: int) -> None:
-        leaving = self._leaving[source]
-        leaving.popleft()
-        if leaving:
-            heapq.heappush(self._events, leaving[0])
+    def _first_leaves(self, source: int) -> None:
+        """Make an event of the first message that a rank has not sent yet, if any."""
+        if self._leaving[source]:
+            number, ready, message = self._leaving[source][0]
+            time = self._ports.leaves(source, message.dest, ready)
+            heapq.heappush(self._events, (time, number, _Event.LEAVES, message))
+
+    def _arrives(self, message: Message, head: float) -> None:
+        tail = self._ports.arrive(message.source, message.dest, message.nbytes, head)
+        self._at(tail + message.coding, _Event.TAIL, message)
 
     def _at(self, time: float, event: _Event, what: int | Message) -> None:
         heapq.heappush(self._events, (time, next(self._numbers), event, what))

@@ -17,8 +17,8 @@ class Network(NamedTuple):
     """The alpha-beta model (thesis section 3.1.1): a message of L bytes takes ``latency + L / bandwidth``.
 
     Every rank sends one message at a time and receives one at a time, both at once. With ``hosts``, ranks of a host send to each other by
-    the local latency and bandwidth, each rank at its own; what goes to other hosts or comes from them shares the host's link: one message
-    at a time leaves it, and one enters it.
+    the local latency and bandwidth, each rank at its own; what goes to other hosts or comes from them shares the host's link: the bytes of
+    one message at a time leave it, and those of one enter it, while the latencies of its ranks pass side by side.
     """
 
     latency: float = 1e-6  # alpha, seconds
@@ -83,7 +83,8 @@ def coding_time(network: Network, nbytes: int, values: int) -> float:
 class Ports:
     """From when on each port is free: one message at a time leaves it, and one at a time enters it, both at once.
 
-    Every rank has a port of its own for the ranks of its host, and the ranks of a host share that to other hosts.
+    Every rank has a port, which a message takes for its latency and its bytes. What goes to other hosts also takes the link that the ranks
+    of a host share, for its bytes alone: the latencies of different ranks pass side by side.
 
     The only place where a message is given a time.
     """
@@ -95,27 +96,38 @@ class Ports:
         for number, members in enumerate(network.layout(ranks).members):
             for rank in members:
                 self._host[rank] = number
-        # By whether the other rank is on the same host: of each rank, and of each host.
-        self._free_to_send = [0.0] * ranks, [0.0] * ranks
-        self._free_to_receive = [0.0] * ranks, [0.0] * ranks
+        # Of each rank, and of each host.
+        self._free_to_send, self._out = [0.0] * ranks, [0.0] * ranks
+        self._free_to_receive, self._in = [0.0] * ranks, [0.0] * ranks
 
-    def depart(self, source: int, dest: int, nbytes: int, ready: float) -> float:
-        """When the first byte is at the receiver of a message that the sender has ``ready`` at a time."""
-        port, free, (latency, bandwidth) = self._link(source, dest, source, self._free_to_send)
-        start = max(ready, free[port])
-        free[port] = start + latency + nbytes / bandwidth
-        return start + latency
+    def leaves(self, source: int, dest: int, ready: float) -> float:
+        """When the latency has passed of a message that the sender has ``ready`` at a time; to be asked for one at a time of a rank."""
+        latency, _ = self._link(source, dest)
+        return max(ready, self._free_to_send[source]) + latency
+
+    def depart(self, source: int, dest: int, nbytes: int, now: float) -> float:
+        """When the first byte is at the receiver of a message whose latency has just passed; of all ranks, in the order of time."""
+        head, (_, bandwidth) = now, self._link(source, dest)
+        if self._is_far(source, dest):
+            host = self._host[source]
+            head = max(now, self._out[host])
+            self._out[host] = head + nbytes / bandwidth
+        self._free_to_send[source] = head + nbytes / bandwidth
+        return head
 
     def arrive(self, source: int, dest: int, nbytes: int, head: float) -> float:
         """When the last byte has been received of a message whose first byte is there at ``head``; the port may be busy then."""
-        port, free, (_, bandwidth) = self._link(source, dest, dest, self._free_to_receive)
-        free[port] = max(head, free[port]) + nbytes / bandwidth
-        return free[port]
+        start, (_, bandwidth) = max(head, self._free_to_receive[dest]), self._link(source, dest)
+        if self._is_far(source, dest):
+            host = self._host[dest]
+            start = max(start, self._in[host])
+            self._in[host] = start + nbytes / bandwidth
+        self._free_to_receive[dest] = start + nbytes / bandwidth
+        return self._free_to_receive[dest]
 
-    def _link(
-        self, source: int, dest: int, end: int, free: tuple[list[float], list[float]]
-    ) -> tuple[int, list[float], tuple[float, float]]:
-        """Of the end of a message: its port, from when on such ports are free, and what the link between them is like."""
-        if self._host[source] == self._host[dest]:
-            return end, free[0], self._near
-        return self._host[end], free[1], self._far
+    def _is_far(self, source: int, dest: int) -> bool:
+        return self._host[source] != self._host[dest]
+
+    def _link(self, source: int, dest: int) -> tuple[float, float]:
+        """The latency and the bandwidth between two ranks."""
+        return self._far if self._is_far(source, dest) else self._near
