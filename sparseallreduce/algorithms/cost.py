@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparseallreduce.algorithms.exchange import lower_power_of_two
+from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
 from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
 
@@ -241,10 +241,11 @@ def _concatenation_time(problem: Problem, machine: Machine, entries: float, exte
 
 
 def _gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
-    """Of the allgather by recursive doubling, or by dissemination, of a stream of each rank."""
-    time, held = 0.0, 1
+    """Of the allgather by recursive doubling, from far to near, or by dissemination, of a stream of each rank."""
+    time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:
-        time += _step(problem, machine, held, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
+        distance = problem.ranks // (2 * held) if core == problem.ranks else held
+        time += _step(problem, machine, distance, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
         held *= 2
     return time
 
@@ -268,11 +269,9 @@ def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
     if core < problem.ranks:
         time += _step(problem, machine, core, k, size, _pair_time(problem, machine, k, size))
         time += _step(problem, machine, core, problem.held(problem.ranks), size)
-    distance = 1
-    while distance < core:
-        held = problem.held(distance)
+    for distance in halvings(core):
+        held = problem.held(core // (2 * distance))
         time += _step(problem, machine, distance, held, size, _pair_time(problem, machine, held, size))
-        distance *= 2
     return time
 
 

@@ -95,17 +95,17 @@ def gather_parts(part: SparseStream, rank: int, ranks: int) -> Generator[Step, A
 
     By recursive doubling where the number of ranks is a power of two (thesis figure 3.6), by dissemination (Bruck) otherwise:
     ceil(log2 P) messages, and every stream reaches every rank once. Streams travel side by side, so that nothing is joined
-    before the end.
+    before the end. Recursive doubling begins with the ranks that are farthest away, as long as there is little to send, and ends with
+    neighbours, which may be on one host.
     """
     part = yield Quantise(part, rank, rank)
     if ranks == lower_power_of_two(ranks):
-        group = [part]
-        distance = 1
-        while distance < ranks:
+        group = [part]  # of the ranks whose distance from ours is a multiple of that of the last round
+        for distance in halvings(ranks):
             partner = rank ^ distance
             theirs = yield Exchange(partner, tuple(group))
-            group = [*group, *theirs] if rank < partner else [*theirs, *group]
-            distance *= 2
+            lower, upper = (group, theirs) if rank < partner else (theirs, group)
+            group = [each for pair in zip(lower, upper, strict=True) for each in pair]
         return group
     held = [part]  # of the ranks rank, rank + 1, ... modulo P
     while len(held) < ranks:
