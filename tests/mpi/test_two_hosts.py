@@ -67,6 +67,35 @@ def run(network, placement, folder, *program):
     return mpi_run(4, *program, mpi=on_hosts, timeout=180, env=network | settings)
 
 
+def sum_by_hosts():
+    """HiTopKComm on the hosts as they are: the update that the simulator comes to, and with feedback no value is lost."""
+    import socket
+
+    import numpy as np
+    from mpi4py import MPI
+
+    import sparseallreduce as sar
+
+    world = MPI.COMM_WORLD
+    hosts = world.allgather(socket.gethostname())
+    size, k, steps = 30_000, 300, 3
+    gradients = [np.random.default_rng([7, rank]).standard_normal((steps, size)) for rank in range(world.size)]
+    feedback = sar.ErrorFeedback(sar.HiTopK(size, k), dtype=np.float64)
+    simulated = [sar.ErrorFeedback(sar.HiTopK(size, k), dtype=np.float64) for _ in range(world.size)]
+    applied = np.zeros(size)
+    for step in range(steps):
+        update = feedback.step(gradients[world.rank][step], world)
+        out = sar.simulate([each[step] for each in gradients], simulated, sar.Network(hosts=hosts))
+        np.testing.assert_allclose(update.to_dense(), out.outputs[0].to_dense(), rtol=1e-12)
+        applied += update.to_dense()
+    left = np.zeros(size)
+    world.Allreduce(feedback.residual, left)
+    total = sum(each.sum(axis=0) for each in gradients)
+    np.testing.assert_allclose(world.size * applied + left, total, atol=1e-9)
+    if world.rank == 0:
+        print("as simulated")
+
+
 def print_findings():
     """Where the ranks are, who shares memory, and that sums are right: of all, inside the hosts, and of a rank of each."""
     import socket
@@ -108,6 +137,11 @@ def test_ranks_share_memory_inside_a_host_and_not_across(network, tmp_path, plac
         assert findings["cores"] == told[0]["cores"]  # the hosts are on one machine
     kept = list((tmp_path / "cache" / "calibration").iterdir())
     assert len(kept) == 3  # layouts, of which two have two ranks
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_hitopk_takes_the_hosts_as_they_are(network, tmp_path, placement):
+    assert "as simulated" in run(network, placement, tmp_path, sum_by_hosts).stdout
 
 
 def test_doctor_tells_what_is_shared(network, tmp_path):
