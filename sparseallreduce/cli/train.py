@@ -55,7 +55,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
 @click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
-@click.option("--intercept", is_flag=True, help="Add a number to every score; sgd does not penalise it.")
+@click.option(
+    "--intercept/--no-intercept",
+    default=None,
+    help="Add a number to every score; --solver sgd does not penalise it.  [with --update ftrl and arow, and if --initial-model has one]",
+)
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option(
     "--solver",
@@ -207,6 +211,8 @@ def train(data: Path, test: Path | None, initial_model: Path | None, json_path: 
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm)
     say(samples.described(data, comm))
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
+    if start is not None:
+        chosen = chosen | {"intercept": len(start) > samples.training.features}
     each = [chosen | {"l2": l2} for l2 in train_options.penalties(chosen)]
     in_rounds = chosen["solver"] == "cocoa"
     runs = [
@@ -253,8 +259,11 @@ def _given() -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
 
 
-def _initial_weights(path: Path | None, samples: Samples, intercept: bool, comm: Any) -> np.ndarray | None:
-    """The weights of a model file, read on rank 0, as those of a run on these samples; collective."""
+def _initial_weights(path: Path | None, samples: Samples, intercept: bool | None, comm: Any) -> np.ndarray | None:
+    """The weights of a model file, read on rank 0, as those of a run on these samples; collective.
+
+    They have an ``intercept`` if the model has one, unless it is said.
+    """
     if path is None:
         return None
 
@@ -264,7 +273,8 @@ def _initial_weights(path: Path | None, samples: Samples, intercept: bool, comm:
         if fault is not None:
             raise ModelFileError(f"{path} is no model to start from: {fault}")
         weights, shifts = scores_for(samples.model, found)
-        start = np.zeros((samples.training.features + intercept, *weights.shape[1:]), samples.training.values.dtype)
+        more = bool(np.any(found.intercept)) if intercept is None else intercept
+        start = np.zeros((samples.training.features + more, *weights.shape[1:]), samples.training.values.dtype)
         start[: found.n_features] = weights
         start[samples.training.features :] = shifts
         return start
@@ -273,7 +283,7 @@ def _initial_weights(path: Path | None, samples: Samples, intercept: bool, comm:
     return broadcast_arrays(comm, None if start is None else {"start": start})["start"]
 
 
-def _unfit(found: FittedModel, samples: Samples, intercept: bool) -> str | None:
+def _unfit(found: FittedModel, samples: Samples, intercept: bool | None) -> str | None:
     """Why a run on these samples cannot start from a model, None if it can."""
     features, model, scores = samples.training.features, samples.model, np.atleast_2d(found.weights).shape[0]
     two = model.columns == 2  # whose scores a file keeps as one
@@ -287,8 +297,8 @@ def _unfit(found: FittedModel, samples: Samples, intercept: bool) -> str | None:
     if samples.classes is not None and found.classes.tolist() != list(samples.classes):
         theirs, ours = (" and ".join(map(str, classes)) for classes in (found.classes.tolist(), samples.classes))
         return f"its classes are {theirs}, and those of the samples {ours}"
-    if np.any(found.intercept) and not intercept:
-        return "it has an intercept: give --intercept too"
+    if np.any(found.intercept) and intercept is False:
+        return "it has an intercept: leave --no-intercept out"
     return None
 
 

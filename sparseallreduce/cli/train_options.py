@@ -104,7 +104,8 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     -----
     The model is svm for arow, which knows no other. A rate that is given is one of sgd, which scripts from when there was no other are
     tuned to; lossy strategies are published with sgd; and the first steps of ftrl move every weight far, those of a model to start from
-    too.
+    too. An intercept costs adaptive steps next to nothing, and sets of which one class is rare need one; whether a model to start from has
+    one is not known here.
     """
     cocoa = chosen["solver"] == "cocoa"
     strange = next((name for name in (_OF_SGD if cocoa else _OF_COCOA) if name in given), None)
@@ -113,7 +114,8 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
         raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
     if cocoa:
         several = "ovr" if chosen["multiclass"] == "auto" else chosen["multiclass"]
-        return chosen | {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
+        default = {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
+        return chosen | default | {"intercept": bool(chosen["intercept"])}
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
     update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
@@ -122,6 +124,8 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     damped = update == "ftrl" and MODELS[chosen["model"]].classifies
     beta = _default(chosen["beta"], CLASSES_BETA if damped else 0.0)
     rate = _default(chosen["learning_rate"], CLASSES_RATE if damped and beta else RATES[update])
+    if chosen["intercept"] is None and not started:
+        chosen = chosen | {"intercept": update != "sgd"}
     return chosen | {"update": update, "learning_rate": rate, "beta": beta}
 
 

@@ -18,7 +18,7 @@ from sparseallreduce.cli import train_options, train_table
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.train_samples import Samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments
+from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments, typical_value
 from sparseallreduce.linear.model_file import FittedModel, fitted
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
@@ -134,8 +134,9 @@ def _trainer(
     descent, unit = replace(train_options.descent(chosen, steps), columns=model.columns), 1.0
     if descent.adaptive:
         moments = sample_moments(training, comm)
-        unit = rate_unit(descent.update, moments, descent.intercept, model.in_units_of_labels)
-        descent = replace(descent, beta=chosen["beta"] * gradient_unit(moments, nonzeros, batch))
+        value = typical_value(moments, nonzeros)
+        unit = rate_unit(descent.update, moments, descent.intercept * value, model.in_units_of_labels)
+        descent = replace(descent, beta=chosen["beta"] * gradient_unit(moments, nonzeros, batch), intercept_value=value)
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)

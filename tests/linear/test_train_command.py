@@ -216,7 +216,7 @@ def test_a_run_starts_from_a_model(folder, tmp_path, strategy):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ([], "it has an intercept: give --intercept too"),
+        (["--no-intercept"], "it has an intercept: leave --no-intercept out"),
         (["--intercept", "--model", "svm"], "it is of kind 'logistic' with 1 score; --model is svm"),
         (["--intercept", "--features", "3000"], "give --features 4000"),
         (["--intercept", "--initial-model", "nowhere.npz"], "there is no model file nowhere.npz"),
@@ -329,10 +329,23 @@ def test_a_model_to_start_from_is_trained_on_by_sgd_unless_told_otherwise(folder
     first, second = tmp_path / "first.npz", tmp_path / "second.npz"
     run(folder, "--model-out", first, "--json", tmp_path / "out.json")
     chosen = json.loads((tmp_path / "out.json").read_text())["arguments"]
-    assert (chosen["update"], chosen["learning_rate"], chosen["beta"]) == ("ftrl", 5.0, 20.0)
+    assert (chosen["update"], chosen["learning_rate"], chosen["beta"], chosen["intercept"]) == ("ftrl", 5.0, 20.0, True)
     for update, options in (("sgd", []), ("ftrl", ["--update", "ftrl"])):
         run(folder, "--initial-model", first, *options, "--model-out", second, "--json", tmp_path / "out.json")
-        assert json.loads((tmp_path / "out.json").read_text())["arguments"]["update"] == update
+        chosen = json.loads((tmp_path / "out.json").read_text())["arguments"]
+        assert (chosen["update"], chosen["intercept"]) == (update, True)
+
+
+def test_an_intercept_is_learned_by_adaptive_steps_and_from_a_model_that_has_one(folder, tmp_path):
+    def learned(*arguments):
+        run(folder, *arguments, "--model-out", tmp_path / "model.npz")
+        return bool(np.any(np.load(tmp_path / "model.npz")["intercept"]))
+
+    assert learned() and learned("--update", "arow") and learned("--update", "sgd", "--intercept")
+    assert not learned("--no-intercept") and not learned("--update", "sgd") and not learned("--solver", "cocoa")
+    (tmp_path / "model.npz").rename(tmp_path / "without.npz")
+    assert not learned("--initial-model", tmp_path / "without.npz")
+    assert learned("--initial-model", tmp_path / "without.npz", "--intercept")
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber", "quantile", "poisson"])

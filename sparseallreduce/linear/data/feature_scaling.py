@@ -26,6 +26,7 @@ __all__ = [
     "sample_moments",
     "scaled",
     "scaled_by_entry",
+    "typical_value",
 ]
 
 Array = NDArray[Any]
@@ -101,7 +102,7 @@ def sample_moments(dataset: Dataset, comm: Any) -> Array:
     return np.asarray(np.sum(gather(comm, own), axis=0))
 
 
-def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool) -> float:
+def adaptive_rate_unit(moments: Array, intercept: float, in_units_of_labels: bool) -> float:
     """What to multiply learning rates of adaptive weights by, so that the same ones suit any samples.
 
     A first step of rate r moves each weight of a sample by r, whatever the gradient, and by this unit a typical sample's score by up to
@@ -112,8 +113,8 @@ def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool
     ----------
     moments : ndarray
         Of :func:`sample_moments`.
-    intercept : bool
-        Whether every sample has a further feature of value one.
+    intercept : float
+        The value of a further feature that every sample has; 0 if there is none.
     in_units_of_labels : bool
         Whether scores have the units of the labels.
 
@@ -125,19 +126,37 @@ def adaptive_rate_unit(moments: Array, intercept: bool, in_units_of_labels: bool
     count, squares, total, label_squares = moments
     if count == 0:
         return 1.0
-    length = float(np.sqrt(squares / count + intercept))
+    length = float(np.sqrt(squares / count + intercept**2))
     centre = total / count if intercept else 0.0
     spread = 1.0 if not in_units_of_labels else float(np.sqrt(max(label_squares / count - centre**2, 0.0)))
     return float(f"{(spread or 1.0) / (length or 1.0):.6g}")
 
 
-def rate_unit(update: str, moments: Array, intercept: bool, in_units_of_labels: bool) -> float:
+def rate_unit(update: str, moments: Array, intercept: float, in_units_of_labels: bool) -> float:
     """What to multiply learning rates of an update other than "sgd" by: :func:`adaptive_rate_unit`, and of "arow" its square.
 
     So a rate of one means AROW's r is the mean square of the samples' lengths: 1, as in the paper, where they have unit length.
     """
     unit = adaptive_rate_unit(moments, intercept, in_units_of_labels)
     return float(f"{unit**2:.6g}") if update == "arow" else unit
+
+
+def typical_value(moments: Array, nonzeros: int) -> float:
+    """The root of the mean square of the values that are not zero, of six digits; 1 if there are none.
+
+    Parameters
+    ----------
+    moments : ndarray
+        Of :func:`sample_moments`.
+    nonzeros : int
+        Of the samples of all ranks.
+
+    Examples
+    --------
+    >>> typical_value(np.array([2.0, 32.0, 0.0, 2.0]), 8)
+    2.0
+    """
+    return float(f"{np.sqrt(moments[1] / max(nonzeros, 1)):.6g}") or 1.0
 
 
 def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:

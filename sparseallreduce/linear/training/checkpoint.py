@@ -38,7 +38,7 @@ Array = NDArray[Any]
 _LAYOUT = "sparseallreduce checkpoint 3"
 _NAME = re.compile(r"step-(\d{12})\.npz")
 # Of what a run had that wrote a checkpoint before these could be chosen.
-_IMPLIED: dict[str, Any] = {"update": "sgd", "beta": 0.0, "unit of the learning rate": 1.0}
+_IMPLIED: dict[str, Any] = {"update": "sgd", "beta": 0.0, "intercept_value": 1.0, "unit of the learning rate": 1.0}
 _KEPT = 2
 
 

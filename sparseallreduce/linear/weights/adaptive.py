@@ -204,6 +204,8 @@ class AdaptiveWeights(Weights):
         return finite
 
     def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
+        value = self.descent.intercept_value
+        slope, rate = value * slope, rate * value
         if isinstance(slope, np.ndarray):
             least = self._least(max(self._largest, float(np.abs(slope).max())))
             slope = np.where((np.abs(slope) <= least) & (self._intercept_norm == 0), 0.0, slope)

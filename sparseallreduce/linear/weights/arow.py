@@ -85,9 +85,9 @@ class ArowWeights(AdaptiveWeights):
             step, gain = rate / (1.0 + rate * spread / squares), rate * violators / squares
             finite = self._move(indices, values, step, gain)
             if slope:
-                before = float(self._intercept_norm) or 1.0
-                self.intercept = float(self.intercept) - step * float(slope) / before
-                self._intercept_norm = before + gain * float(slope) ** 2
+                before, value = float(self._intercept_norm) or 1.0, self.descent.intercept_value
+                self.intercept = float(self.intercept) - step * value**2 * float(slope) / before
+                self._intercept_norm = before + gain * (value * float(slope)) ** 2
         self._rates += rate * samples
         if self._replica is not None:
             self._replica.meeting.come(finite)
@@ -120,7 +120,7 @@ class ArowWeights(AdaptiveWeights):
             spread = arow_kernels.arow_spread_dense(self._norms, values)
         else:
             spread = arow_kernels.arow_spread(self._norms, indices, values)
-        return float(spread) + slope**2 / (float(self._intercept_norm) or 1.0)
+        return float(spread) + (self.descent.intercept_value * slope) ** 2 / (float(self._intercept_norm) or 1.0)
 
     def _move(self, indices: Array | None, values: Array, step: float, gain: float) -> bool:
         """Change this rank's share of the weights; returns whether what becomes of them is finite."""

@@ -25,6 +25,7 @@ class Descent:
     columns: int | None = None  # weights of a feature, one a score of a sample: K classes at once; None for one score
     update: str = "sgd"  # one of UPDATES; all but "sgd" have neither momentum nor averages
     beta: float = 0.0  # of "ftrl", in units of a gradient: weights whose gradients come to less go by a common rate
+    intercept_value: float = 1.0  # but for "sgd": the value of the feature whose weight, times that, is the intercept
 
     def __post_init__(self) -> None:
         if self.update not in UPDATES:
@@ -32,6 +33,8 @@ class Descent:
         for name in ("l2", "l1", "beta"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 0 < self.intercept_value < np.inf:
+            raise ValueError(f"intercept_value must be above 0, not {self.intercept_value}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum}")
         if self.nesterov and not self.momentum:
