@@ -73,7 +73,8 @@ class _Engine:
         reductions: Sequence[Reduction],
         encoding: Encoding,
     ) -> None:
-        self._network, self._machine, self._hosts = network, machine_of(network), network.layout(len(schedules))
+        self._network, self._hosts = network, network.layout(len(schedules))
+        self._machine = machine_of(network, len(schedules) / max(1, len(self._hosts.members)))  # codecs are chosen by the share of a rank
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
             rank.charged = reduction.work, reduction.dense_work
