@@ -27,6 +27,8 @@ from sparseallreduce.errors import (
 from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.explaining import Explanation, explain
+from sparseallreduce.runtime.plan import Plan
+from sparseallreduce.runtime.planning import allreduce_init
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.runtime.simulator import Network, Simulation, simulate
 from sparseallreduce.runtime.trace import Trace, trace
@@ -49,6 +51,7 @@ __all__ = [
     "Network",
     "OkTopk",
     "Operator",
+    "Plan",
     "Reducer",
     "Request",
     "Simulation",
@@ -64,6 +67,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "allreduce",
+    "allreduce_init",
     "explain",
     "iallreduce",
     "simulate",

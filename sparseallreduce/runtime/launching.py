@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["agree", "launch", "start"]
+__all__ = ["agree", "alone", "checked_intent", "launch", "launched", "start"]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -51,16 +51,16 @@ def start(
     make: Callable[..., Made] = make_list_call if isinstance(stream, list | tuple) else make_call
     call, intent = struck or make(stream, op, algorithm, options)
     comm = world() if comm is None else comm
-    ranks, intent = size_of(comm), _checked(intent, comm, progress, timeout)
+    ranks, intent = size_of(comm), checked_intent(intent, comm, progress, timeout)
     at_once = blocking and timeout is None
     if ranks == 1:
-        request = _alone(lambda: _serial(call, intent), intent, blocking)
+        request = alone(lambda: _serial(call, intent), intent, blocking)
     elif call is None or intent.error is not None:
-        request = _launched(comm, lambda _: Launched(intent), None, at_once, progress)
+        request = launched(comm, lambda _: Launched(intent), None, at_once, progress)
     else:
         single = call if isinstance(call, Call) else call.of(0) if len(call.fused) == 1 else None
         work_on = _groups(call, intent) if single is None else lambda channel: over_mpi().signature.Signature(single, intent, channel)
-        request = _launched(comm, work_on, single and single.stream, at_once, progress)
+        request = launched(comm, work_on, single and single.stream, at_once, progress)
     if call is not None and call.op.is_mean:
         request._divisor = ranks
     if intent.error is None:
@@ -95,14 +95,14 @@ def launch(
         As for :func:`~sparseallreduce.iallreduce`.
     """
     comm = world() if comm is None else comm
-    ranks, intent = size_of(comm), _checked(intent, comm, progress)
+    ranks, intent = size_of(comm), checked_intent(intent, comm, progress)
     if ranks == 1:
         try:
-            return _alone(lambda: schedule(0, 1), intent, blocking)
+            return alone(lambda: schedule(0, 1), intent, blocking)
         finally:
             if close is not None:
                 close()
-    return _launched(comm, lambda channel: Launched(intent, lambda: schedule(channel.rank, ranks), close), None, blocking, progress)
+    return launched(comm, lambda channel: Launched(intent, lambda: schedule(channel.rank, ranks), close), None, blocking, progress)
 
 
 def agree(comm: Any, intent: Intent, *, blocking: bool) -> Request:
@@ -115,7 +115,7 @@ def _nothing(_rank: int, _ranks: int) -> Generator[Step, Any, None]:
     yield
 
 
-def _checked(intent: Intent, comm: Any, progress: str, timeout: Any = None) -> Intent:
+def checked_intent(intent: Intent, comm: Any, progress: str, timeout: Any = None) -> Intent:
     """The intent, with an error if ``progress`` is not what there is, or ``timeout`` is no time."""
     if intent.error is None:
         try:
@@ -130,7 +130,7 @@ def _checked(intent: Intent, comm: Any, progress: str, timeout: Any = None) -> I
     return intent
 
 
-def _launched(
+def launched(
     comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream | None, blocking: bool, progress: str
 ) -> Request:
     """Begin an operation, or have it wait until it can, and wait for it if this is ``blocking``."""
@@ -178,7 +178,7 @@ def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
     return work_on
 
 
-def _alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:
+def alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:
     """The operation of one rank."""
     if intent.error is not None and not isinstance(intent.error, Exception):
         raise intent.error

@@ -15,7 +15,7 @@ from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
-__all__ = ["CACHE_LINE", "Reduction", "Tree", "divided"]
+__all__ = ["CACHE_LINE", "Reduction", "Tree", "divide", "divided"]
 
 
 CACHE_LINE = 64  # bytes
@@ -205,17 +205,21 @@ class Reduction:
 
 def divided(stream: SparseStream, ranks: int) -> SparseStream:
     """A sum of so many ranks divided by their number, in memory of its own: the mean, as a user takes it."""
-    stored = stream._stored
-    values = memory.empty(stored.shape, stored.dtype)
-    with np.errstate(all="ignore"):
-        if stored.dtype == BFLOAT16:  # which has not every number of ranks above 256, so that they divide floats, rounded once
-            values[...] = np.divide(stored.astype(np.float32), np.float32(ranks))
-        else:
-            np.divide(stored, stored.dtype.type(ranks), out=values)
+    values = memory.empty(stream._stored.shape, stream.dtype)
+    divide(stream._stored, ranks, values)
     if stream._indices is None:
         mean = SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
         return Reduction.freeze(mean)
     return SparseStream._sparse_form(stream._indices, values, stream.size, stream.lo, stream.hi, stream.switch_density)
+
+
+def divide(values: NDArray[Any], ranks: int, out: NDArray[Any]) -> None:
+    """Write the values, each divided by the number of ranks."""
+    with np.errstate(all="ignore"):
+        if values.dtype == BFLOAT16:  # which has not every number of ranks above 256, so that they divide floats, rounded once
+            out[...] = np.divide(values.astype(np.float32), np.float32(ranks))
+        else:
+            np.divide(values, values.dtype.type(ranks), out=out)
 
 
 class Tree:

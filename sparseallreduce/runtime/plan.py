@@ -1,0 +1,158 @@
+"""A plan, a sum that is started again and again, and what all of its sums have in common (MPI's persistent operations)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.runtime import launching
+from sparseallreduce.runtime.communicators import size_of
+from sparseallreduce.runtime.request import Request, checked_timeout
+from sparseallreduce.runtime.work import Launched, Work
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["UNLIKE", "Common", "Plan", "Streams"]
+
+UNLIKE = "size, dtype or width of a stream are not those of the plan: make another by allreduce_init"
+
+Streams = list[SparseStream] | tuple[SparseStream, ...]
+
+
+class Plan:
+    """A sum that is started again and again, of :func:`allreduce_init`.
+
+    All ranks start the sums of their plans, and other operations of a communicator, in the same order. Sums of several plans may be in
+    flight together. A sum that fails raises on all ranks, and the plan can be started again.
+    """
+
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._request: Request | None = None
+        self._active = self._freed = False
+
+    def start(self, stream: SparseStream | Streams | ArrayLike | Sequence[ArrayLike]) -> None:
+        """Start a sum.
+
+        Parameters
+        ----------
+        stream : SparseStream, or list or tuple of SparseStream
+            Like those of the plan. With fixed indices their values will do, an array of shape (nnz,) or (nnz, width) for each, in the
+            order of the positions; they are copied. What a stream has at other positions than the plan is an error on all ranks.
+
+        Raises
+        ------
+        AlgorithmError
+            If the sum before this one has not been waited for, or the plan is freed; all ranks that start one raise it then. What is
+            wrong with ``stream`` is raised by ``test`` or ``wait``, on all ranks.
+        """
+        fault = None
+        if self._freed:
+            fault = AlgorithmError("this plan has been freed: make another by allreduce_init")
+        elif self._active:
+            fault = AlgorithmError("this plan has been started, and not been waited for: call wait() first, or make several plans")
+        if fault is not None:
+            self._common.fail(fault)
+            raise fault
+        self._request, self._active = self._begun(stream), True
+
+    def _begun(self, stream: Any) -> Request:
+        raise NotImplementedError
+
+    def test(self) -> tuple[bool, Any]:
+        """Move on, and return ``(True, result)`` if done, else ``(False, None)``; errors are those of :meth:`wait`."""
+        request, self._active = self._started(), False  # if this raises
+        done, result = request.test()
+        self._active = not done
+        return done, self._finished(result) if done else None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The result, when done: a stream, or a list of them. With fixed indices it is valid until the next :meth:`start`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            As of :meth:`Request.wait`.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If the sum failed, on all ranks the same. AlgorithmError if none has been started.
+        """
+        request = self._started()
+        if timeout is not None:
+            checked_timeout(timeout)
+        self._active = False  # however this ends
+        return self._finished(request.wait(timeout))
+
+    def free(self) -> None:
+        """Let go of what the plan holds; a sum in flight goes on. Not collective, and done by itself when the plan is forgotten."""
+        self._freed, self._active, self._request = True, False, None
+        self._release()
+
+    def _release(self) -> None:
+        """Let go of memory."""
+
+    def _started(self) -> Request:
+        if self._request is None:
+            raise AlgorithmError("this plan has been freed" if self._freed else "this plan has not been started: call start() first")
+        return self._request
+
+    def _finished(self, result: Any) -> Any:
+        return result
+
+
+class Common:
+    """What all sums of a plan have in common.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL
+    call : Call or ListCall or None
+    intent : Intent
+        With an error if the arguments are wrong.
+    progress : str
+    """
+
+    def __init__(self, comm: Any, call: Any, intent: Intent, progress: str) -> None:
+        self.comm, self.call, self.intent, self.progress = comm, call, intent, progress
+        self.ranks = size_of(comm)
+        self.channel: Channel | None = None  # of several ranks, once they make the plan
+
+    def checked(self) -> Intent:
+        """The intent, with an error if ``progress`` is wrong."""
+        return launching.checked_intent(self.intent, self.comm, self.progress)
+
+    def numbered(self, channel: Channel) -> None:
+        """Tell this plan from others on the communicator, by the number of the operation that made it."""
+        self.intent = self.intent._replace(terms=(*self.intent.terms, ("number of the plan", str(channel.sequence + 1))))
+
+    def carry_out(self, schedule: Any) -> Any:
+        """What a schedule made from rank, number of ranks and machine comes to."""
+        intent = self.checked()
+        if self.ranks == 1:
+            return launching.alone(lambda: schedule(0, 1, None), intent, True).wait()
+
+        def work_on(channel: Channel) -> Work:
+            self.numbered(channel)
+            self.channel = channel
+            return Launched(intent, lambda: schedule(channel.rank, self.ranks, channel.machine))
+
+        return launching.launched(self.comm, work_on, None, True, "manual").wait()
+
+    def begin(self, work: Work, schedule: Any, stream: SparseStream | None = None) -> Request:
+        """Start one sum."""
+        if self.ranks == 1:
+            return launching.alone(schedule, work.intent(None), False)
+        return launching.launched(self.comm, lambda channel: work, stream, False, self.progress)
+
+    def fail(self, error: Exception) -> None:
+        """Have the ranks that start a sum now raise this."""
+        if self.ranks > 1:
+            launching.agree(self.comm, Intent((), 0, error), blocking=False)

@@ -1,0 +1,117 @@
+"""Plans: sums that are started again and again; what is known before the first value is settled once (MPI's persistent operations)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.allreduce import make_call
+from sparseallreduce.algorithms.many import make_list_call
+from sparseallreduce.errors import AlgorithmError, StreamError, StreamTypeError
+from sparseallreduce.runtime import launching
+from sparseallreduce.runtime.api import iallreduce
+from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out, unfit
+from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
+from sparseallreduce.runtime.request import Request
+from sparseallreduce.runtime.work import Launched
+from sparseallreduce.streams.fusion import fusion_of
+from sparseallreduce.streams.operator import Operator
+from sparseallreduce.streams.stream import SparseStream
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from sparseallreduce.runtime.serial import SerialCommunicator
+
+__all__ = ["allreduce_init"]
+
+
+def allreduce_init(
+    stream: SparseStream | Streams,
+    comm: MPI.Intracomm | SerialCommunicator | None = None,
+    op: str | Operator | MPI.Op = "sum",
+    algorithm: str = "auto",
+    fixed_indices: bool = False,
+    **options: Any,
+) -> Plan:
+    """Plan sums of streams like these, to be started again and again; collective.
+
+    Parameters
+    ----------
+    stream : SparseStream, or list or tuple of SparseStream
+        One of those to come: size, dtype and width are settled by it, and with ``fixed_indices`` its positions. Its values are not used.
+    comm, op
+        As for :func:`~sparseallreduce.allreduce`.
+    algorithm : str
+        The same; with ``fixed_indices`` "auto", "ssar_recursive_doubling", "ssar_split_allgather" or "hierarchical".
+    fixed_indices : bool
+        Whether the positions of this rank stay as they are. Then the index sets of all ranks are exchanged here, and values alone travel
+        in every sum. The streams of a list go in one message a step, those of one dtype and width.
+    **options
+        As for :func:`~sparseallreduce.iallreduce`; with ``fixed_indices`` those that still mean something: ``switch_density``, ``machine``,
+        ``value_codec`` and its ``seed``, and ``progress``.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same, as for :func:`~sparseallreduce.allreduce`.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> plan = sar.allreduce_init(sar.SparseStream([3, 5], [1.0, 1.0], 8), comm=sar.SERIAL, fixed_indices=True)
+    >>> plan.start([2.0, 4.0])
+    >>> plan.wait().values
+    array([2., 4.])
+    """
+    comm = world() if comm is None else comm
+    progress = options.pop("progress", "manual")
+    is_list = isinstance(stream, list | tuple)
+    make: Any = make_list_call if is_list else make_call
+    call, intent = make(stream, op, algorithm, options)
+    if fixed_indices and intent.error is None:
+        fault = unfit(call.call if is_list else call, algorithm)
+        intent = intent if fault is None else intent._replace(error=AlgorithmError(fault))
+    intent = intent._replace(terms=(*intent.terms, ("plan", "of fixed indices" if fixed_indices else "of any indices")))
+    common = Common(comm, call, intent, progress)
+    if not fixed_indices:
+        launching.agree(comm, common.checked(), blocking=True).wait()
+        return FreePlan(common, stream, op, algorithm, options)
+    laid_out = common.carry_out(lambda rank, ranks, machine: lay_out(common, stream, rank, ranks, machine))
+    fusion, groups = laid_out
+    if len(groups) == 1 and groups[0].fixed is None:
+        return PlanInMemory(common, is_list, fusion, groups[0])
+    return FixedPlan(common, is_list, fusion, groups)
+
+
+class FreePlan(Plan):
+    """Of streams with any indices: every sum is one of ``iallreduce``, of which the arguments are known to be right."""
+
+    def __init__(self, common: Common, stream: Any, op: Any, algorithm: str, options: dict[str, Any]) -> None:
+        super().__init__(common)
+        self._is_list = isinstance(stream, list | tuple)
+        self._fusion = fusion_of(stream if self._is_list else [stream])
+        self._arguments = op, algorithm, options
+
+    def _begun(self, stream: Any) -> Request:
+        fault = self._strange(stream)
+        if fault is not None:
+            return self._common.begin(Launched(Intent((), 0, fault)), None)
+        op, algorithm, options = self._arguments
+        return iallreduce(stream, self._common.comm, op, algorithm, **options, progress=self._common.progress)
+
+    def _strange(self, stream: Any) -> Exception | None:
+        """What is wrong with a stream, or a list."""
+        if isinstance(stream, list | tuple) != self._is_list:
+            return StreamTypeError(f"this plan takes {'a list of streams' if self._is_list else 'a stream'}, not {type(stream).__name__}")
+        try:
+            fusion = fusion_of(stream if self._is_list else [stream])
+        except StreamTypeError as error:
+            return error
+        alike = fusion is self._fusion or (fusion.sizes, fusion.kinds) == (self._fusion.sizes, self._fusion.kinds)
+        return None if alike else StreamError(UNLIKE)
