@@ -23,7 +23,7 @@ def operators_of(dtype):
 def kinds(ranks, dtype):
     """Of every size, form and way: empty, of one entry, that travel with the agreement, in shared memory, dense, of rows."""
     yield from (Inputs(ranks, size, dtype, seed=size) for size in (0, 1, ranks + 1, 61, 5000))
-    yield from (Inputs(ranks, 50, dtype, width=3), Inputs(ranks, 10**6, dtype, entries=300))
+    yield from (Inputs(ranks, 50, dtype, width=3), Inputs(ranks, 150_000, dtype, entries=300))
     yield Inputs(ranks, 10**5, dtype, entries=20_000)
     yield Inputs(ranks, 3000, dtype, entries=3000)
     yield Inputs(ranks, 10**5, dtype, entries=(10**5, *(2,) * (ranks - 1)))
