@@ -16,7 +16,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["beginning_times", "dense_share", "expected_beginning"]
+__all__ = ["beginning_times", "byte_limits", "dense_share", "expected_beginning"]
 
 # Bytes of a rank's stream up to which it always travels with the record, by messages and in shared memory. The MPI libraries send messages
 # of 4 KiB at once, longer ones in part only when the receiver has answered.
@@ -62,13 +62,24 @@ def expected_beginning(
     hosts : Hosts, optional
         Ranks next to each other that are on one host.
     """
-    summed, nbytes, room = reduction.op.is_sum, packed.packed_bytes(stream), payload_capacity(ranks)
+    summed, nbytes = reduction.op.is_sum, packed.packed_bytes(stream)
+    always, room, capacity = byte_limits(ranks, shares_memory, capacity)
     if stream.is_dense and not summed:
         return ""
-    if nbytes <= min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room):
+    if nbytes <= always:
         return "packed"
     fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
     return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts), machine, fits, writes, share)
+
+
+def byte_limits(ranks: int, shares_memory: bool, capacity: int) -> tuple[int, int, int]:
+    """The most bytes of a stream that is packed in any case, that can be packed, and that is written to shared memory.
+
+    Beside them, :func:`expected_beginning` of sparse streams of one kind knows of their entries what
+    :func:`~sparseallreduce.algorithms.choose.rounded` leaves.
+    """
+    room = payload_capacity(ranks)
+    return min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room), room, capacity
 
 
 def dense_share(nbytes: int, oversubscribed: bool) -> float:

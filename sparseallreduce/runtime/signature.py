@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce
+from sparseallreduce.algorithms.choose import rounded
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, Overlap
 from sparseallreduce.algorithms.steps import Schedule, Share
 from sparseallreduce.runtime.collectives import DIRECT_RANKS, has_native_sum, takes_collective
-from sparseallreduce.runtime.predictions import dense_share, expected_beginning
+from sparseallreduce.runtime.predictions import byte_limits, dense_share, expected_beginning
 from sparseallreduce.runtime.shortcuts.base import Shortcut
 from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
 from sparseallreduce.runtime.shortcuts.mpi_sum import MPISum
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Signature"]
 
-_REMEMBERED = 256  # sizes of streams
+_REMEMBERED = 256  # choices
 _LENGTH = struct.Struct("<I")
 _LONG = 1e-3  # seconds that messages take, from which on it pays to find out how the ranks' sets overlap
 
@@ -57,7 +59,7 @@ class Signature(Work):
         self._reduction = Reduction(call.op, call.switch_density)
         self._layout = packed.Layout.of(call.stream, self._reduction)
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
-        self._choices: dict[int, Choice] = {}  # by entries, -1 for dense streams
+        self._choices: dict[tuple[float, int], Choice] = {}
         self._has_shortcuts = False
         self.is_sum = call.op.is_sum
 
@@ -129,7 +131,7 @@ class Signature(Work):
         An algorithm by name takes none, and so the same steps, and rounds alike, whether ranks block or not.
         """
         assert stream is not None
-        key = -1 if stream._array is not None else len(stream._stored)
+        key = self._key(stream)
         choice = self._choices.get(key)
         if choice is None:
             if len(self._choices) >= _REMEMBERED:
@@ -137,6 +139,22 @@ class Signature(Work):
             choice = self._choices[key] = self._chosen(stream)
         least, shortcuts = choice
         return shortcuts if level >= least else ()
+
+    def _key(self, stream: SparseStream) -> tuple[float, int]:
+        """What a choice depends on, of streams of this kind: about how many entries there are, and which limits their bytes keep.
+
+        Hardly two steps of a training give as many entries, and a choice takes 70 microseconds.
+        """
+        if stream._array is not None:
+            return -1.0, 0
+        nbytes, (always, room, capacity) = packed.packed_bytes(stream), self._limits
+        return rounded(len(stream._stored)), (nbytes <= always) + (nbytes <= room) + (nbytes <= capacity)
+
+    @cached_property
+    def _limits(self) -> tuple[int, int, int]:
+        """Of bytes, once the channel is ready."""
+        channel = self._channel
+        return byte_limits(channel.ranks, channel.shares_memory, 0 if channel.sparse_memory is None else channel.sparse_memory.capacity)
 
     def _chosen(self, stream: SparseStream) -> Choice:
         channel = self._channel

@@ -1,5 +1,6 @@
 """Adaptive weights: equal to FTRL-Proximal in dense float64 arithmetic, and changed only where gradients have entries."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -185,8 +186,24 @@ def test_all_that_changes_is_shared():
     before = {name: getattr(weights, name).copy() for name in weights._shared_names()}
     weights.descend(stream_of(np.float32([1, 0, 0, 2, 3])), 0.1)
     assert all((getattr(weights, name) != value).any() for name, value in before.items())
-    arrays = {name for name, value in vars(weights).items() if isinstance(value, np.ndarray)}
-    assert arrays == set(weights._shared_names())
+    blocks = [getattr(weights, name) for name in weights._blocks()]
+    arrays = [value for value in vars(weights).values() if isinstance(value, np.ndarray)]
+    assert all(any(np.shares_memory(array, block) for block in blocks) for array in arrays)
+
+
+@pytest.mark.parametrize("columns", [None, 3])
+def test_weights_go_on_in_the_memory_of_a_replica(columns):
+    descent = Descent(update="ftrl", columns=columns)
+    weights, alone = (new_weights(6, descent) for _ in range(2))
+    gradient = stream_of(np.float32(range(6 * (columns or 1))).reshape((6,) if columns is None else (6, columns)))
+    for each in (weights, alone):
+        each.descend(gradient, 0.1)
+    for name in weights._blocks():
+        weights._keep(name, getattr(weights, name).copy())
+    for each in (weights, alone):
+        each.descend(gradient, 0.1)
+    for name, value in alone.state().items():
+        np.testing.assert_array_equal(weights.state()[name], value)
 
 
 @pytest.mark.parametrize("l1,l2", PENALTIES)
@@ -354,3 +371,54 @@ def test_rows_that_are_no_numbers_are_told():
     weights = new_weights(4, ftrl(intercept=True))
     with np.errstate(all="ignore"), pytest.raises(DivergenceError, match="after step 1"):
         weights.descend_rows(dataset, np.array([0]), np.float32([1.0]), 0.5)
+
+
+def numbered_strategy(seed=0, features=60):
+    rows = scipy.sparse.random_array((40, features), density=0.3, format="csr", dtype=np.float32, rng=seed)
+    return SparseStrategy(Dataset.from_scipy(rows, np.ones(40)), sar.SERIAL, ftrl(beta=0.1))
+
+
+def test_norms_are_where_they_belong_whenever_they_are_read():
+    strategy, other = numbered_strategy(), numbered_strategy()
+    batches = [np.arange(first, first + 8) for first in range(0, 40, 8)]
+    for step, rows in enumerate(batches):
+        coefficients = np.linspace(-1, 1, 8, dtype=np.float32)
+        other.weights.descend_rows(other.dataset, rows, coefficients, 0.1)
+        scores = strategy.scores(rows)  # has the norms elsewhere
+        np.testing.assert_array_equal(scores, strategy.weights.scores(strategy.dataset, rows))
+        strategy.scores(batches[step - 1])
+        if step % 2:
+            strategy.scores(rows)
+        strategy.step(rows, coefficients, 0.1)
+        strategy.scores(rows)
+        for name, value in other.state().items():
+            np.testing.assert_array_equal(strategy.state()[name], value)
+
+
+def test_changes_are_taken_back_after_scores_without_a_step():
+    strategy, rows = numbered_strategy(), np.arange(16)
+    strategy.scores(rows)
+    strategy.step(rows, np.ones(16, np.float32), 0.1)
+    before = strategy.state()
+    strategy.scores(rows)
+    strategy.weights.begin_journal()
+    strategy.scores(rows)
+    strategy.step(rows, np.ones(16, np.float32), 0.1)
+    strategy.scores(rows)
+    strategy.weights.put_back()
+    for name, value in before.items():
+        np.testing.assert_array_equal(strategy.state()[name], value)
+
+
+@pytest.mark.parametrize("norm", [-np.float32(np.nan), -1.0, -0.0, np.inf])
+def test_norms_that_are_none_lead_nowhere(norm):
+    """As a file may hold them that was tampered with: a sign tells numbers of features from norms."""
+    strategy, rows = numbered_strategy(), np.arange(16)
+    room = np.full(1000, 7, np.float32)
+    strategy.weights._keep("_pairs", room[400:520])
+    room[400:520:2], room[401:520:2] = 0, norm
+    strategy.scores(rows)
+    with contextlib.suppress(DivergenceError):
+        strategy.step(rows, np.ones(16, np.float32), 0.1)
+    assert (room[:400] == 7).all() and (room[520:] == 7).all()
+    assert not np.isfinite(norm) or np.isfinite(room).all()

@@ -17,11 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.rows import FAR, fetch, lines_of
+from sparseallreduce.linear.kernels.bands import product, products
+from sparseallreduce.linear.kernels.rows import FAR, MANY_LINES, ROW_AHEAD, fetch_first, fetch_row
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import prefetch_to_write
+from sparseallreduce.streams.kernels.intrinsics import as_bits, as_float, prefetch_to_write
 
-__all__ = ["NOISE", "adaptive_descend", "adaptive_descend_dense", "adaptive_descend_rows", "adaptive_values", "read_weight"]
+__all__ = [
+    "NOISE",
+    "adaptive_descend",
+    "adaptive_descend_dense",
+    "adaptive_descend_numbered",
+    "adaptive_values",
+    "read_weight",
+    "score_and_number",
+]
 
 Array = NDArray[Any]
 
@@ -30,9 +39,8 @@ NOISE = 64
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_LINES = np.uint64(8)  # of a row that are fetched
-_ROWS_AHEAD = 4  # before its turn
 _FAR = np.uint64(FAR)
+_EVERY = np.uint64(2**64 - 1)  # above all indices
 _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
 
 
@@ -63,17 +71,24 @@ def adaptive_descend(
     The parts are dealt by small portions, as those of :func:`~sparseallreduce.linear.kernels.descend`.
     """
     finite, size = True, np.uint64(indices.size)
-    portion = max(_ONE, size) if parts == 1 else _PORTION
-    for begin in range(np.uint64(part) * portion, size, np.uint64(parts) * portion):
-        end = min(begin + portion, size)
-        for entry in range(begin, min(begin + _FAR, end)):
-            prefetch_to_write(v, np.uint64(indices[entry]))
-            prefetch_to_write(norms, np.uint64(indices[entry]))
+    free, kept = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype)
+    for begin in range(np.uint64(part) * _PORTION, size, np.uint64(parts) * _PORTION):
+        end = min(begin + _PORTION, size)
+        fetched = size if parts == 1 else end
+        if parts > 1 or begin == _ZERO:
+            for entry in range(begin, min(begin + _FAR, end)):
+                prefetch_to_write(v, np.uint64(indices[entry]))
+                prefetch_to_write(norms, np.uint64(indices[entry]))
         for entry in range(begin, end):
-            if entry + _FAR < end:
+            if entry + _FAR < fetched:
                 prefetch_to_write(v, np.uint64(indices[entry + _FAR]))
                 prefetch_to_write(norms, np.uint64(indices[entry + _FAR]))
-            finite &= _step(v, norms, np.uint64(indices[entry]), np.float64(gradient[entry]), rate, beta, l1, l2, least)
+            free[entry - begin] = v[np.uint64(indices[entry])]
+            kept[entry - begin] = norms[np.uint64(indices[entry])]
+        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, beta, l1, l2, least)
+        for entry in range(begin, end):
+            v[np.uint64(indices[entry])] = free[entry - begin]
+            norms[np.uint64(indices[entry])] = kept[entry - begin]
     return finite
 
 
@@ -82,32 +97,89 @@ def adaptive_descend_dense(
     v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float
 ) -> bool:
     """As :func:`adaptive_descend`, for all of these weights."""
-    finite = True
-    for index in range(v.size):
-        finite &= _step(v, norms, np.uint64(index), np.float64(gradient[index]), rate, beta, l1, l2, least)
+    finite, size = True, np.uint64(v.size)
+    free, kept = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype)
+    for begin in range(_ZERO, size, _PORTION):
+        end = min(begin + _PORTION, size)
+        for index in range(begin, end):
+            free[index - begin], kept[index - begin] = v[index], norms[index]
+        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, beta, l1, l2, least)
+        for index in range(begin, end):
+            v[index], norms[index] = free[index - begin], kept[index - begin]
     return finite
 
 
 @kernel
-def adaptive_descend_rows(
+def score_and_number(
     indptr: Array,
     indices: Array,
     values: Array,
     rows: Array,
+    v: Array,
+    marks: Array,
+    places: Array,
+    free: Array,
+    kept: Array,
+    numbers: Array,
+    count: Array,
+    out: Array,
+) -> None:
+    """Score some rows, and give each of their features a number, in the order of their entries, for :func:`adaptive_descend_numbered`.
+
+    The norm of a feature is put away under that number, and has in its place the number and a sign, which no norm has: so entries to come
+    find it, in a line of memory that they need anyway.
+
+    Parameters
+    ----------
+    v, marks : ndarray
+        Weights, and their norms as unsigned integers; the two of a feature in one line of memory, if it is to be fast.
+    places, free, kept : ndarray
+        With room for all entries, of which there are fewer than 2**31: the feature of each number, its weight, and its norm as in
+        ``marks``.
+    numbers : ndarray
+        uint32: the number of each entry's feature.
+    count : ndarray
+        Of one entry: how many features there are.
+    out : ndarray
+        Of each row its inner product with the weights, to the bit as of :func:`~sparseallreduce.linear.kernels.scores`.
+    """
+    known, entries, zero = _ZERO, _ZERO, v.dtype.type(0)
+    for i in range(rows.size):
+        fetch_row(indptr, indices, values, rows, i + ROW_AHEAD, MANY_LINES)
+        fetch_first(indptr, indices, rows, i + 1, marks)
+        begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
+        rest, sums = products(indices, values, _ZERO, begin, end, v, _EVERY, (zero, zero, zero, zero), True)
+        out[i] = product(indices, values, _ZERO, rest, end, v, sums)
+        known = _number(indices, begin, end, entries, v, marks, places, free, kept, numbers, known)
+        entries += end - begin
+    count[0] = known
+
+
+@kernel
+def adaptive_descend_numbered(
+    indptr: Array,
+    values: Array,
+    rows: Array,
     coefficients: Array,
-    sums: Array,
     v: Array,
     norms: Array,
+    places: Array,
+    free: Array,
+    kept: Array,
+    numbers: Array,
+    count: Array,
     rate: float,
     beta: float,
     noise: float,
 ) -> Any:
     """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
 
+    The features have been numbered, and no longer are afterwards. Sums, weights and norms lie side by side until they are worked out.
+
     Parameters
     ----------
-    sums : ndarray
-        Zeros for all features, before and afterwards.
+    kept : ndarray
+        The norms, as floats.
     noise : float
         What of the largest entry of the sum a weight's first gradient has to be above.
 
@@ -120,59 +192,118 @@ def adaptive_descend_rows(
     float
         The largest magnitude of an entry.
     """
-    total = 0
+    features, place = np.uint64(count[0]), _ZERO
+    sums = np.zeros(features, v.dtype)
     for i in range(rows.size):
-        total += indptr[rows[i] + 1] - indptr[rows[i]]
-    places, slopes = np.empty(total, indices.dtype), np.empty(total, sums.dtype)
-    count = _ZERO
-    for i in range(rows.size):
-        if i + _ROWS_AHEAD < rows.size:
-            begin, end = np.uint64(indptr[rows[i + _ROWS_AHEAD]]), np.uint64(indptr[rows[i + _ROWS_AHEAD] + 1])
-            fetch(indices, begin, min(_LINES, lines_of(indices, end - begin)))
-            fetch(values, begin, min(_LINES, lines_of(values, end - begin)))
-        factor = coefficients[i]
-        if factor == 0:
-            continue
-        for entry in range(np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])):
-            places[count] = indices[entry]
-            slopes[count] = factor * values[entry]
-            count += _ONE
-    for entry in range(count):
-        if entry + _FAR < count:
-            prefetch_to_write(sums, np.uint64(places[entry + _FAR]))
-        sums[np.uint64(places[entry])] += slopes[entry]
-    entries, finite, largest = 0, True, 0.0
-    for entry in range(count):
-        largest = max(largest, np.float64(abs(sums[np.uint64(places[entry])])))
+        begin, end, factor = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1]), coefficients[i]
+        if factor != 0:
+            for entry in range(begin, end):
+                sums[np.uint64(numbers[place + entry - begin])] += factor * values[entry]
+        place += end - begin
+    entries, finite, highest = 0, True, as_bits(v.dtype.type(0))
+    for number in range(features):  # bits of numbers without a sign are in order, and their comparison is vectorised
+        highest = max(highest, as_bits(abs(sums[number])))
+        entries += sums[number] != 0
+    largest = np.float64(as_float(highest))
     least = noise * largest if largest < np.inf else 0.0
-    for entry in range(count):
-        if entry + _FAR < count:
-            prefetch_to_write(v, np.uint64(places[entry + _FAR]))
-            prefetch_to_write(norms, np.uint64(places[entry + _FAR]))
-        index = np.uint64(places[entry])
-        if sums[index] != 0:
-            entries += 1
-            finite &= _step(v, norms, index, np.float64(sums[index]), rate, beta, 0.0, 0.0, least)
-            sums[index] = 0
+    for begin in range(_ZERO, features, _PORTION):
+        end = min(begin + _PORTION, features)
+        finite &= _steps(free, kept, begin, sums, begin, end - begin, rate, beta, 0.0, 0.0, least)
+        for number in range(begin, end):
+            v[np.uint64(places[number])] = free[number]
+            norms[np.uint64(places[number])] = kept[number]
+    count[0] = 0
     return entries, finite, largest
+
+
+@inlined
+def _number(
+    indices: Array,
+    begin: int,
+    end: int,
+    before: int,
+    v: Array,
+    marks: Array,
+    places: Array,
+    free: Array,
+    kept: Array,
+    numbers: Array,
+    count: Any,
+) -> Any:
+    """Number the features of a row, where there are ``count`` of ``before`` entries; returns how many there are then.
+
+    A mark that is not below ``count`` is no number, whatever its sign: a norm that is no number may have one.
+    """
+    sign = np.uint64(1) << np.uint64(8 * marks.itemsize - 1)
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        mark = np.uint64(marks[index])
+        known = (mark >= sign) & ((mark ^ sign) < count)
+        number = mark ^ sign if known else count
+        places[count], free[count], kept[count] = index, v[index], mark  # of no account if it is known
+        marks[index] = number | sign
+        numbers[before + entry - begin] = number
+        count += np.uint64(not known)
+    return count
+
+
+@inlined
+def _steps(
+    v: Array,
+    norms: Array,
+    first: int,
+    slopes: Array,
+    begin: int,
+    count: int,
+    rate: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    least: float,
+) -> bool:
+    """Change ``count`` weights and their norms, from ``first`` on, by the slopes from ``begin`` on; returns whether all are finite.
+
+    A slope of zero changes nothing, so that a dense gradient does what its non-zeros do.
+    """
+    if l1 != 0.0 or l2 != 0.0:
+        finite = True
+        for place in range(count):
+            finite &= _step(v, norms, first + place, np.float64(slopes[begin + place]), rate, beta, l1, l2, least)
+        return finite
+    faults = 0
+    for place in range(count):  # without a branch, so that it is vectorised
+        slope, before, weight = np.float64(slopes[begin + place]), np.float64(norms[first + place]), np.float64(v[first + place])
+        after = _norm(before, slope)
+        # Plain division of IEEE 754: zero by zero is of a weight that does not move, and raises nothing.
+        moved = weight + np.divide(0.0 - rate * slope, after + beta)
+        moves = (slope != 0.0) & ((before != 0.0) | (abs(slope) > least) | np.isnan(slope))
+        v[first + place] = moved if moves else weight
+        norms[first + place] = after if moves else before
+        faults += moves & ~(np.isfinite(v[first + place]) & np.isfinite(norms[first + place]))
+    return faults == 0
 
 
 @inlined
 def _step(
     v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float, least: float
 ) -> bool:
-    """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
+    """Change one weight, to which penalties apply; returns whether it is finite."""
     if slope == 0.0:
         return True
     free, before = np.float64(v[index]), np.float64(norms[index])
     if before == 0.0 and abs(slope) <= least:
         return True
-    after = max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
-    held = _hold(before, beta)
+    after, held = _norm(before, slope), _hold(before, beta)
     weight = read_weight(free, held, l1, l2)
     v[index] = weight + (held * (free - weight) - rate * slope) / (after + beta)
     norms[index] = after
     return bool(np.isfinite(v[index]) and np.isfinite(norms[index]))
+
+
+@inlined
+def _norm(before: float, slope: float) -> float:
+    """The norm of gradients with one more."""
+    return max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
 
 
 @inlined

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.rows import FAR, NEAR, fetch
+from sparseallreduce.linear.kernels.rows import FAR, NEAR, fetch, stride_of
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import LINE, count_bits, lowest_bit, prefetch
 
@@ -175,7 +175,7 @@ def scores_in_bands(
     are added up does not depend on the bands.
     """
     rows = places.size
-    step = LINE // weights.itemsize
+    step = max(LINE // stride_of(weights), 1)
     lines_a_row = -(-np.int64(width) // (step * max(rows, 1)))  # of the weights of the next band
     lines = _part_lines(_entries(places, ends), rows * bands, indices.itemsize)
     for band in range(bands):

@@ -15,6 +15,7 @@ __all__ = ["deal"]
 Array = NDArray[Any]
 
 _ONE, _TWO, _THIRTY_TWO = np.uint64(1), np.uint64(2), np.uint64(32)
+_TOGETHER = 256  # numbers whose places are computed together
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,19 +39,22 @@ def deal(first: int, total: int, size: int, keys: Array, starts: Array, order: A
     width = np.uint64(max(1, math.ceil(math.sqrt(total))))
     height = (np.uint64(total) + width - _ONE) // width
     batches = np.empty(order.size, np.uint64)
-    for number in range(order.size):
-        place = np.uint64(first + number)
-        while True:
-            left, right = place // height, place % height
-            for turn in range(np.uint64(0), np.uint64(keys.size), _TWO):
-                left = _moved(left, right ^ keys[turn], width)
-                right = _moved(right, left ^ keys[turn + _ONE], height)
-            place = left * height + right
-            if place < np.uint64(total):
-                break
-        batches[number] = place // np.uint64(size)
-        if batches[number] + _TWO < np.uint64(starts.size):
-            starts[batches[number] + _TWO] += 1
+    lefts, rights = np.empty(_TOGETHER, np.uint64), np.empty(_TOGETHER, np.uint64)
+    for begin in range(0, order.size, _TOGETHER):
+        count = min(_TOGETHER, order.size - begin)
+        for number in range(count):
+            place = np.uint64(first + begin + number)
+            lefts[number], rights[number] = place // height, place % height
+        for turn in range(np.uint64(0), np.uint64(keys.size), _TWO):
+            for number in range(count):  # a loop that is vectorised
+                lefts[number] = _moved(lefts[number], rights[number] ^ keys[turn], width)
+                rights[number] = _moved(rights[number], lefts[number] ^ keys[turn + _ONE], height)
+        for number in range(count):
+            place = _below(total, lefts[number], rights[number], keys, width, height)
+            batch = place // np.uint64(size)
+            batches[begin + number] = batch
+            if batch + _TWO < np.uint64(starts.size):
+                starts[batch + _TWO] += 1
     for batch in range(2, starts.size):
         starts[batch] += starts[batch - 1]
     # The beginning of each batch stands one place late, where it moves on to its end.
@@ -58,6 +62,19 @@ def deal(first: int, total: int, size: int, keys: Array, starts: Array, order: A
         batch = batches[number] + _ONE
         order[starts[batch]] = number
         starts[batch] += 1
+
+
+@inlined
+def _below(total: int, left: Any, right: Any, keys: Array, width: Any, height: Any) -> Any:
+    """The first place below ``total`` that a pair, and what the network leads to from there, stands for."""
+    place = left * height + right
+    while place >= np.uint64(total):
+        left, right = place // height, place % height
+        for turn in range(np.uint64(0), np.uint64(keys.size), _TWO):
+            left = _moved(left, right ^ keys[turn], width)
+            right = _moved(right, left ^ keys[turn + _ONE], height)
+        place = left * height + right
+    return place
 
 
 @inlined

@@ -22,6 +22,7 @@ __all__ = [
     "fetch_first",
     "fetch_row",
     "lines_of",
+    "stride_of",
     "write_extents",
 ]
 
@@ -111,6 +112,12 @@ def fetch(array: Array, entry: int, lines: int) -> None:
     """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
     for line in range(lines):
         prefetch(array, entry + np.uint64(line) * np.uint64(LINE // array.itemsize))
+
+
+@inlined
+def stride_of(array: Array) -> Any:
+    """Bytes from one element to the next, where there are any."""
+    return max(array.strides[0], array.itemsize)
 
 
 @inlined

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.kernels.bands import bands_in_place, product, products, scores_in_bands
-from sparseallreduce.linear.kernels.rows import MANY_LINES, NEAR, ROW_AHEAD, bands_of, entries_of, fetch_first, fetch_row, write_extents
+from sparseallreduce.linear.kernels.rows import MANY_LINES, NEAR, ROW_AHEAD, bands_of, entries_of, fetch_first, fetch_row, stride_of, write_extents
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["compact_scores", "scores"]
@@ -27,7 +27,7 @@ def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: A
     for group in range(groups):
         first, last = rows.size * group // groups, rows.size * (group + 1) // groups
         some, found = rows[first:last], out[first:last]
-        bands = bands_in_place(entries_of(indptr, some), some.size, weights.size, weights.itemsize)
+        bands = bands_in_place(entries_of(indptr, some), some.size, weights.size, stride_of(weights))
         if bands == 1:
             _scores_by_row(indptr, indices, values, some, weights, found)
         else:
@@ -40,7 +40,7 @@ def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: A
 
 @inlined
 def _scores_by_row(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
-    far = weights.size * weights.itemsize > NEAR
+    far = weights.size * stride_of(weights) > NEAR
     zero = weights.dtype.type(0)
     for i in range(rows.size):
         fetch_row(indptr, indices, values, rows, i + ROW_AHEAD, MANY_LINES)

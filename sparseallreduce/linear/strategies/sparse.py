@@ -13,6 +13,7 @@ from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights, with_sums
+from sparseallreduce.linear.weights.numbered import MOST_ENTRIES
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import warm_up
 from sparseallreduce.streams.stream import SparseStream
@@ -87,7 +88,7 @@ class SparseStrategy(Strategy):
         """Weights that rows of this rank change without a stream between: there is none to send, and nobody to share the work with."""
         alone = type(self) is SparseStrategy and self.comm.size == 1 and self.threads.count == 1
         penalised = self.descent.l1 or self.descent.l2  # of which rows read the same weights too often
-        plain = not penalised and self.columns is None and not self.descent.second_order
+        plain = not penalised and self.columns is None and not self.descent.second_order and self.dataset.nnz <= MOST_ENTRIES
         return self.weights if alone and plain and isinstance(self.weights, AdaptiveWeights) else None
 
     def step(self, rows: Array, coefficients: Array, rate: float) -> None:
@@ -107,7 +108,7 @@ class SparseStrategy(Strategy):
     def scores(self, rows: Array) -> Array:
         self._awaited = True
         if self._own_weights is not None:
-            return self._own_weights.scores(self.dataset, rows)
+            return self._own_weights.row_scores(self.dataset, rows)
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:

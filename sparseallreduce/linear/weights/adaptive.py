@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,16 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import adaptive as adaptive_kernels
 from sparseallreduce.linear.weights.descent import Descent
-from sparseallreduce.linear.weights.plain import Intercept, Weights, as_numbers, flat_indices
+from sparseallreduce.linear.weights.numbered import Numbered
+from sparseallreduce.linear.weights.plain import Intercept, Weights, as_numbers, flat_indices, zeros
 from sparseallreduce.runtime.threads import Threads
 
 __all__ = ["AdaptiveWeights"]
 
 Array = NDArray[Any]
+
+
+_SCORED = 1 << 20  # entries of rows whose features are numbered when they are scored: more may be scored in bands
 
 
 class AdaptiveWeights(Weights):
@@ -37,6 +40,9 @@ class AdaptiveWeights(Weights):
     Where the features are ``alike``, a weight without a gradient so far waits for one that is above the rounding errors of sums that
     cancel, of which a step would go as far as of any other: more than 64 epsilons of the largest entry. Of features whose values are of
     different sizes such small gradients may be right.
+
+    A weight and its norm lie side by side, since a step needs both: what waits for memory waits once. Where there are columns, those of a
+    feature lie together instead, and so do their norms.
 
     All that changes is where the gradient has entries. Reading never writes, since each rank reads others: so replicas keep the same
     bits.
@@ -58,15 +64,31 @@ class AdaptiveWeights(Weights):
     """
 
     _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
+    _numbered: Numbered | None = None  # of weights without columns
+    _most_counted = True  # whether most rows of the last step had a coefficient that was not zero
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
         super().__init__(size, descent or Descent(update="ftrl"), dtype, threads)
-        self._norms = np.zeros_like(self.unscaled)
+        if self.columns is None:
+            self._keep("_pairs", zeros(size, self.descent, dtype, 2))
+        else:
+            self._norms = np.zeros_like(self.unscaled)
         self._rates = 0.0  # sum over all steps
         self._intercept_norm: Intercept = self._intercept_of(0.0)
         self.alike = False
         self._eps = float(np.finfo(self.unscaled.dtype).eps)
         self._largest = 0.0  # magnitude of an entry of the present gradient, without the intercept's
+
+    @property
+    def _norms(self) -> Array:
+        """The norms of all weights, at their places."""
+        if self._numbered is not None:
+            self._numbered.put_back()
+        return self._kept_norms
+
+    @_norms.setter
+    def _norms(self, norms: Array) -> None:
+        self._kept_norms, self._numbered = norms, None
 
     @property
     def _penalties(self) -> tuple[float, float]:
@@ -112,49 +134,60 @@ class AdaptiveWeights(Weights):
         free = super()._gathered(features)
         return free if self.current else self._read(free, self._each_gathered(self._norms, features), free)
 
+    def row_scores(self, dataset: Dataset, rows: Array) -> Array:
+        """As :meth:`scores`, of rows by which :meth:`descend_rows` is likely to be called next; under the same conditions."""
+        numbered = self._numbered
+        if numbered is None or not self._most_counted or self.noting or len(rows) * dataset.nnz > _SCORED * dataset.rows:
+            return self.scores(dataset, rows)
+        return self._completed(numbered.scores(dataset, rows))
+
     def descend_rows(self, dataset: Dataset, rows: Array, coefficients: Array, rate: float) -> int:
         """As ``descend`` by the sum of ``coefficients[i]`` times row ``rows[i]``, for weights without penalties of one rank and thread.
 
-        To the bit what the sparse stream of that sum would do; of 64 rows of 110 entries, a step took 0.65 of the time.
+        To the bit what the sparse stream of that sum would do. Weights have no columns, and rows not more entries than
+        :data:`~sparseallreduce.linear.weights.numbered.MOST_ENTRIES`.
 
         Returns
         -------
         int
             The entries of that sum that are not zero.
         """
+        assert self._numbered is not None
         self.steps += 1
         self._rate = rate
-        given = dataset.indptr, dataset.indices, dataset.values, rows, coefficients, self._sums, self.unscaled, self._norms
-        entries, finite, self._largest = adaptive_kernels.adaptive_descend_rows(*given, rate, self.descent.beta, self._noise)
+        counting = coefficients != 0
+        counted = int(np.count_nonzero(counting))
+        self._most_counted = 2 * counted >= len(rows)
+        factors = coefficients
+        if self._numbered.rows is not rows:
+            counting_rows, factors = (rows, coefficients) if counted == len(rows) else (rows[counting], coefficients[counting])
+            self._numbered.scores(dataset, counting_rows)
+        entries, finite, self._largest = self._numbered.descend(dataset, factors, rate, self.descent.beta, self._noise)
         self._rates += rate
         if self.descent.intercept and len(rows):
             slope = float(coefficients.dtype.type(coefficients.sum(dtype=np.float64)))
             self._subtract_intercept(slope, rate)
             entries += slope != 0
-        self._check(bool(finite) and math.isfinite(self.intercept))
-        return int(entries)
+        self._check(finite and math.isfinite(self.intercept))
+        return entries
 
     def warm_up_rows(self, dataset: Dataset) -> None:
-        """Compile what ``descend_rows`` needs for such samples; the weights stay as they are."""
-        none = np.empty(0, self.unscaled.dtype)
-        given = dataset.indptr, dataset.indices, dataset.values, np.empty(0, np.int64), none
-        adaptive_kernels.adaptive_descend_rows(*given, self._sums, self.unscaled, self._norms, 0.0, self.descent.beta, 0.0)
-
-    @cached_property
-    def _sums(self) -> Array:
-        """Room for a gradient, zero between steps."""
-        return np.zeros_like(self.unscaled)
+        """Compile what ``row_scores`` and ``descend_rows`` need for such samples; the weights stay as they are."""
+        assert self._numbered is not None
+        self._numbered.warm_up(dataset)
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {
-            "norms": self._norms,
+        state = super().state()
+        return state | {
+            "direction": np.ascontiguousarray(state["direction"]),
+            "norms": np.ascontiguousarray(self._norms),
             "rates": self._rates,
             "intercept_norm": as_numbers(self._intercept_norm),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._write(_norms=state["norms"])
+        self._write(_norms=np.abs(state["norms"]))  # none has a sign
         self._rates, self._intercept_norm = float(state["rates"]), self._intercept_of(state["intercept_norm"])
 
     def memory(self) -> dict[str, Any]:
@@ -183,6 +216,15 @@ class AdaptiveWeights(Weights):
 
     def _shared_names(self) -> list[str]:
         return ["unscaled", "_norms"]
+
+    def _blocks(self) -> list[str]:
+        return self._shared_names() if self.columns is not None else ["_pairs"]
+
+    def _keep(self, name: str, block: Array) -> None:
+        super()._keep(name, block)
+        if name == "_pairs":
+            self.unscaled, self._norms = block[::2], block[1::2]
+            self._numbered = Numbered(self.unscaled, self._norms)
 
     def _shrink(self, factor: float) -> None:
         """Penalties act where a weight is read."""

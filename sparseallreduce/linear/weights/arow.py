@@ -96,9 +96,9 @@ class ArowWeights(AdaptiveWeights):
 
     def warm_up(self, dataset: Dataset) -> None:
         super().warm_up(dataset)
-        others = ArowWeights(1 + self.descent.intercept, self.descent, self.unscaled.dtype)
+        others = ArowWeights(2 + self.descent.intercept, self.descent, self.unscaled.dtype)
         nothing = np.empty(0, index_dtype(self.size)), np.empty(0, self.unscaled.dtype)
-        for indices, values in (nothing, (None, np.zeros(1, self.unscaled.dtype))):
+        for indices, values in (nothing, (None, np.zeros(2, self.unscaled.dtype))):
             others._spread(indices, values, 0.0)
             others._move(indices, values, 0.0, 0.0)
 

@@ -19,7 +19,7 @@ from sparseallreduce.linear.weights.shared import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Intercept", "Weights", "as_numbers", "flat_indices"]
+__all__ = ["Intercept", "Weights", "as_numbers", "flat_indices", "zeros"]
 
 Array = NDArray[Any]
 Intercept = float | Array  # one number, or with columns one a column
@@ -68,7 +68,7 @@ class Weights(Journalled):
         self.steps = 0
         self.scale = 1.0
         self.columns = self.descent.columns
-        self.unscaled = _zeros(size, self.descent, dtype)
+        self.unscaled = zeros(size, self.descent, dtype)
         self.intercept: Intercept = self._intercept_of(0.0)
         self._replica: Replica | None = None
         self._changing = False  # whether other ranks may still be making their changes
@@ -84,13 +84,13 @@ class Weights(Journalled):
         others have made their changes, tells ``waited`` how many seconds that took, and raises what ``descend`` would.
         """
         if self._replica is None:
-            names = self._shared_names()
+            names = self._blocks()
             self._replica = shared_replica([getattr(self, name) for name in names], comm, self._threads.count)
             if self._replica is not None:
                 self._waited = waited
                 self._first, self._parts = self._replica.first, self._replica.parts
                 for name, array in zip(names, self._replica.arrays, strict=True):
-                    setattr(self, name, array)
+                    self._keep(name, array)
 
     def shared_by(self, threads: Threads) -> None:
         """Have these threads share the work from now on; of weights that no ranks share."""
@@ -263,7 +263,7 @@ class Weights(Journalled):
 
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what ``scores``, ``descend`` and ``to_array`` need for such samples; the weights stay as they are."""
-        size = 1 + self.descent.intercept
+        size = 2 + self.descent.intercept  # features of a single one would lie as in other arrays
         if self.columns is not None:
             kernels.warm_up_columns(dataset.indices.dtype, dataset.values.dtype)
         others = type(self)(size, self.descent, self.unscaled.dtype)
@@ -308,6 +308,14 @@ class Weights(Journalled):
     def _shared_names(self) -> list[str]:
         """Of the arrays with an entry for every feature."""
         return ["unscaled"]
+
+    def _blocks(self) -> list[str]:
+        """Of the arrays in memory that hold those."""
+        return self._shared_names()
+
+    def _keep(self, name: str, block: Array) -> None:
+        """Have one of those arrays from now on."""
+        setattr(self, name, block)
 
     def _cuts(self, length: int) -> list[int]:
         """Where to cut this rank's share of so many things for its threads: threads + 1 bounds."""
@@ -424,13 +432,13 @@ def flat_indices(features: Array, width: int, size: int) -> Array:
     return np.asarray(places.reshape(-1))
 
 
-def _zeros(size: int, descent: Descent, dtype: DTypeLike) -> Array:
-    """A zero for every weight but the intercepts."""
+def zeros(size: int, descent: Descent, dtype: DTypeLike, numbers: int = 1) -> Array:
+    """So many zeros for every weight but the intercepts."""
     features, columns = size - descent.intercept, descent.width
     try:
-        return np.zeros(features * columns, dtype)
+        return np.zeros(features * columns * numbers, dtype)
     except (MemoryError, OverflowError, ValueError):
-        nbytes = features * columns * np.dtype(dtype).itemsize
+        nbytes = features * columns * numbers * np.dtype(dtype).itemsize
         needed = f"{features:,} features times {columns:,} columns of weights take {nbytes:.3g} bytes"
         raise DatasetError(f"{needed}, and there is no memory for them: take fewer features or classes") from None
 

@@ -93,8 +93,12 @@ def _prefetch(builder: Any, pointer: Any, purpose: ir.Constant, places: range = 
 
 
 def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """A pointer to a flat position of an array."""
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+    """A pointer to a flat position of an array; of one dimension, if its elements do not lie side by side."""
+    made = context.make_array(array_type)(context, builder, array)
+    if array_type.ndim > 1 or array_type.layout in "CF":
+        return builder.gep(made.data, [index])
+    stride = cgutils.unpack_tuple(builder, made.strides, 1)[0]  # type: ignore[no-untyped-call]
+    return cgutils.pointer_add(builder, made.data, builder.mul(index, stride))  # type: ignore[no-untyped-call]
 
 
 @_intrinsic
