@@ -206,10 +206,10 @@ def adaptive_descend_numbered(
         entries += sums[number] != 0
     largest = np.float64(as_float(highest))
     least = noise * largest if largest < np.inf else 0.0
-    for begin in range(_ZERO, features, _PORTION):
-        end = min(begin + _PORTION, features)
-        finite &= _steps(free, kept, begin, sums, begin, end - begin, rate, beta, 0.0, 0.0, least)
-        for number in range(begin, end):
+    for first in range(_ZERO, features, _PORTION):
+        end = min(first + _PORTION, features)
+        finite &= _steps(free, kept, first, sums, first, end - first, rate, beta, 0.0, 0.0, least)
+        for number in range(first, end):
             v[np.uint64(places[number])] = free[number]
             norms[np.uint64(places[number])] = kept[number]
     count[0] = 0

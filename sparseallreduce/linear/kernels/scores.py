@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.kernels.bands import bands_in_place, product, products, scores_in_bands
-from sparseallreduce.linear.kernels.rows import MANY_LINES, NEAR, ROW_AHEAD, bands_of, entries_of, fetch_first, fetch_row, stride_of, write_extents
+from sparseallreduce.linear.kernels.rows import (
+    MANY_LINES,
+    NEAR,
+    ROW_AHEAD,
+    bands_of,
+    entries_of,
+    fetch_first,
+    fetch_row,
+    stride_of,
+    write_extents,
+)
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["compact_scores", "scores"]
