@@ -174,6 +174,7 @@ class FixedPlan(Plan):
         encoding = getattr(common.call, "call", common.call).encoding
         self._encoding = Encoding("plain", encoding.value_codec, encoding.seed)
         self._sound = _Sum(groups, common.intent, self._encoding)
+        common.settle()
 
     @property
     def algorithm(self) -> str | None:
@@ -225,6 +226,7 @@ class PlanInMemory(FixedPlan):
         self._stream = SparseStream._sparse_form(group.indices, group.values, group.group.size, density=group.density)
         assert common.channel is not None
         self._work: Work = over_mpi().signature.Signature(call, common.intent, common.channel)
+        common.settle()
 
     def _begun(self, stream: Any) -> Request:
         fault = self._taken(stream)

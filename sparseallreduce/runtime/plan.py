@@ -129,6 +129,10 @@ class Common:
         """The intent, with an error if ``progress`` is wrong."""
         return launching.checked_intent(self.intent, self.comm, self.progress)
 
+    def settle(self) -> None:
+        """Let go of the streams, of which the plan knows all that it needs."""
+        self.call = None
+
     def numbered(self, channel: Channel) -> None:
         """Tell this plan from others on the communicator, by the number of the operation that made it."""
         self.intent = self.intent._replace(terms=(*self.intent.terms, ("number of the plan", str(channel.sequence + 1))))

@@ -97,6 +97,7 @@ class FreePlan(Plan):
         self._is_list = isinstance(stream, list | tuple)
         self._fusion = fusion_of(stream if self._is_list else [stream])
         self._arguments = op, algorithm, options
+        common.settle()
 
     def _begun(self, stream: Any) -> Request:
         fault = self._strange(stream)

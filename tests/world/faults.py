@@ -20,6 +20,7 @@ import greenlet
 import numpy as np
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms.fixed import FIXED
 from world import hooks
 from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SPARSE_SHARED
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
@@ -437,6 +438,33 @@ def reducer(name: str, blocking: bool) -> Callable[[Player], None]:
     return run
 
 
+def planned(size: int, share: float = 0.2, **options: Any) -> Callable[[Player], None]:
+    """A plan of fixed indices, and two sums of it; a rank that has none sums its stream instead, which is not what the others do."""
+
+    def run(player: Player) -> None:
+        stream, plans = player.stream("struck", size, share), []
+        try:
+            plans.append(player.sar.allreduce_init(stream, player.comm, fixed_indices=True, **options))
+            player.outcomes["made"] = Outcome("result", right=True)
+        except (greenlet.GreenletExit, Stuck):
+            raise
+        except BaseException as error:
+            player.outcomes["made"] = Outcome("error", type(error).__name__, str(error))
+
+        def again() -> Any:
+            if not plans:
+                return player.sar.allreduce(stream, player.comm)
+            plans[0].start(stream)
+            return plans[0].wait()
+
+        player.note("struck", size, again, share)
+        first = player.outcomes.pop("struck")
+        player.note("struck", size, again, share)
+        player.outcomes["struck first"] = first
+
+    return run
+
+
 # Lists of streams whose sizes make that of a way, and of streams of several dtypes.
 LISTS: dict[str, list[tuple[int, Any]]] = {
     "packed": [(PACKED - 8, np.float32), (8, np.float32)],
@@ -498,6 +526,17 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=1, warm=False)
     options = {"algorithm": "ssar_recursive_doubling"}
     yield Scenario("P=4 two hosts", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0, constants=FEW_IN_FLIGHT)
+    hosts: dict[str, Any] = {"hosts": 2, "pieces": True, "eager": 0, "constants": FEW_IN_FLIGHT}
+    for how, operation in (("blocking", one), ("waited", waited)):
+        yield Scenario(f"P=4 hierarchical {how}", operation(DENSE, 0.4, algorithm="hierarchical"), "wire._frame", 4, **hosts)
+        yield Scenario(f"P=5 hierarchical {how}", operation(DENSE, 0.4, algorithm="hierarchical"), "", 5, **hosts)  # one rank on the third
+        yield Scenario(f"P=4 2D-Torus {how}", operation(DENSE, 0.4, algorithm="dense_torus"), "wire._frame", 4, **hosts)
+        yield Scenario(f"P=4 HiTopK {how}", reducer("HiTopK", how == "blocking"), "wire._frame", 4, **hosts)
+    yield Scenario("P=4 several hierarchical", several(DENSE, PACKED, MESSAGES, algorithm="hierarchical"), "", 4, **hosts)
+    for algorithm in FIXED:
+        yield Scenario(f"P=3 plan, {algorithm}", planned(MESSAGES, algorithm=algorithm), "", 3)
+        yield Scenario(f"P=4 plan between hosts, {algorithm}", planned(DENSE, 0.4, algorithm=algorithm), "wire._frame", 4, **hosts)
+    yield Scenario("P=2 plan in memory", planned(SPARSE_SHARED), "", 2)
     options["value_codec"] = "float16"
     yield Scenario("P=4 two hosts, float16", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0)
     yield Scenario("P=5 packed", one(PACKED), "", 5, cores=2)
