@@ -125,7 +125,10 @@ def measure(
     if sharing > 1 or pieces:
         # With P = 3 on 2 cores the fastest megabyte took 0.01 to 0.1 ns a byte, by one rank while no other wanted its core, and with
         # P = 8 up to twice as long as the bytes of an allgather. Between hosts a wire may forgive the first bytes after a pause.
-        beta = times["gathered"] / (volume / 2) if ranks > 1 else 0.0
+        gathered = times["gathered"] / (volume / 2) if ranks > 1 else 0.0
+        # Of what an allgather brings to a rank of a host of several, most comes from its own host; messages to the rank half way round
+        # mostly leave it, those of all of its ranks at once.
+        beta = max(beta, gathered) if pieces and neighbours is not None else gathered
     beta_dense = times["dense"] / volume if ranks > 1 else 0.0
     alpha = sharing * max(times["small"] - beta * small.nbytes, times["header"])
     alpha_near = sharing * max(times["near_small"] - near * small.nbytes, 0.0)
