@@ -15,7 +15,7 @@ __all__ = ["bitmap", "compact", "marked", "move_marks", "renumber", "take_rows",
 
 Array = NDArray[Any]
 
-_ZERO, _ONE, _FOUR, _SIX, _TWELVE, _SIXTEEN, _LOW_SIX = (np.uint64(number) for number in (0, 1, 4, 6, 12, 16, 63))
+_ZERO, _ONE, _FOUR, _SIX, _TWELVE, _SIXTEEN, _LOW_SIX, _SIXTY_FOUR = (np.uint64(number) for number in (0, 1, 4, 6, 12, 16, 63, 64))
 _LINES = np.uint64(4)  # of a row that are fetched
 _FAR = np.uint64(FAR)
 _PART_LINES = np.uint64(6)  # of the part of a row to fetch
@@ -25,9 +25,9 @@ _EVERY = np.uint64(2**64 - 1)  # above all indices
 
 
 def bitmap(size: int) -> tuple[Array, Array]:
-    """A cleared bitmap over ``size`` entries: words of 64 entries, and a byte for each block of 64 words."""
+    """A cleared bitmap over ``size`` entries: words of 64 entries, and for each block of 64 words a bit for each that has marks."""
     words = -(-size // 64)
-    return np.zeros(words, np.uint64), np.zeros(-(-words // 64), np.uint8)
+    return np.zeros(words, np.uint64), np.zeros(-(-words // 64), np.uint64)
 
 
 @kernel
@@ -49,7 +49,7 @@ def take_rows(
     rows, pending, last = starts.size, np.uint64(offsets[0]), np.uint64(offsets[starts.size])
     sparse = last - pending < np.uint64(words.size)
     if not sparse:  # hardly a block without a mark
-        blocks[:] = 1
+        blocks[:] = _EVERY
     for i in range(rows):
         if i + ROW_AHEAD < rows:
             length = np.uint64(offsets[i + ROW_AHEAD + 1] - offsets[i + ROW_AHEAD])
@@ -86,19 +86,19 @@ def _mark(indices: Array, begin: int, end: int, words: Array) -> None:
 
 @inlined
 def _mark_blocks(indices: Array, begin: int, end: int, blocks: Array) -> None:
-    """Mark the blocks of the entries from ``begin`` to ``end``."""
+    """Mark the words of the entries from ``begin`` to ``end``."""
     for entry in range(begin, end):
-        blocks[np.uint64(indices[entry]) >> _TWELVE] = 1
+        blocks[np.uint64(indices[entry]) >> _TWELVE] |= _ONE << ((np.uint64(indices[entry]) >> _SIX) & _LOW_SIX)
 
 
 @kernel
 def move_marks(words: Array, blocks: Array, out_words: Array, out_blocks: Array) -> None:
     """Add the marks of a bitmap to those of another, and clear it."""
     for block in range(np.uint64(blocks.size)):
-        if blocks[block] == 0:
+        if blocks[block] == _ZERO:
             continue
-        blocks[block] = 0
-        out_blocks[block] = 1
+        out_blocks[block] |= blocks[block]
+        blocks[block] = _ZERO
         for word in range(block << _SIX, min((block + _ONE) << _SIX, np.uint64(words.size))):
             out_words[word] |= words[word]
             words[word] = _ZERO
@@ -114,13 +114,16 @@ def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
     marked_words = np.empty(64, np.uint64)
     count = _ZERO
     for block in range(np.uint64(blocks.size)):
-        if blocks[block] == 0:
-            continue
-        blocks[block] = 0
-        found = _ZERO
-        for word in range(block << _SIX, min((block + _ONE) << _SIX, np.uint64(words.size))):
-            marked_words[found] = word
-            found += np.uint64(words[word] != _ZERO)
+        present, found, first = blocks[block], _ZERO, block << _SIX
+        blocks[block] = _ZERO
+        if present == _EVERY:  # as far as is known
+            for word in range(first, min(first + _SIXTY_FOUR, np.uint64(words.size))):
+                marked_words[found] = word
+                found += np.uint64(words[word] != _ZERO)
+        while present != _ZERO and present != _EVERY:
+            marked_words[found] = first + lowest_bit(present)
+            present &= present - _ONE
+            found += _ONE
         for number in range(found):
             word = marked_words[number]
             marks = words[word]

@@ -22,7 +22,7 @@ __all__ = ["warm_up"]
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None:
     """Compile the training loops for dtypes, or load them from disk; of several processes at once, one compiles."""
     index, value = numba.from_dtype(np.dtype(index_dtype))[::1], numba.from_dtype(np.dtype(value_dtype))[::1]
-    int64, uint64, uint8, float64 = types.int64[::1], types.uint64[::1], types.uint8[::1], types.float64[::1]
+    int64, uint64, float64 = types.int64[::1], types.uint64[::1], types.float64[::1]
     rows = (*(types.Array(array.dtype, 1, "C", readonly=True) for array in (int64, index, value)), int64)  # as in a Dataset
     given = tuple(types.Array(array.dtype, 1, "C", readonly=True) for array in (index, value))
     compiled_entry(deal, (types.int64, types.int64, types.int64, uint64, int64, int64))
@@ -32,12 +32,12 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None
     compiled_entry(compact_accumulate, (*rows[:3], rows[0], value, types.int64, value))
     compiled_entry(collect, (*given, int64, int64, value, types.int64, types.int64, types.int64, index, value))
     compiled_entry(extents, (rows[0], int64, int64, int64))
-    compiled_entry(take_rows, (*rows[1:3], int64, int64, uint64, uint8, index, value))
-    compiled_entry(move_marks, (uint64, uint8, uint64, uint8))
-    compiled_entry(marked, (uint64, uint8, index, index))
+    compiled_entry(take_rows, (*rows[1:3], int64, int64, uint64, uint64, index, value))
+    compiled_entry(move_marks, (uint64, uint64, uint64, uint64))
+    compiled_entry(marked, (uint64, uint64, index, index))
     compiled_entry(renumber, (int64, index, uint64, index))
     compiled_entry(unmark, (index, uint64))
-    compiled_entry(compact, (*rows[1:3], int64, int64, uint64, uint8, index, index, value, index))
+    compiled_entry(compact, (*rows[1:3], int64, int64, uint64, uint64, index, index, value, index))
     compiled_entry(gather, (value, index, value))
     compiled_entry(gather, (types.Array(types.float64, 1, "C", readonly=True), int64, float64))
     compiled_entry(descend, (value, *given, value.dtype, types.int64, types.int64))
