@@ -90,23 +90,25 @@ def halve(
     return block
 
 
-def gather_parts(part: SparseStream, rank: int, ranks: int) -> Generator[Step, Any, list[SparseStream]]:
+def gather_parts(
+    part: SparseStream, rank: int, ranks: int, *, near_first: bool = False
+) -> Generator[Step, Any, list[SparseStream]]:
     """The streams of all ranks, in the order of the ranks, on every rank.
 
     By recursive doubling where the number of ranks is a power of two (thesis figure 3.6), by dissemination (Bruck) otherwise:
     ceil(log2 P) messages, and every stream reaches every rank once. Streams travel side by side, so that nothing is joined
     before the end. Recursive doubling begins with the ranks that are farthest away, as long as there is little to send, and ends with
-    neighbours, which may be on one host.
+    neighbours, which may be on one host; with ``near_first`` the other way round.
     """
     part = yield Quantise(part, rank, rank)
     if ranks == lower_power_of_two(ranks):
-        group = [part]  # of the ranks whose distance from ours is a multiple of that of the last round
-        for distance in halvings(ranks):
-            partner = rank ^ distance
-            theirs = yield Exchange(partner, tuple(group))
-            lower, upper = (group, theirs) if rank < partner else (theirs, group)
-            group = [each for pair in zip(lower, upper, strict=True) for each in pair]
-        return group
+        distances = halvings(ranks)
+        found = {rank: part}
+        for distance in reversed(distances) if near_first else distances:
+            partner, ours = rank ^ distance, sorted(found)
+            theirs = yield Exchange(partner, tuple(found[each] for each in ours))
+            found |= zip(sorted(each ^ distance for each in ours), theirs, strict=True)
+        return [found[each] for each in range(ranks)]
     held = [part]  # of the ranks rank, rank + 1, ... modulo P
     while len(held) < ranks:
         distance = len(held)

@@ -53,7 +53,7 @@ def balance_and_gather(
         return (yield from _joined_on_the_way(chosen, rank, ranks))
     contents = _contents(sizes, transfers)
     block = yield from _balance(chosen, transfers, contents[rank], rank)
-    blocks = yield from gather_parts(block, rank, ranks)
+    blocks = yield from gather_parts(block, rank, ranks, near_first=True)  # as its loads are counted
     return _joined(blocks, contents)
 
 
