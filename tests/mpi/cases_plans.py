@@ -6,13 +6,15 @@ import numpy as np
 from cases_far import between_hosts
 from cases_faults import failing, needs_two, outcome_of
 from cases_promises import interrupted, outcome_of_call, same_text, the_next_work
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import DTYPES, Inputs, check_usable, hear_from, same_everywhere, tell_the_others
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import fixed
 from sparseallreduce.algorithms.fixed import FIXED
 from sparseallreduce.streams import wire
+
+RANKS = (2, 3)  # of faults
 
 
 def all_inputs(ranks):
@@ -108,6 +110,7 @@ FAULTS = {
 }
 
 
+@on_ranks(*RANKS)
 @each(fault=FAULTS)
 def case_what_does_not_go_with_a_plan_is_an_error_on_all_ranks(comm, fault):
     inputs, culprit = needs_two(comm, 2000)
@@ -122,6 +125,7 @@ def case_what_does_not_go_with_a_plan_is_an_error_on_all_ranks(comm, fault):
         inputs.check(plan.wait())
 
 
+@on_ranks(*RANKS)
 def case_ranks_that_start_different_plans_disagree(comm):
     inputs, culprit = needs_two(comm, 2000)
     plans = [planned(inputs, comm) for _ in range(2)]
@@ -135,6 +139,7 @@ def case_ranks_that_start_different_plans_disagree(comm):
         inputs.check(plan.wait())
 
 
+@on_ranks(*RANKS)
 def case_a_plan_that_is_started_twice_or_freed_is_an_error_on_all_ranks(comm):
     inputs, culprit = needs_two(comm, 2000)
     first, second = planned(inputs, comm), planned(inputs, comm)
@@ -154,6 +159,7 @@ def case_a_plan_that_is_started_twice_or_freed_is_an_error_on_all_ranks(comm):
     check_usable(comm)
 
 
+@on_ranks(*RANKS)
 @each(algorithm=FIXED, when=["laying out", "first sum", "third sum"])
 def case_an_exception_amid_a_plan_is_everyones_and_the_plan_goes_on(comm, algorithm, when):
     inputs, culprit = needs_two(comm, 40_000)
@@ -179,6 +185,7 @@ def case_an_exception_amid_a_plan_is_everyones_and_the_plan_goes_on(comm, algori
         inputs.check(plan.wait())
 
 
+@on_ranks(*RANKS)
 @limit(30)
 @each(algorithm=FIXED)
 def case_a_wait_for_a_plan_that_is_interrupted_ends_the_sum_on_all_ranks(comm, algorithm):
@@ -200,6 +207,7 @@ def case_a_wait_for_a_plan_that_is_interrupted_ends_the_sum_on_all_ranks(comm, a
     inputs.check(plan.wait())
 
 
+@on_ranks(*RANKS)
 @each(algorithm=FIXED[:2])
 def case_a_message_of_a_plan_that_cannot_leave_is_everyones(comm, algorithm):
     inputs, culprit = needs_two(comm, 4000)
