@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import over_mpi
 
-__all__ = ["agreed", "broadcast_arrays", "exchange", "gather", "gather_on_first", "private"]
+__all__ = ["agreed", "agreed_by_all", "broadcast_arrays", "exchange", "gather", "gather_on_first", "private"]
 
 Array = NDArray[Any]
 T = TypeVar("T")
 
+_PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between two looks of a rank that waits for others to compute
 _PIECE = 1 << 30  # bytes of an array that one message holds at most
 _keyval: Any = None  # of the attribute of a communicator that is its duplicate; none until there is a first
 
@@ -70,11 +72,11 @@ def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
     if comm.size == 1:
         return array
     own = private(comm)
+    whole = agreed(comm, lambda: np.ascontiguousarray(array) if own.rank else np.empty(sum(lengths), array.dtype))
     if own.rank > 0:
-        for piece in _pieces(np.ascontiguousarray(array)):
+        for piece in _pieces(whole):
             own.Send(piece, 0)
         return array
-    whole = np.empty(sum(lengths), array.dtype)
     bounds = np.cumsum([0, *lengths])
     whole[: bounds[1]] = array
     for source in range(1, own.size):
@@ -119,6 +121,58 @@ def agreed(comm: Any, action: Callable[[], T]) -> T:
         if raised is not None:
             raise raised
     return cast(T, result)
+
+
+def agreed_by_all(comm: Any, action: Callable[[], T], patient: bool = False) -> T:
+    """As :func:`agreed`, and where ``action`` is interrupted on a rank, all raise: that one what has interrupted it.
+
+    Parameters
+    ----------
+    comm : communicator
+    action : callable
+    patient : bool
+        Whether a rank that has come to its end leaves the core to others, until all have: where one may take much longer.
+    """
+    interruption: list[BaseException] = []
+
+    def guarded() -> T:
+        try:
+            try:
+                return action()
+            finally:
+                if patient:
+                    _wait_for_all(private(comm))
+        except Exception:
+            raise
+        except BaseException as error:
+            interruption.append(error)
+            raise SparseAllreduceError(f"rank {comm.rank} was interrupted by a {type(error).__name__}") from error
+
+    try:
+        return agreed(comm, guarded)
+    except SparseAllreduceError:
+        if interruption:
+            raise interruption[0] from None
+        raise
+
+
+def _wait_for_all(own: Any) -> None:
+    """Wait until all ranks have come here; an interruption is raised then."""
+    if own.size == 1 or not hasattr(own, "Ibarrier"):
+        return
+    request, pause = own.Ibarrier(), _PAUSE
+    interruption: BaseException | None = None
+    while True:
+        try:
+            if request.Test():
+                break
+            over_mpi().progress.advance()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
 
 
 def _portable(error: Exception | None) -> Exception | None:

@@ -13,6 +13,7 @@ import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
 from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
 from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer
+from sparseallreduce.linear.solvers.local import LocalProblem
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -147,3 +148,92 @@ def case_a_gap_of_a_thousandth_takes_few_rounds_on_data_with_rare_features(comm,
     found = CoCoA(data, LOSSES[loss](), l2=1 / 6000, comm=comm, rounds=1000)
     found.fit()
     assert found.converged, found.history[-1]
+
+
+def few_active(comm, **options):
+    """A solver of the hinge, of whose samples most are settled soon."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "samples.svm"
+        generate("url-like", path, samples=3000, features=20_000, seed=1)
+        data, _ = two_classes(load(path, comm=sar.SERIAL, n_features=20_000)[0], sar.SERIAL)
+    return data, CoCoA(data, Hinge(), l2=1 / 3000, comm=comm, **{"rounds": 1000} | options)
+
+
+def until_gathered(found):
+    while not (found.history and found.history[-1].gathered):
+        found.advance()
+    return found
+
+
+@on_ranks(2, 3, 4)
+@each(intercept=[False, True], counted=[False, True])
+def case_active_samples_are_gathered_and_come_to_the_same_optimum(comm, intercept, counted):
+    data, _ = few_active(comm)
+    if counted:
+        data = replace(data, weights=np.random.default_rng(2).integers(0, 3, data.rows).astype(float))
+    options = {"l2": 1 / 3000, "tolerance": 1e-5, "rounds": 1000, "intercept": intercept}
+    found = until_gathered(CoCoA(data, Hinge(), comm=comm, **options))
+    weights = found.fit()
+    assert found.converged and found.history[-1].gathered
+    assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
+    told = [replace(each, seconds={}) for each in found.history]
+    assert all(other == told for other in comm.allgather(told))
+    alone = CoCoA(data, Hinge(), comm=sar.SERIAL, **options)
+    alone.fit()
+    assert abs(found.history[-1].dual - alone.history[-1].dual) <= 2e-5 * alone.history[-1].dual
+    w, offset = (weights[:-1], weights[-1]) if intercept else (weights, 0.0)
+    counts = 1.0 if data.weights is None else data.weights
+    value = weights @ weights / 6000 + np.mean(counts * Hinge().loss(data.to_scipy() @ w + offset, data.labels))
+    assert 0 <= value - found.history[-1].dual <= 2e-5 * value
+
+
+def until_raised(found):
+    while True:
+        found.advance(certify=True)
+
+
+@on_ranks(2, 3)
+@each(wrong=["first", "last"], error=[MemoryError, KeyboardInterrupt])
+def case_a_rank_that_fails_while_samples_are_gathered_has_all_raise_and_a_second_fit_ends(comm, wrong, error):
+    _, found = few_active(comm)
+    until_gathered(found)
+    rank, struck = (0, "ascend") if wrong == "first" else (comm.size - 1, "certify")
+    kept = getattr(LocalProblem, struck)
+
+    def strike(*_arguments):
+        raise error("struck")
+
+    if comm.rank == rank:
+        setattr(LocalProblem, struck, strike)
+    try:
+        with pytest.raises((error, SparseAllreduceError), match="struck" if error is MemoryError else "struck|KeyboardInterrupt"):
+            until_raised(found)
+    finally:
+        setattr(LocalProblem, struck, kept)
+    weights = found.fit()
+    assert found.converged
+    assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
+    _, alone = few_active(sar.SERIAL)
+    alone.fit()
+    assert abs(found.history[-1].dual - alone.history[-1].dual) <= 2e-3 * alone.history[-1].dual
+
+
+@on_ranks(3)
+def case_a_rank_without_samples_sees_others_gather_theirs(comm):
+    data, _ = few_active(comm)
+    bounds = [0, 0, 1200, data.rows][comm.rank : comm.rank + 2]
+    rows = slice(*bounds)
+    own = Dataset.from_scipy(data.to_scipy()[rows], data.labels[rows], first_sample=bounds[0], total_samples=data.rows)
+    found = CoCoA(own, Hinge(), l2=1 / 3000, comm=comm, rounds=1000)
+    weights = until_gathered(found).fit()
+    assert found.converged
+    assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
+
+
+@on_ranks(2)
+def case_samples_too_many_for_one_rank_stay_where_they_are(comm):
+    _, found = few_active(comm, rounds=12)
+    found._gathered._room = 1
+    found.fit()
+    assert not any(each.gathered for each in found.history)
+    assert found.history[-1].dual > found.history[0].dual

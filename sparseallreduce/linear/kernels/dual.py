@@ -24,6 +24,7 @@ __all__ = [
     "SQUARED_HINGE",
     "add_scaled",
     "ascend",
+    "assign",
     "certify",
     "change",
     "common",
@@ -33,11 +34,11 @@ __all__ = [
     "mark",
     "marked",
     "margins",
-    "take",
     "order_by_count",
     "renumber",
     "squared_length",
     "squared_norms",
+    "settle",
     "step_back",
     "warm_up",
 ]
@@ -80,9 +81,9 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(mark, (fixed(index), whole, whole, uint64))
     compiled_entry(count_marked, (uint64,))
     compiled_entry(marked, (uint64, int64, index[::1]))
-    compiled_entry(common, (index[::1], uint64, int64, places, int64, int64))
+    compiled_entry(common, (index[::1], uint64, int64, int64, places))
     compiled_entry(count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
-    compiled_entry(order_by_count, (int64, places))
+    compiled_entry(order_by_count, (int64, places, whole, places))
     compiled_entry(renumber, (places, places))
     compiled_entry(squared_norms, (fixed(whole), fixed(value), types.float64, float64))
     compiled_entry(margins, (*rows, float64, whole, float64))
@@ -90,9 +91,10 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(ascend, (whole, *rows, *state))
     compiled_entry(certify, (whole, float64, float64, float64, float64, int64, float64))
     compiled_entry(conjugates, (whole, float64, float64))
-    compiled_entry(change, (float64, float64, types.float64, int64, int64, places, summed[::1]))
+    compiled_entry(change, (float64, float64, types.float64, int64, places, summed[::1]))
+    compiled_entry(settle, (float64, int64, types.float64, float64, float64))
     compiled_entry(step_back, (float64, float64, types.float64))
-    compiled_entry(take, (float64, int64, int64, float64))
+    compiled_entry(assign, (index[::1], places, index[::1], float64, float64))
     compiled_entry(squared_length, (fixed(summed),))
     compiled_entry(squared_length, (float64,))
     compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
@@ -129,15 +131,15 @@ def count_marked(words: Array) -> int:
 
 
 @kernel
-def common(features: Array, words: Array, before: Array, places: Array, out: Array, out_places: Array) -> int:
-    """Write which of some features are marked, by their number in the list, and their places; returns how many are."""
+def common(features: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
+    """Write which of some features are marked, by their place in the list, and their numbers among the marked; returns how many are."""
     count = 0
-    for number in range(features.size):
-        feature = np.uint64(features[number])
+    for place in range(features.size):
+        feature = np.uint64(features[place])
         word, bit = feature >> _SIX, _ONE << (feature & _LOW_SIX)
         if words[word] & bit:
-            out[count] = number
-            out_places[count] = places[np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))]
+            out[count] = place
+            numbers[count] = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
             count += 1
     return count
 
@@ -154,17 +156,29 @@ def count_and_renumber(indices: Array, begin: int, end: int, words: Array, befor
 
 
 @kernel
-def order_by_count(counts: Array, places: Array) -> None:
-    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order."""
+def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None:
+    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order.
+
+    Those whose numbers are in ``but``, increasing, are left out; the others go to the places from ``first`` on.
+    """
     starts = np.zeros(66, np.int64)
+    left_out = 0
     for feature in range(counts.size):
-        starts[_class_of(counts[feature]) + 1] += 1
+        if left_out < but.size and but[left_out] == feature:
+            left_out += 1
+        else:
+            starts[_class_of(counts[feature]) + 1] += 1
+    starts[0] = first
     for each in range(1, 66):
         starts[each] += starts[each - 1]
+    left_out = 0
     for feature in range(counts.size):
-        own = _class_of(counts[feature])
-        places[feature] = starts[own]
-        starts[own] += 1
+        if left_out < but.size and but[left_out] == feature:
+            left_out += 1
+        else:
+            own = _class_of(counts[feature])
+            places[feature] = starts[own]
+            starts[own] += 1
 
 
 @inlined
@@ -470,37 +484,50 @@ def step_back(now: Array, before: Array, share: float) -> None:
 
 
 @kernel
-def change(
-    weights: Array, before: Array, sigma: float, places: Array, slots: Array, out_slots: Array, out: Array
-) -> tuple[int, float, float]:
-    """Divide the change of the weights by ``sigma``, and write that of the weights at ``places`` that have changed.
+def change(weights: Array, before: Array, sigma: float, slots: Array, out_slots: Array, out: Array) -> tuple[int, float, float]:
+    """Divide the change of the weights by ``sigma``, and write that of the first ones, which have slots, as far as they have changed.
 
     Returns
     -------
     (int, float, float)
-        How many are written, the squared length of the change, and that of the part that is written.
+        How many are written, the squared length of the change, and that of the part that is written. There is room for one more
+        than have slots.
     """
-    total, part, count, share = 0.0, 0.0, 0, 1.0 / sigma
-    for i in range(weights.size):
-        step = weights[i] - before[i]
-        if step != 0.0:
-            step *= share
-            weights[i] = before[i] + step
-            total += step * step
-    for i in range(places.size):
-        step = weights[places[i]] - before[places[i]]
-        if step != 0:
-            out_slots[count], out[count] = slots[i], step
-            part += step * step
-            count += 1
-    return count, total, part
+    part, rest, count, share = 0.0, 0.0, 0, 1.0 / sigma
+    for i in range(slots.size):  # without a branch that would be guessed wrong every other time
+        step = share * (weights[i] - before[i])
+        out_slots[count], out[count] = slots[i], step
+        count += step != 0.0
+        part += step * step
+    for i in range(slots.size, weights.size):
+        step = share * (weights[i] - before[i])
+        weights[i] = before[i] + step
+        rest += step * step
+    return count, part + rest, part
 
 
 @kernel
-def take(shared: Array, slots: Array, places: Array, weights: Array) -> None:
-    """Copy the shared weights that this rank has to their places."""
+def settle(shared: Array, slots: Array, share: float, weights: Array, before: Array) -> None:
+    """Take the first weights, which have slots, from ``shared``; go a share of the way of the others; and note where all are then."""
     for i in range(slots.size):
-        weights[places[i]] = shared[slots[i]]
+        weights[i] = before[i] = shared[slots[i]]
+    if share < 1.0:
+        for i in range(slots.size, weights.size):
+            weights[i] = before[i] + share * (weights[i] - before[i])
+    before[slots.size :] = weights[slots.size :]
+
+
+@kernel
+def assign(features: Array, places: Array, given: Array, values: Array, weights: Array) -> None:
+    """Set the weights of the given features, as far as they are among ``features``; both do not decrease."""
+    own = 0
+    for i in range(given.size):
+        while own < features.size and features[own] < given[i]:
+            own += 1
+        if own == features.size:
+            break
+        if features[own] == given[i]:
+            weights[np.uint64(places[own])] = values[i]
 
 
 @kernel

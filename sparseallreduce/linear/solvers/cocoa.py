@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -11,17 +10,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import AlgorithmError, DivergenceError, SparseAllreduceError
+from sparseallreduce.errors import AlgorithmError, DivergenceError
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import dual
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers.exchange import Exchange
+from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, agreed_by_all, gather
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
@@ -36,8 +36,9 @@ PHASES = ("compute", "communicate", "evaluate")
 
 _FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
 # Parts of a pass, at most, after each of which changes are summed, and samples of a rank in a part, at least. To a gap of 1e-3 two
-# ranks took 264 passes in 10 parts, and over 1,000 in one, with the hinge; 25 and 79 with its square; with the logistic loss 6 and 11.
-_PARTS = {dual.HINGE: (8, 200), dual.SQUARED_HINGE: (8, 400), dual.LOGISTIC: (5, 400)}
+# ranks took 10 rounds of the logistic loss in 5 parts, and 29 in one.
+_PARTS, _PART = 5, 400
+_VISITS = 3  # to all samples there are, before the first rank tells the others what it has changed
 _WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
 
 
@@ -53,6 +54,7 @@ class Round:
     sigma: float  # how often a rank's change counted in its own problem
     seconds: dict[str, float]  # of this rank, by PHASES
     bytes_sent: int  # by all ranks
+    gathered: bool = False  # whether the first rank went over the active samples of all
 
 
 class CoCoA:
@@ -61,10 +63,11 @@ class CoCoA:
     It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses. In the words of LIBLINEAR, C is
     ``1 / (samples * l2)`` and the objective is ``l2`` times its. In a round every rank goes over its own samples in a random order,
     and changes one dual variable after the other to its best value, as far as the rank knows; the changes of the weights are added
-    up over all ranks, up to 5 or 8 times on the way. The paper adds them up at the end alone: then a pass of two ranks is worth half
-    of one rank's, or much less with the hinge. On one rank that is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for
-    the logistic loss), which leaves out samples that are settled. The rounds depend on the number of ranks; the optimum does not. All
-    ranks make their solvers together.
+    up over all ranks, up to 5 times on the way. The paper adds them up at the end alone: then a pass of two ranks is worth half of
+    one rank's, or much less with the hinge. On one rank that is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for the
+    logistic loss), which leaves out samples that are settled. Of several ranks, the first one goes over what the others have not
+    settled either, where that is little (:mod:`~sparseallreduce.linear.solvers.gathered`). The rounds depend on the number of ranks;
+    the optimum does not. All ranks make their solvers together.
 
     Parameters
     ----------
@@ -152,6 +155,8 @@ class CoCoA:
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
+        self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
+        self._recollect, self._bound = False, 0.0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
         self.best_state: State | None = None
         clock.lap("prepare")
@@ -212,8 +217,8 @@ class CoCoA:
         """
         clock, sigma = Clock(), self._exchange.sigma
         with trace() as traffic:
-            gap = self._step(clock)
-        dual, active, sent = self._dual(traffic.bytes_sent)
+            gap, sent = self._step(clock)
+        dual, active, sent = self._dual(traffic.bytes_sent + sent)
         primal = None
         if self._expects_end(gap, dual) or certify:
             primal = self._primal()
@@ -234,17 +239,40 @@ class CoCoA:
         """The weights of a state, or those after the last round, as ``weights``; collective."""
         return self._exchange.assembled(state)
 
-    def _step(self, clock: Clock) -> float:
-        """Change dual variables and weights; returns the sum of the gaps of the samples when they were visited."""
+    def _step(self, clock: Clock) -> tuple[float, int]:
+        """Change dual variables and weights; the sum of the gaps of the samples when they were visited, and bytes sent beside sums."""
         if self.comm.size == 1:
             gap = self._local.ascend(self.local_passes, 1.0)
             clock.lap("compute")
-            return gap
+            return gap, 0
+        if self._gathered.begun or self._recollect:
+            return self._step_together(clock)
+        return self._step_apart(clock), 0
 
+    def _step_together(self, clock: Clock) -> tuple[float, int]:
+        """Have the first rank go over what is active at all of them."""
+        gathered = self._gathered
+        try:
+            sent = gathered.collect() if self._recollect else 0
+            self._recollect = False
+            clock.lap("communicate")
+            if not gathered.begun:
+                return self._step_apart(clock), sent
+            enough = self.tolerance * self._bound / self._optimism
+            passes = gathered.advance(self.local_passes, _VISITS * self.dataset.total_samples, enough)
+        except BaseException:
+            gathered.forget()
+            raise
+        clock.lap("compute")
+        if passes.before < math.inf:
+            self._last = passes.before
+        return passes.gap, sent + passes.sent
+
+    def _step_apart(self, clock: Clock) -> float:
+        """Have every rank go over its own samples, and the changes added up on the way."""
         total, parts = 0.0, 1
         if self.local_passes == 1:
-            most, least = _PARTS[self._loss]
-            parts = min(most, max(1, self._active // (self.comm.size * least)))
+            parts = min(_PARTS, max(1, self._active // (self.comm.size * _PART)))
         for part in range(parts):
             failure: BaseException | None = None
             try:
@@ -255,7 +283,7 @@ class CoCoA:
             told = self._exchange.add(change)
             clock.lap("communicate")
             if told is None:
-                self._or_all_raise(partial(_raised, failure))
+                agreed_by_all(self.comm, partial(_raised, failure))
             else:
                 total += told
         return total
@@ -271,15 +299,23 @@ class CoCoA:
 
     def _dual(self, sent: int) -> tuple[float, int, int]:
         """The dual objective, and sums over the ranks: of active samples, and of bytes sent."""
-        local = self._local
-        own = self._or_all_raise(lambda: (local.conjugates(), local.squares(), local.active, sent))
-        conjugates, squares, active, bytes_sent = (sum(column) for column in zip(*gather(self.comm, own)))
+        local, gathered = self._local, self._gathered
+
+        def own() -> tuple[float, float, int, int, int]:
+            return local.conjugates(), local.squares(), gathered.active, local.entries_of(local.active_rows), sent
+
+        told = gather(self.comm, agreed_by_all(self.comm, own))
+        conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*told, strict=True))
         self._active = active
-        return -conjugates - (squares + self._exchange.squares()) / 2, active, bytes_sent
+        self._recollect |= not gathered.begun and gathered.is_due(entries, len(self.history))
+        dual = -conjugates - (squares + self._exchange.squares()) / 2
+        self._bound = abs(dual)
+        return dual, active, bytes_sent
 
     def _primal(self) -> float:
         """The primal objective; the weights are kept if it is the lowest so far."""
-        told = gather(self.comm, self._or_all_raise(self._local.certify))
+        told = gather(self.comm, agreed_by_all(self.comm, self._local.certify))
+        self._recollect |= self._gathered.begun
         primal = sum(part.losses for part in told) + (sum(part.squares for part in told) + self._exchange.squares()) / 2
         if primal < self._best:
             self._best, self.best_state = primal, self._exchange.state()
@@ -314,28 +350,9 @@ class CoCoA:
                 sigma=sigma,
                 seconds={phase: clock.seconds[phase] for phase in PHASES},
                 bytes_sent=sent,
+                gathered=self._gathered.begun,
             )
         )
-
-    def _or_all_raise(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns; if it raises on any rank, or is interrupted, all of them raise."""
-        interruption: list[BaseException] = []
-
-        def guarded() -> T:
-            try:
-                return action()
-            except Exception:
-                raise
-            except BaseException as error:
-                interruption.append(error)
-                raise SparseAllreduceError(f"rank {self.comm.rank} was interrupted by a {type(error).__name__}") from error
-
-        try:
-            return agreed(self.comm, guarded)
-        except SparseAllreduceError:
-            if interruption:
-                raise interruption[0] from None
-            raise
 
 
 def _raised(failure: BaseException | None) -> None:

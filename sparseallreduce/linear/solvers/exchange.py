@@ -19,6 +19,7 @@ Array = NDArray[Any]
 
 _MARGIN = 1.1  # by which sigma is above what the last round needed
 _SLOWEST = 0.5  # of its value, that sigma falls to at once at most
+_ONE_RANK = 1 << 40  # added to how often a rank has a feature: the sum tells how many ranks have it, and how often
 _TOLD = 4  # numbers that are summed with a change: a gap, two squared lengths, and how many ranks have failed
 
 
@@ -45,17 +46,19 @@ class Exchange:
         self._local, self._features, self._comm = local, features, comm
         self.sigma = float(comm.size)
         self._own = local.numbering.features
-        shared = self._own[:0]
+        self._shared, counts = self._own[:0], np.zeros(0, np.int64)
         if comm.size > 1:
-            ones = np.ones(len(self._own), np.float32)
-            occurring = allreduce(SparseStream(self._own, ones, features), comm)
-            shared = np.ascontiguousarray(occurring.indices[occurring.values > 1], self._own.dtype)
-        local.numbering.share(shared, comm.size > 1)
-        local.numbering.forget()
-        self._shared = shared
-        size = len(shared) + (local.numbering.intercept >= 0)
-        self.weights = np.zeros(size)
+            occurring = allreduce(SparseStream(self._own, local.numbering.counts + _ONE_RANK, features), comm)
+            several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
+            self._shared = np.ascontiguousarray(occurring.indices[several], self._own.dtype)
+            counts = occurring.values[several] % _ONE_RANK
+        self._slots_of = np.empty(len(counts), local.numbering.places.dtype)
+        kernels.order_by_count(counts, self._slots_of[:0], 0, self._slots_of)
+        local.numbering.arrange(self._shared, self._slots_of.astype(np.int64), comm.size == 1)
+        intercept = local.numbering.intercept >= 0
+        self.weights = np.zeros(len(self._shared) + intercept if comm.size > 1 else 0)
         numbering = local.numbering
+        size = len(self.weights)
         self._slots = np.empty(len(numbering.slots) + _TOLD, index_dtype(size + _TOLD))
         self._change = np.empty(len(numbering.slots) + _TOLD, dtype)
         self._before, self._dual_before = np.zeros(numbering.size), np.zeros(local.rows)
@@ -76,9 +79,7 @@ class Exchange:
             Of the samples that made the change.
         """
         local, numbering = self._local, self._local.numbering
-        count, whole, part = kernels.change(
-            local.weights, self._before, self.sigma, numbering.shared, numbering.slots, self._slots, self._change
-        )
+        count, whole, part = kernels.change(local.weights, self._before, self.sigma, numbering.slots, self._slots, self._change)
         return self._told(count, gap, whole, whole - part, 0.0)
 
     def failure(self) -> SparseStream:
@@ -89,26 +90,46 @@ class Exchange:
         """Add up the changes of all ranks; the sum of the gaps, or None if a rank has failed, and nothing has changed. Collective."""
         local, numbering, size = self._local, self._local.numbering, len(self.weights)
         total = allreduce(change, self._comm)
-        slots, values = read_only(total.indices), read_only(total.values)
-        end = int(np.searchsorted(slots, size))
         told = np.zeros(_TOLD)
-        told[slots[end:].astype(np.int64) - size] = values[end:]
+        if total.is_dense:
+            whole = total.to_dense()
+            slots, values, told[:] = None, whole[:size], whole[size:]
+        else:
+            slots, values = read_only(total.indices), read_only(total.values)
+            end = len(slots) - _TOLD
+            end += int(np.searchsorted(slots[end:], slots.dtype.type(size)))
+            told[slots[end:].astype(np.int64) - size] = values[end:]
+            slots, values = slots[:end], values[:end]
         gap, alone, rest, failed = told.tolist()
         if failed:
+            local.weights[:], local.dual[:] = self._before, self._dual_before
             return None
-        slots, values = slots[:end], values[:end]
         together = rest + kernels.squared_length(values)
         needed = together / alone if alone > 0 else 1.0
         share = min(1.0, self.sigma / needed)
-        kernels.add_scaled(slots, values, share, self.weights)
+        if slots is None:
+            self.weights += np.multiply(values, share, dtype=np.float64)
+        else:
+            kernels.add_scaled(slots, values, share, self.weights)
         if share < 1:
-            kernels.step_back(local.weights, self._before, share)
             kernels.step_back(local.dual, self._dual_before, share)
-        kernels.take(self.weights, numbering.slots, numbering.shared, local.weights)
-        self._before[:] = local.weights
+        kernels.settle(self.weights, numbering.slots, share, local.weights, self._before)
         self._dual_before[:] = local.dual
         self.sigma = min(float(self._comm.size), max(_MARGIN * needed, _SLOWEST * self.sigma, 1.0))
         return float(gap)
+
+    def assign(self, features: Array, weights: Array, intercept: float) -> None:
+        """Set the weights of features, in increasing order, and the intercept, where there is one; all ranks set the same.
+
+        Dual variables that go with them are set before.
+        """
+        local = self._local
+        kernels.assign(self._shared, self._slots_of, features, weights, self.weights)
+        local.assign(features, weights)
+        if local.numbering.intercept >= 0:
+            self.weights[-1] = local.weights[local.numbering.intercept] = intercept
+        self._before[:] = local.weights
+        self._dual_before[:] = local.dual
 
     def _told(self, count: int, *numbers: float) -> SparseStream:
         size = len(self.weights)
@@ -131,13 +152,12 @@ class Exchange:
         whole = np.zeros(self._features + (numbering.intercept >= 0))
         if self._comm.size == 1:
             whole[self._own] = own[numbering.places]
-            whole[self._features :] = own[len(self._own) :]
+            if numbering.intercept >= 0:
+                whole[-1] = own[numbering.intercept]
             return whole
-        private = np.zeros(len(own), bool)
-        private[numbering.private] = True
-        chosen = private[numbering.places]
-        alone = allreduce(SparseStream(self._own[chosen], own[numbering.places[chosen]], self._features), self._comm)
+        private = numbering.places >= len(numbering.slots)
+        alone = allreduce(SparseStream(self._own[private], own[numbering.places[private]], self._features), self._comm)
         whole[alone.indices] = alone.values
-        whole[self._shared] = shared[: len(self._shared)]
+        whole[self._shared] = shared[self._slots_of]
         whole[self._features :] = shared[len(self._shared) :]
         return whole

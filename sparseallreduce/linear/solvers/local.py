@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.data.dataset import Dataset, entries_of, read_only
 from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.solvers.numbering import Numbering
 
@@ -42,10 +42,21 @@ class LocalProblem:
     intercept : bool
     seed : int
         Of the order of visits, together with the number of the rank's first sample.
+
+    Attributes
+    ----------
+    dual : ndarray
+        Of each sample.
+    weights : ndarray
+        By place.
+    active : int
+        Samples that the next pass visits.
+    limits : ndarray
+        Of projected gradients, above and below which samples at a bound are settled.
     """
 
     def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
-        self._loss = loss
+        self.loss, self._settings = loss, (loss, l2, intercept, seed)
         self.numbering = numbering = Numbering(dataset, intercept)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._norms = np.empty(dataset.rows)
@@ -66,7 +77,7 @@ class LocalProblem:
         counted = np.flatnonzero(self._bounds > 0)
         self.active = len(counted)
         self._active[: self.active] = counted
-        self._limits = np.array([math.inf, -math.inf])
+        self.limits = np.array([math.inf, -math.inf])
         seeds = np.random.SeedSequence((seed, dataset.first_sample))
         self._state = seeds.generate_state(1, np.uint64)
         self._order = np.random.default_rng(seeds)
@@ -77,6 +88,49 @@ class LocalProblem:
         """Samples of this rank."""
         return len(self.dual)
 
+    @property
+    def entries(self) -> int:
+        """Non-zeros of this rank."""
+        return len(self.numbering.indices)
+
+    @property
+    def active_rows(self) -> Array:
+        """The samples that the next pass visits."""
+        return self._active[: self.active].copy()
+
+    @property
+    def feature_weights(self) -> Array:
+        """The weights of ``numbering.features``."""
+        return self.weights[self.numbering.places]
+
+    def entries_of(self, rows: Array) -> int:
+        """How many non-zeros some samples have."""
+        indptr = self._rows[0]
+        return int((indptr[rows + 1] - indptr[rows]).sum())
+
+    def weights_of(self, rows: Array) -> tuple[Array, Array]:
+        """The features of some samples, in increasing order, and their weights."""
+        occurs = np.zeros(self.numbering.size, bool)
+        occurs[self.numbering.indices[entries_of(self._rows[0], rows)]] = True
+        chosen = occurs[self.numbering.places]
+        return self.numbering.features[chosen], self.weights[self.numbering.places[chosen]]
+
+    def assign(self, features: Array, weights: Array) -> None:
+        """Set the weights of features, which do not decrease, as far as they occur here."""
+        kernels.assign(self.numbering.features, self.numbering.places, features, weights, self.weights)
+
+    def activate(self, rows: Array) -> None:
+        """Have the next pass visit these samples."""
+        self.active = len(rows)
+        self._active[: self.active] = rows
+
+    def like(self, dataset: Dataset) -> LocalProblem:
+        """The problem of other samples alone, in the same scale."""
+        problem = LocalProblem(dataset, *self._settings)
+        nothing = problem.numbering.features[:0]
+        problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)
+        return problem
+
     def deal(self, parts: int) -> None:
         """Divide the active samples, in a random order, into so many parts of a pass."""
         self._order.shuffle(self._active[: self.active])
@@ -86,7 +140,7 @@ class LocalProblem:
     def ascend_part(self, part: int, sigma: float) -> float:
         """Go over a part of a pass, after those before it; returns the sum of its samples' duality gaps, each as it was then."""
         low, high = self._cuts[part], self._cuts[part + 1]
-        rows, limits = self._active[low:high], self._limits.copy()
+        rows, limits = self._active[low:high], self.limits.copy()
         kept, gap = self._pass(rows, high - low, sigma, limits)
         self._active[self._kept : self._kept + kept] = rows[:kept]
         self._kept += kept
@@ -96,7 +150,7 @@ class LocalProblem:
         if part + 2 == len(self._cuts):
             self.active = self._kept
             highest, lowest = self._reached
-            self._limits[:] = highest if highest > 0 else math.inf, lowest if lowest < 0 else -math.inf
+            self.limits[:] = highest if highest > 0 else math.inf, lowest if lowest < 0 else -math.inf
         return gap
 
     def ascend(self, passes: int, sigma: float) -> float:
@@ -108,13 +162,13 @@ class LocalProblem:
         while done < passes or (sigma > 1 and left > 0 and self.active > 0 and done < _MOST * passes):
             left -= self.active
             done += 1
-            self.active, gap = self._pass(self._active, self.active, sigma, self._limits)
+            self.active, gap = self._pass(self._active, self.active, sigma, self.limits)
         return gap
 
     def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
         """Go over the first ``count`` of these rows once; those that are still active come first then, and are counted."""
         kept, gap = kernels.ascend(
-            self._loss,
+            self.loss,
             *self._rows,
             self._bounds,
             self._norms,
@@ -131,16 +185,15 @@ class LocalProblem:
 
     def conjugates(self) -> float:
         """The sum of what the samples add to the dual objective to be minimised."""
-        return float(kernels.conjugates(self._loss, self._bounds, self.dual))
+        return float(kernels.conjugates(self.loss, self._bounds, self.dual))
 
     def squares(self) -> float:
         """The sum of squares of the weights that no other rank has."""
-        own = self.weights if len(self.numbering.private) == len(self.weights) else self.weights[self.numbering.private]
-        return float(kernels.squared_length(own))
+        return float(kernels.squared_length(self.weights[len(self.numbering.slots) :]))
 
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""
         kernels.margins(*self._rows, self.weights, self.numbering.intercept, self.margins)
         sums = np.empty(2)
-        self.active = kernels.certify(self._loss, self.margins, self._bounds, self.dual, self._limits, self._active, sums)
+        self.active = kernels.certify(self.loss, self.margins, self._bounds, self.dual, self.limits, self._active, sums)
         return Certificate(float(sums[0]), float(sums[1]), self.squares())
