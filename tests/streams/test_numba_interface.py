@@ -15,6 +15,7 @@ import pytest
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config, errors
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
 import sparseallreduce
@@ -50,6 +51,7 @@ def test_no_other_private_module_is_imported():
     imports = r"^\s*(?:from (numba\.(?!extending)[\w.]+) import (\w+(?:, \w+)*)|import (numba\.[\w.]+))"
     used = {found for path in PACKAGE.rglob("*.py") for found in re.findall(imports, path.read_text(), re.MULTILINE)}
     tried_here = {("numba.core", "config", ""), ("numba.core", "cgutils", ""), ("numba.core.errors", "NumbaWarning", "")}
+    tried_here |= {("numba.core.compiler_lock", "global_compiler_lock", "")}
     assert used == tried_here, "whatever is imported from numba's private modules gets a test in this file"
 
 
@@ -129,6 +131,20 @@ def test_the_cache_is_asked_without_compiling(function):
     before.compile((FLOATS,))
     assert cached(after) is not None, changed("_cache.load_overload() does not find what another dispatcher has compiled", COMPILATION)
     assert cached(numba.njit(function)) is None, changed("_cache.load_overload() finds something where nothing is cached", COMPILATION)
+
+
+def test_what_the_cache_has_becomes_an_overload_without_compiling(function):
+    before, after = (numba.njit(cache=True)(function) for _ in range(2))
+    before.compile((FLOATS,))
+    with global_compiler_lock:
+        found = cached(after)
+        private(after.targetctx, "insert_user_function", COMPILATION)(found.entry_point, found.fndesc, [found.library])
+        private(after, "add_overload", COMPILATION)(found)
+    assert after.overloads[(FLOATS,)] is found, changed("add_overload() does not add what was in the cache", COMPILATION)
+    assert found.entry_point(np.array([3.0])) == 4.0 == after(np.array([3.0]))
+    caller = numba.njit(lambda array: after(array) + 1)
+    assert caller(np.array([3.0])) == 5.0, changed("a loaded function cannot be called by another one", COMPILATION)
+    assert not after.stats.cache_misses
 
 
 def test_stats_know_the_folder_of_the_cache_and_what_was_not_in_it(function):

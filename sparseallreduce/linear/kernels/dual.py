@@ -30,7 +30,6 @@ __all__ = [
     "common",
     "conjugates",
     "count_and_renumber",
-    "count_marked",
     "mark",
     "marked",
     "margins",
@@ -59,7 +58,7 @@ _WEYL, _MIX, _MIX_AGAIN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE
 _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike) -> None:
+def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
     """Compile the loops for dtypes, or load them from disk; of several processes at once, one compiles.
 
     Parameters
@@ -68,10 +67,10 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         Of a data set.
     place_dtype : dtype
         Of the places of features, and of their numbers in sums.
-    sum_dtype : dtype
-        In which changes are added up.
+    sum_dtype : dtype, optional
+        In which changes are added up; without it there is one rank alone. To load a loop takes 6 ms.
     """
-    index, value, place, summed = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype, sum_dtype))
+    index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
 
     def fixed(dtype: Any) -> Any:
         return types.Array(dtype, 1, "C", readonly=True)
@@ -79,9 +78,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
     rows = fixed(whole), fixed(place), fixed(value), fixed(types.float64)
     compiled_entry(mark, (fixed(index), whole, whole, uint64))
-    compiled_entry(count_marked, (uint64,))
     compiled_entry(marked, (uint64, int64, index[::1]))
-    compiled_entry(common, (index[::1], uint64, int64, int64, places))
     compiled_entry(count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
     compiled_entry(order_by_count, (int64, places, whole, places))
     compiled_entry(renumber, (places, places))
@@ -91,21 +88,28 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(ascend, (whole, *rows, *state))
     compiled_entry(certify, (whole, float64, float64, float64, float64, int64, float64))
     compiled_entry(conjugates, (whole, float64, float64))
-    compiled_entry(change, (float64, float64, types.float64, int64, places, summed[::1]))
-    compiled_entry(settle, (float64, int64, types.float64, float64, float64))
-    compiled_entry(step_back, (float64, float64, types.float64))
-    compiled_entry(assign, (index[::1], places, index[::1], float64, float64))
-    compiled_entry(squared_length, (fixed(summed),))
     compiled_entry(squared_length, (float64,))
-    compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
+    if sum_dtype is not None:
+        summed = numba.from_dtype(np.dtype(sum_dtype))
+        compiled_entry(common, (index[::1], uint64, int64, int64, places))
+        compiled_entry(change, (float64, float64, types.float64, int64, places, summed[::1]))
+        compiled_entry(settle, (float64, int64, types.float64, float64, float64))
+        compiled_entry(step_back, (float64, float64, types.float64))
+        compiled_entry(assign, (index[::1], places, index[::1], float64, float64))
+        compiled_entry(squared_length, (fixed(summed),))
+        compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
 
 
 @kernel
-def mark(indices: Array, begin: int, end: int, words: Array) -> None:
-    """Set the bit of every index from ``begin`` to ``end`` in a bitmap."""
+def mark(indices: Array, begin: int, end: int, words: Array) -> int:
+    """Set the bit of every index from ``begin`` to ``end`` in a bitmap; returns how many are set then."""
     for entry in range(begin, end):
         index = np.uint64(indices[entry])
         words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
+    count = _ZERO
+    for word in range(words.size):
+        count += count_bits(words[word])
+    return int(count)
 
 
 @kernel
@@ -119,15 +123,6 @@ def marked(words: Array, before: Array, out: Array) -> None:
             out[count] = (np.uint64(word) << _SIX) + lowest_bit(left)
             left &= left - _ONE
             count += _ONE
-
-
-@kernel
-def count_marked(words: Array) -> int:
-    """How many bits of a bitmap are set."""
-    count = _ZERO
-    for word in range(words.size):
-        count += count_bits(words[word])
-    return int(count)
 
 
 @kernel
@@ -514,7 +509,8 @@ def settle(shared: Array, slots: Array, share: float, weights: Array, before: Ar
     if share < 1.0:
         for i in range(slots.size, weights.size):
             weights[i] = before[i] + share * (weights[i] - before[i])
-    before[slots.size :] = weights[slots.size :]
+    for i in range(slots.size, weights.size):
+        before[i] = weights[i]
 
 
 @kernel

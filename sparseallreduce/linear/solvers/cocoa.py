@@ -178,7 +178,8 @@ class CoCoA:
         return {"model": type(self.model).__name__, **{name: getattr(self, name) for name in names}}
 
     def _prepared(self) -> LocalProblem:
-        dual.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), self._sum_dtype)
+        sum_dtype = self._sum_dtype if self.comm.size > 1 else None
+        dual.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
         return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
 
     def fit(self) -> Array:

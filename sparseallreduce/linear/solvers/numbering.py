@@ -55,8 +55,7 @@ class Numbering:
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._words = np.zeros(-(-dataset.features // 64), np.uint64)
         self._before = np.empty(len(self._words), np.int64)
-        kernels.mark(dataset.indices, begin, end, self._words)
-        occurring = kernels.count_marked(self._words)
+        occurring = kernels.mark(dataset.indices, begin, end, self._words)
         self.features = np.empty(occurring, dataset.indices.dtype)
         kernels.marked(self._words, self._before, self.features)
         numbers = index_dtype(occurring)
@@ -80,7 +79,7 @@ class Numbering:
             Whether there is one rank, which shares nothing, nor the intercept.
         """
         here, numbers = np.empty(len(shared), np.int64), np.empty(len(shared), self.places.dtype)
-        count = kernels.common(shared, self._words, self._before, here, numbers)
+        count = 0 if alone else kernels.common(shared, self._words, self._before, here, numbers)
         own, numbers = slots[here[:count]], numbers[:count]
         order = np.argsort(own)
         first = count + self._with_intercept

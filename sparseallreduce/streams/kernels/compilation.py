@@ -11,6 +11,7 @@ from typing import Any
 
 import filelock
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaWarning
 
 __all__ = ["compiled_entry", "inlined", "kernel"]
@@ -58,11 +59,16 @@ def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[...,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)
         try:
-            # Preparing numba takes 0.2 s and looking into the cache 2 ms; only who has to compile takes the lock.
+            # Preparing numba takes 0.2 s and loading from the cache 3 ms; only who has to compile takes the lock.
             dispatcher.typingctx.refresh()
             dispatcher.targetctx.refresh()
-            cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx) is not None
-            with contextlib.nullcontext() if cached else _only_process(dispatcher):
+            with global_compiler_lock:
+                cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx)
+                if cached is not None:  # what compile() does with it, which would load it once more
+                    dispatcher.targetctx.insert_user_function(cached.entry_point, cached.fndesc, [cached.library])
+                    dispatcher.add_overload(cached)
+                    return cached.entry_point  # type: ignore[no-any-return]
+            with _only_process(dispatcher):
                 entry = dispatcher.compile(signature)
         except (OSError, EOFError, pickle.UnpicklingError):  # the disk is full, or a cache file damaged: do without
             entry = numba.njit(**_KERNEL)(dispatcher.py_func).compile(signature)
