@@ -16,7 +16,7 @@ from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Dataset", "Rows", "entries_of", "features_of", "read_only"]
+__all__ = ["Dataset", "Rows", "features_of", "read_only"]
 
 Array = NDArray[Any]
 
@@ -163,19 +163,11 @@ def features_of(dataset: Dataset, rows: Array) -> Array:
     >>> features_of(Dataset(np.array([0, 2, 3]), np.uint32([1, 4, 2]), np.ones(3), np.ones(2), 5), np.array([1, 0]))
     array([2, 1, 4], dtype=uint32)
     """
-    return np.asarray(dataset.indices[entries_of(dataset.indptr, rows)])
-
-
-def entries_of(indptr: Array, rows: Array) -> Array:
-    """Where the non-zeros of some rows lie, one row after the other.
-
-    >>> entries_of(np.array([0, 2, 3]), np.array([1, 0]))
-    array([2, 0, 1])
-    """
-    begins, ends = indptr[rows], indptr[rows + 1]
+    begins, ends = dataset.indptr[rows], dataset.indptr[rows + 1]
     places = np.cumsum(ends - begins)
-    total = int(places[-1]) if len(places) else 0
-    return np.asarray(np.arange(total) + np.repeat(ends - places, ends - begins))
+    if not len(places):
+        return dataset.indices[:0]
+    return np.asarray(dataset.indices[np.arange(places[-1]) + np.repeat(ends - places, ends - begins)])
 
 
 def _compressed(samples: Any) -> csr_array:

@@ -33,12 +33,14 @@ __all__ = [
     "mark",
     "marked",
     "margins",
+    "occurring",
     "order_by_count",
     "renumber",
     "squared_length",
     "squared_norms",
     "settle",
     "step_back",
+    "take_rows",
     "warm_up",
 ]
 
@@ -95,6 +97,8 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         compiled_entry(change, (float64, float64, types.float64, int64, places, summed[::1]))
         compiled_entry(settle, (float64, int64, types.float64, float64, float64))
         compiled_entry(step_back, (float64, float64, types.float64))
+        compiled_entry(occurring, (fixed(whole), fixed(place), int64, types.boolean[::1]))
+        compiled_entry(take_rows, (fixed(whole), fixed(index), fixed(value), int64, index[::1], value[::1]))
         compiled_entry(assign, (index[::1], places, index[::1], float64, float64))
         compiled_entry(squared_length, (fixed(summed),))
         compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
@@ -524,6 +528,24 @@ def assign(features: Array, places: Array, given: Array, values: Array, weights:
             break
         if features[own] == given[i]:
             weights[np.uint64(places[own])] = values[i]
+
+
+@kernel
+def occurring(indptr: Array, indices: Array, rows: Array, occurs: Array) -> None:
+    """Set ``occurs`` of all indices of some rows."""
+    for i in range(rows.size):
+        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            occurs[np.uint64(indices[entry])] = True
+
+
+@kernel
+def take_rows(indptr: Array, indices: Array, values: Array, rows: Array, out_indices: Array, out_values: Array) -> None:
+    """Write the non-zeros of some rows, one row after the other; there is room for them all."""
+    count = 0
+    for i in range(rows.size):
+        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            out_indices[count], out_values[count] = indices[entry], values[entry]
+            count += 1
 
 
 @kernel

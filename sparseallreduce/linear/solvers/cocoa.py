@@ -39,6 +39,7 @@ _FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
 # ranks took 10 rounds of the logistic loss in 5 parts, and 29 in one.
 _PARTS, _PART = 5, 400
 _VISITS = 3  # to all samples there are, before the first rank tells the others what it has changed
+_SOON = 4  # rounds; where so many more seem enough, it does not pay to gather active samples
 _WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
 
 
@@ -156,7 +157,7 @@ class CoCoA:
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
-        self._recollect, self._bound = False, 0.0
+        self._due, self._recollect, self._bound = False, False, 0.0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
         self.best_state: State | None = None
         clock.lap("prepare")
@@ -308,7 +309,7 @@ class CoCoA:
         told = gather(self.comm, agreed_by_all(self.comm, own))
         conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*told, strict=True))
         self._active = active
-        self._recollect |= not gathered.begun and gathered.is_due(entries, len(self.history))
+        self._due = not gathered.begun and gathered.is_due(entries, len(self.history))
         dual = -conjugates - (squares + self._exchange.squares()) / 2
         self._bound = abs(dual)
         return dual, active, bytes_sent
@@ -327,9 +328,12 @@ class CoCoA:
 
         That was before they changed: after a round it is smaller by about as much as it was than a round ago.
         """
-        self._expected = self._optimism * gap * (min(1.0, gap / self._last) if self._last > 0 else 1.0)
+        rate = min(1.0, gap / self._last) if self._last > 0 else 1.0
+        self._expected = self._optimism * gap * rate
         self._last = gap
-        return not self._expected > self.tolerance * abs(dual)
+        aim = self.tolerance * abs(dual)
+        self._recollect |= self._due and self._expected * rate**_SOON > aim
+        return not self._expected > aim
 
     def _learn_from(self, gap: float, dual: float) -> None:
         """Expect a gap by as much larger than this one was than expected, and see whether it is the end."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.data.dataset import Dataset, entries_of
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.local import LocalProblem
@@ -142,9 +142,10 @@ class Gathered:
         dataset = self._dataset
         counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
         factors = np.stack([dataset.labels[rows], counts, self._local.dual[rows]], axis=1)
-        entries = entries_of(dataset.indptr, rows)
         lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
-        return _Samples(rows + dataset.first_sample, lengths, factors, dataset.indices[entries], dataset.values[entries])
+        indices, values = (np.empty(lengths.sum(), array.dtype) for array in (dataset.indices, dataset.values))
+        kernels.take_rows(dataset.indptr, dataset.indices, dataset.values, rows, indices, values)
+        return _Samples(rows + dataset.first_sample, lengths, factors, indices, values)
 
     def _take_in(self, arrived: list[Array]) -> None:
         """Go on with the samples that have been handed over too, and with those active that all ranks call so."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.dataset import Dataset, entries_of, read_only
+from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.solvers.numbering import Numbering
 
@@ -111,7 +111,7 @@ class LocalProblem:
     def weights_of(self, rows: Array) -> tuple[Array, Array]:
         """The features of some samples, in increasing order, and their weights."""
         occurs = np.zeros(self.numbering.size, bool)
-        occurs[self.numbering.indices[entries_of(self._rows[0], rows)]] = True
+        kernels.occurring(self._rows[0], self._rows[1], rows, occurs)
         chosen = occurs[self.numbering.places]
         return self.numbering.features[chosen], self.weights[self.numbering.places[chosen]]
 
