@@ -49,6 +49,11 @@ class Hosts(NamedTuple):
         """Ranks of the smallest host: so many parts travel between hosts side by side."""
         return min(map(len, self.members))
 
+    @property
+    def most(self) -> int:
+        """Ranks of the largest host."""
+        return max(map(len, self.members))
+
     def place_of(self, rank: int) -> tuple[int, int]:
         """The number of its host, and its place there."""
         host = next(number for number, ranks in enumerate(self.members) if rank in ranks)

@@ -27,6 +27,7 @@ from sparseallreduce.runtime.handshake.shared import SLOTS, SharedHandshake
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
 from sparseallreduce.runtime.memory.dense import Area
+from sparseallreduce.runtime.memory.host import HostMemory
 from sparseallreduce.runtime.memory.sparse import SparseMemory
 from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.overlaps import Overlaps
@@ -85,6 +86,7 @@ class Channel:
         self.orphaned: list[tuple[Handshake, int]] = []  # handshakes that operations which gave up have still to release
         self.areas: list[Area] = []  # where the ranks of one host add up dense vectors
         self.sparse_memory: SparseMemory | None = None  # and sparse streams
+        self.host_memory: HostMemory | None = None  # in which the ranks of this host do what an algorithm leaves to them
         self.processes: list[tuple[int, int]] = []  # of all ranks, and when they started, if all are on one host
         self.in_flight: list[Operation] = []
         self.signatures: dict[Any, Any] = {}  # what is known of operations on streams of a kind
@@ -122,7 +124,7 @@ class Channel:
         if self.warned < self.ranks:
             self.unsent = self.failure
         self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
-        self.slots, self.areas, self.sparse_memory = [], [], None
+        self.slots, self.areas, self.sparse_memory, self.host_memory = [], [], None, None
         self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
         self._preparation = self._prepare()
         progress.preparing.append(self)
@@ -177,6 +179,8 @@ class Channel:
             self.sparse_memory = yield from self._outcome(setup.made_sparse_memory(self))
             made = yield from self._outcome(setup.made_slots_and_areas(self))
             self.slots, self.areas = made or ([], [])
+        if self.hosts.most > 1:
+            self.host_memory = yield from self._outcome(setup.made_host_memory(self))
         last = yield from self._outcome(setup.last_known(self.failed_through))
         self.processes = [(process, start) for process, start, _ in last] if self.shares_memory else []
         self.failed_through = max(through for _, _, through in last)

@@ -82,9 +82,10 @@ class _Entered(NamedTuple):
 
 
 class Until(NamedTuple):
-    """A step of the runtime's own: wait for what other operations of this rank come to."""
+    """A step of the runtime's own: wait for what other operations of this rank, or other ranks in shared memory, come to."""
 
     condition: Callable[[], bool]
+    missing: Callable[[], list[int]] | None = None  # the ranks that are waited for
 
 
 def awaited_word() -> Generator[Step, Any, None]:

@@ -10,6 +10,7 @@ from sparseallreduce.algorithms.agreement import named_ranks
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Share, Shift
 from sparseallreduce.errors import WaitTimeoutError
 from sparseallreduce.runtime import progress
+from sparseallreduce.runtime.collectives import Until
 from sparseallreduce.runtime.handshake.shared import SLOTS
 from sparseallreduce.runtime.states import READY
 
@@ -91,7 +92,8 @@ def _awaited(operation: Operation) -> str:
         return _silent([step.partner])
     if isinstance(step, Recv | Shift):
         return _silent([step.source])
-    return "it waits for other operations of this rank"
+    missing: list[int] = step.missing() if isinstance(step, Until) and step.missing is not None else []
+    return _silent(missing) if missing else "it waits for other operations of this rank"
 
 
 def _awaited_before(operation: Operation) -> str:

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
-from sparseallreduce.algorithms.hierarchical import gather_in_host, reduce_scatter_in_host
 from sparseallreduce.algorithms.steps import (
     Clock,
     DenseAllgather,
@@ -51,6 +50,7 @@ from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
+from sparseallreduce.runtime.inside_hosts import inside_host
 from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
@@ -88,6 +88,7 @@ class Operation(Failing):
     uses_collectives = True  # whether collectives of MPI may be used
     advancing = False
     flags = 0  # that we have published
+    steps_inside = 0  # of a host, that its schedule has come to
     explaining = 0.0  # until when the ranks that disagree wait for each other's texts, whoever fails meanwhile
 
     def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
@@ -273,10 +274,8 @@ class Operation(Failing):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):
                 stack.append(join_blocks(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
-            elif isinstance(step, HostReduceScatter):
-                stack.append(reduce_scatter_in_host(step, self.channel.rank))
-            elif isinstance(step, HostGather):
-                stack.append(gather_in_host(step, self.channel.rank))
+            elif isinstance(step, HostReduceScatter | HostGather):
+                stack.append(inside_host(step, self))
             else:
                 if isinstance(step, Exchange):
                     self._send(step.partner, step.stream)
@@ -284,7 +283,7 @@ class Operation(Failing):
                     self._send(step.dest, step.stream)
                 self.step = step
                 for counts in self.traces:
-                    counts.rounds += 1
+                    counts.rounds += not isinstance(step, Until)
                 ready, value = self._ready()
                 if not ready or self.ended:
                     return

@@ -19,6 +19,7 @@ from sparseallreduce.runtime.handshake.shared import SharedHandshake
 from sparseallreduce.runtime.hosts import Place, this_place
 from sparseallreduce.runtime.memory import dense
 from sparseallreduce.runtime.memory.dense import Area
+from sparseallreduce.runtime.memory.host import HostMemory
 from sparseallreduce.runtime.memory.mapping import SharedFile, page_multiple, shared_file
 from sparseallreduce.runtime.memory.sparse import SparseMemory
 from sparseallreduce.runtime.operation import Operation
@@ -29,7 +30,16 @@ from sparseallreduce.runtime.work import Preparing
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["calibrated", "last_known", "made_slots_and_areas", "made_sparse_memory", "own_operation", "pieces_pay", "places_of_ranks"]
+__all__ = [
+    "calibrated",
+    "last_known",
+    "made_host_memory",
+    "made_slots_and_areas",
+    "made_sparse_memory",
+    "own_operation",
+    "pieces_pay",
+    "places_of_ranks",
+]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _NO_TRACES: list[Trace] = []
@@ -115,6 +125,24 @@ def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | 
         channel.rank, SparseMemory.nbytes(ranks), SparseMemory.reserved(ranks), make
     )
     return memory
+
+
+def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None]:
+    """Memory by which the ranks of each host hand each other parts of streams, on the hosts where they can share it."""
+    host, place = channel.hosts.place_of(channel.rank)
+    members = channel.hosts.members[host]
+    ranks = len(members)
+    steps = shared_file(place, HostMemory.nbytes(ranks), HostMemory.reserved(ranks), lambda file: HostMemory(file, members, place))
+    records: list[bytes] | None = None
+    while True:
+        try:
+            step = steps.send(records)
+        except StopIteration as stop:
+            memory: HostMemory | None = stop.value
+            return memory if ranks > 1 else None
+        assert isinstance(step, Share)
+        everyone: list[bytes] = yield step
+        records = [everyone[rank] for rank in members]
 
 
 def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]]]:

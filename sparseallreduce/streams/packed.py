@@ -18,7 +18,7 @@ from sparseallreduce.streams.dtypes import HALVES
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["ALIGNMENT", "Layout", "Rows", "aligned", "pack", "pack_into", "packed_bytes"]
+__all__ = ["ALIGNMENT", "Layout", "Rows", "aligned", "pack", "pack_into", "packed_bytes", "put"]
 
 ALIGNMENT = 16  # bytes, of the longest index or value
 # Bytes of an array that are written past the caches: of more, what is written first has left them before another rank reads it. The sum
@@ -156,12 +156,12 @@ def pack(stream: SparseStream) -> bytes:
 def pack_into(stream: SparseStream, place: memoryview) -> int:
     """Pack it into a place that may be longer, and return the bytes that it takes."""
     if stream._array is not None:
-        return _put(stream._array, place, 0)
+        return put(stream._array, place, 0)
     indices, values = stream._entries()
-    return _put(indices, place, aligned(_put(values, place, 0), indices.itemsize))
+    return put(indices, place, aligned(put(values, place, 0), indices.itemsize))
 
 
-def _put(array: NDArray[Any], place: memoryview, start: int) -> int:
+def put(array: NDArray[Any], place: memoryview, start: int) -> int:
     """Copy an array to bytes of a place from ``start`` on, and return where it ends."""
     end = start + array.nbytes
     if array.nbytes >= _LARGE:

@@ -75,6 +75,7 @@ class Scenario:
     ranks: int = 2
     cores: int | None = None
     hosts: int = 0  # how many ranks share a host, and memory; all of them by default
+    inside: bool = False  # whether those of a host use that
     pieces: bool = False  # whether messages between hosts are cut into pieces
     eager: int = 1 << 12
     warm: bool = True
@@ -237,8 +238,9 @@ class Play:
             raise AssertionError(f"without any fault: {violation}")
         if self.scenario.passes and not all(count[self.scenario.passes] for count in calls):
             raise AssertionError(f"{self.scenario.name} passes no {self.scenario.passes!r}: {[dict(count) for count in calls]}")
-        if self.scenario.hosts and any(kind.startswith("kernel ") for count in calls for kind in count):
-            raise AssertionError(f"{self.scenario.name} shares memory")
+        shares = any(kind.startswith("kernel ") for count in calls for kind in count)
+        if self.scenario.hosts and shares != self.scenario.inside:
+            raise AssertionError(f"{self.scenario.name} shares {'' if shares else 'no '}memory")
         return calls
 
     def strike(self, *faults: Fault, order: str = "round robin") -> Violation | None:
@@ -474,6 +476,7 @@ LISTS: dict[str, list[tuple[int, Any]]] = {
 }
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
 FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
+NO_MEMORY: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.inside_hosts": {"_LEAST": 1 << 40}}
 SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
@@ -527,12 +530,21 @@ def scenarios() -> Iterator[Scenario]:
     options = {"algorithm": "ssar_recursive_doubling"}
     yield Scenario("P=4 two hosts", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0, constants=FEW_IN_FLIGHT)
     hosts: dict[str, Any] = {"hosts": 2, "pieces": True, "eager": 0, "constants": FEW_IN_FLIGHT}
+    inside: dict[str, Any] = {**hosts, "inside": True}
+    by_messages: dict[str, Any] = {**inside, "constants": {**FEW_IN_FLIGHT, **NO_MEMORY}}  # as the ranks agree in memory
+    option: dict[str, Any] = {"algorithm": "hierarchical"}
     for how, operation in (("blocking", one), ("waited", waited)):
-        yield Scenario(f"P=4 hierarchical {how}", operation(DENSE, 0.4, algorithm="hierarchical"), "wire._frame", 4, **hosts)
-        yield Scenario(f"P=5 hierarchical {how}", operation(DENSE, 0.4, algorithm="hierarchical"), "", 5, **hosts)  # one rank on the third
-        yield Scenario(f"P=4 2D-Torus {how}", operation(DENSE, 0.4, algorithm="dense_torus"), "wire._frame", 4, **hosts)
-        yield Scenario(f"P=4 HiTopK {how}", reducer("HiTopK", how == "blocking"), "wire._frame", 4, **hosts)
-    yield Scenario("P=4 several hierarchical", several(DENSE, PACKED, MESSAGES, algorithm="hierarchical"), "", 4, **hosts)
+        yield Scenario(f"P=4 hierarchical {how}", operation(DENSE, 0.4, **option), "wire._frame", 4, **inside)
+        yield Scenario(f"P=4 hierarchical, sparse {how}", operation(SPARSE_SHARED, 0.1, **option), "wire._frame", 4, **inside)
+        yield Scenario(f"P=4 hierarchical by messages {how}", operation(DENSE, 0.4, **option), "wire._frame", 4, **by_messages)
+        yield Scenario(f"P=4 hierarchical, maximum {how}", operation(DENSE, 0.4, op="max", **option), "wire._frame", 4, **inside)
+        yield Scenario(f"P=5 hierarchical {how}", operation(DENSE, 0.4, **option), "", 5, **inside)  # one rank on the third
+        yield Scenario(f"P=3 hierarchical on one host {how}", operation(DENSE, 0.4, **option), "kernel store_word", 3)
+        yield Scenario(f"P=4 2D-Torus {how}", operation(DENSE, 0.4, algorithm="dense_torus"), "wire._frame", 4, **inside)
+        yield Scenario(f"P=4 HiTopK {how}", reducer("HiTopK", how == "blocking"), "wire._frame", 4, **inside)
+    yield Scenario("P=4 several hierarchical", several(DENSE, PACKED, MESSAGES, **option), "", 4, **inside)
+    sizes = (DENSE, SPARSE_SHARED, PACKED, MESSAGES, SPARSE_SHARED, DENSE)
+    yield Scenario("P=4 many hierarchical", several(*sizes, **option), "", 4, **inside)
     for algorithm in FIXED:
         yield Scenario(f"P=3 plan, {algorithm}", planned(MESSAGES, algorithm=algorithm), "", 3)
         yield Scenario(f"P=4 plan between hosts, {algorithm}", planned(DENSE, 0.4, algorithm=algorithm), "wire._frame", 4, **hosts)

@@ -20,7 +20,7 @@ from sparseallreduce.streams.wire import Encoding, frames
 FAILING: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (memory, "memory", ("empty", "full", "copy")),
     (kernels, "kernels", ("merge", "scatter", "scatter_set", "gather_present", "cut_rows", "sum_cut_rows", "sum_rows", "estimate_union")),
-    (packed, "packed", ("pack", "pack_into")),
+    (packed, "packed", ("pack", "pack_into", "put")),
     (packed.Rows, "rows", ("reduced", "summed")),
     (wire, "wire", ("enclose", "read_headers", "join")),
     (frames, "wire", ("_frame",)),

@@ -35,6 +35,8 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     RUNTIME + "predictions": {"_ALWAYS_PACKED": 0, "_ALWAYS_PACKED_SHARED": 0},
     RUNTIME + "memory.words": {"_SPINS_OVERSUBSCRIBED": 2},
     RUNTIME + "memory.sparse": {"_BYTES": 1 << 20},
+    RUNTIME + "memory.host": {"_BYTES": 1 << 20, "_MAPPED": 1 << 12},
+    RUNTIME + "inside_hosts": {"_LEAST": 1},
     RUNTIME + "shortcuts.sparse_shared": {"_LITTLE": 0},
 }
 MACHINE = Machine(alpha_dense=4e-6, beta_blocking=2e-10, codec=4e-9, alpha_local=2e-6, beta_local=1e-10, gamma_far=3e-10)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.limits import memory_left
 
-__all__ = ["PAGE", "Mapping", "SharedFile", "page_multiple", "shared_file", "shared_memory"]
+__all__ = ["PAGE", "Mapping", "SharedFile", "page_multiple", "rounded_up", "shared_file", "shared_memory"]
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ PAGE = mmap.PAGESIZE  # bytes
 _LARGE, _LARGE_PAGE = 1 << 22, 1 << 21
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _MARGIN = 1 << 26  # bytes that a reservation leaves to what the ranks take otherwise, meanwhile
+_RESERVED = 1 << 16  # bytes that are reserved at least, where more may follow
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
@@ -97,6 +98,27 @@ class SharedFile:
         if length >= _LARGE:
             calls.advise(begin, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # which not every system has, nor has to
         return np.asarray(mapping)
+
+    def read(self, place: int, out: NDArray[np.uint8]) -> None:
+        """Fill an array with the bytes from a place on, which need not be mapped.
+
+        Raises
+        ------
+        OSError
+            If there are not so many.
+        """
+        done, left = 0, memoryview(out)  # type: ignore[arg-type]
+        while done < len(out):
+            count = os.preadv(self.file, [left[done:]], place + done)
+            if not count:
+                raise OSError(f"shared memory of {self.nbytes} bytes ends before {place + len(out)}")
+            done += count
+
+    def write(self, place: int, source: NDArray[np.uint8]) -> None:
+        """Write bytes from a place on, which need not be mapped."""
+        done, left = 0, memoryview(source)  # type: ignore[arg-type]
+        while done < len(source):
+            done += os.pwrite(self.file, left[done:], place + done)
 
     def taken(self) -> int:
         """Bytes of memory that it takes, whoever has reserved them."""
@@ -179,6 +201,13 @@ def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uin
 def page_multiple(nbytes: int) -> int:
     """Bytes of the pages that so many bytes lie on."""
     return -(-nbytes // PAGE) * PAGE
+
+
+def rounded_up(nbytes: int) -> int:
+    """As many bytes or up to an eighth more, of which few numbers are told apart, so that streams that grow seldom ask for memory."""
+    nbytes = max(nbytes, _RESERVED)
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return page_multiple(-(-nbytes // step) * step)
 
 
 class _Calls(NamedTuple):

@@ -12,15 +12,14 @@ once.
 from __future__ import annotations
 
 import functools
-import os
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.memory.mapping import PAGE, SharedFile, page_multiple
+from sparseallreduce.runtime.memory.leases import Leases
+from sparseallreduce.runtime.memory.mapping import PAGE, SharedFile, rounded_up
 from sparseallreduce.runtime.memory.sum_parts import ENTRIES, FIRST, LEFT, WORDS, sum_parts_kernel
 from sparseallreduce.runtime.memory.words import LINE, claim_kernel, spinning, word_kernels
 from sparseallreduce.streams import kernels, packed
@@ -31,10 +30,8 @@ __all__ = ["KEPT", "SparseMemory"]
 KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
 _BYTES = 1 << 29  # of the streams of all ranks, at most
 _MAPPED = 1 << 18  # bytes of a row that are mapped at first; then twice as many, and so on
-_RESERVED = 1 << 16  # bytes of a row that are reserved at least
 _LATER = 256  # operations after which memory is asked for again that was refused
 _WHOLE = 1 << 21  # bytes of a large page, of which rows and blocks begin at a multiple if they are as long
-_NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
 
 
 class SparseMemory:
@@ -66,13 +63,10 @@ class SparseMemory:
         self._map(min(_MAPPED, self._most))
         self._reserved = [0, 0]  # bytes of our row, and of each block
         self._asked = 0  # the operation from which on more may be asked for
-        self._kept = [_NOT] * KEPT
-        self._released = [_release(self._kept, place) for place in range(KEPT)]
-        self._leases: list[Any] = [None] * KEPT
+        self._leases = Leases(KEPT)
         self._last = 0  # the operation in which others may read our row, until we have its result
         self.armed = 0  # the operation that has the memory on this rank, until that is over; 0 for none
         (self._have_come, self._store), self._claim = word_kernels(), claim_kernel()
-        _memories.add(self)
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -110,7 +104,7 @@ class SparseMemory:
             return True
         if sequence < self._asked:
             return False
-        row, block = (max(old, new and _rounded(new)) for old, new in zip(self._reserved, (row, block), strict=True))
+        row, block = (max(old, new and rounded_up(new)) for old, new in zip(self._reserved, (row, block), strict=True))
         row, block = min(row, self._most), min(block, (self.ranks + 1) * self._most)
         first, (had_row, had_block) = _head(self.ranks), self._reserved
         first_block, step = first + self.ranks * self._most, (self.ranks + 1) * self._most
@@ -166,10 +160,7 @@ class SparseMemory:
 
     def free_blocks(self) -> int:
         """The blocks whose results this rank does not have: a bit for each."""
-        free = 0
-        for place, kept in enumerate(self._kept):
-            free |= (kept == _NOT) << place
-        return free
+        return self._leases.free()
 
     def claim(self, sequence: int, parts: int) -> int:
         """A part for us to add up, which no other rank does; -1 if there is none left."""
@@ -216,37 +207,7 @@ class SparseMemory:
 
     def keep(self, place: int) -> NDArray[np.uint8]:
         """The block, read-only, which is free again when all views of it are gone."""
-        array = np.frombuffer(self._readable[place], np.uint8)  # which all views refer to
-        self._leases[place] = weakref.ref(array, self._released[place])
-        self._kept[place] = _HERE  # last, so that no interrupt can keep a block for nobody
-        return array
-
-    def pin(self) -> None:
-        """Keep for good what is kept now."""
-        self._kept[:] = [_FOREVER if kept else _NOT for kept in self._kept]
-
-
-_memories: weakref.WeakSet[SparseMemory] = weakref.WeakSet()
-
-
-def _pin() -> None:
-    for memory in _memories:
-        memory.pin()
-
-
-# A process that is forked off has the same results in the same memory, and nobody knows for how long.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_pin)
-
-
-def _release(kept: list[int], place: int, here: int = _HERE, free: int = _NOT) -> Callable[[Any], None]:
-    """What is called when a result is gone, also while the interpreter ends."""
-
-    def release(_lease: Any) -> None:
-        if kept[place] == here:
-            kept[place] = free
-
-    return release
+        return self._leases.keep(place, self._readable[place])
 
 
 def _head(ranks: int) -> int:
@@ -259,10 +220,3 @@ def _capacity(ranks: int) -> int:
     capacity = _BYTES // ranks
     unit = _WHOLE if capacity >= _WHOLE else PAGE
     return capacity // unit * unit
-
-
-def _rounded(nbytes: int) -> int:
-    """As many bytes or up to an eighth more, of which few numbers are told apart, so that streams that grow seldom ask for memory."""
-    nbytes = max(nbytes, _RESERVED)
-    step = 1 << max(nbytes.bit_length() - 4, 0)
-    return page_multiple(-(-nbytes // step) * step)
