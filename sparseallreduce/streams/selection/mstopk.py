@@ -9,6 +9,7 @@ import numpy as np
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.searches import thresholds
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
 from sparseallreduce.streams.selection.exact import bracket
 from sparseallreduce.streams.selection.measures import mean_and_largest
@@ -56,7 +57,7 @@ class MSTopK(Selector):
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         mean, largest = mean_and_largest(accumulator, gradient)
         indices, values, floor = self._largest(accumulator)
-        upper, lower = self._thresholds(_magnitude(values, self.k + 1), mean, largest, accumulator.dtype)
+        upper, lower = thresholds(_magnitude(values, self.k + 1), mean, largest, self.searches, accumulator.dtype)
         if lower < floor:  # no search came as near as the sample
             indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)
         places = self._between(magnitude.keys(values), upper, lower)
@@ -75,23 +76,6 @@ class MSTopK(Selector):
             floor = 0
             indices, values, _ = loops.select(accumulator, None, -1, index_dtype(size), expected=size)
         return indices, values, floor
-
-    def _thresholds(self, beyond: float, mean: float, largest: float, dtype: np.dtype[np.floating]) -> tuple[int, int]:
-        """Algorithm 1, lines 4 to 24, in keys: the upper threshold chooses at most k values, the lower one more, if they were found.
-
-        ``beyond`` is the magnitude of rank k + 1, which tells whether a threshold chooses more than k values.
-        """
-        upper, lower = None, None
-        left, right = 0.0, 1.0
-        for _ in range(self.searches):
-            ratio = left + (right - left) / 2
-            threshold = mean + ratio * (largest - mean)
-            if threshold <= beyond:
-                left, lower = ratio, threshold
-            else:
-                right, upper = ratio, threshold
-        nothing = magnitude.mask(np.dtype(f"i{dtype.itemsize}")) + 1
-        return nothing if upper is None else magnitude.key_of(upper, dtype), 0 if lower is None else magnitude.key_of(lower, dtype)
 
     def _between(self, keys: Array, upper: int, lower: int) -> Array:
         """Lines 25 to 28: the places from ``upper`` on, and a run of those below that and from ``lower`` on."""

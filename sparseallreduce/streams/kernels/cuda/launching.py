@@ -1,0 +1,65 @@
+"""How kernels are declared and started, and the prefix sums between counting and placing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.core import config
+
+from sparseallreduce.errors import StreamError
+
+__all__ = ["BLOCK", "RUN", "device", "exclusive", "kernel", "launch", "threads_for"]
+
+BLOCK = 256  # threads of a block, unless a caller says otherwise
+RUN = 16  # neighbouring elements that one thread counts and places
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Decorate a kernel: compiled for the device at its first launch, for the types that it is given."""
+    return cuda.jit(function)
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """Decorate what only kernels call. It must not use ``cuda`` itself, which numba's simulator would not follow from file to file."""
+    return cuda.jit(device=True)(function)
+
+
+def threads_for(count: int, run: int) -> int:
+    """How many threads treat ``count`` elements if each takes a run of them."""
+    return -(-count // run)
+
+
+def launch(function: Any, threads: int, block: int, xp: Any, *arguments: Any) -> None:
+    """Start at least so many threads in blocks of ``block``, on the current stream of CuPy; none at all for no threads.
+
+    Arguments are handed over as they are: numba would otherwise wait for the stream on which an array was made, at each launch.
+
+    Raises
+    ------
+    StreamError
+        If ``xp`` is NumPy and numba does not simulate.
+    """
+    if threads <= 0:
+        return
+    if xp is np:
+        if not config.ENABLE_CUDASIM:
+            raise StreamError("CUDA kernels take NumPy arrays under numba's simulator alone (NUMBA_ENABLE_CUDASIM=1): pass CuPy's")
+        from numba.cuda.cudadrv.devicearray import FakeCUDAArray  # the simulator's; it would copy a plain array, and each view of it apart
+
+        given = [FakeCUDAArray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        function[-(-threads // block), block](*given)
+        return
+    stream = cuda.external_stream(xp.cuda.get_current_stream().ptr)
+    given = [cuda.as_cuda_array(each, sync=False) if hasattr(each, "__cuda_array_interface__") else each for each in arguments]
+    function[-(-threads // block), block, stream](*given)
+
+
+def exclusive(counts: Any, xp: Any) -> tuple[Any, Any]:
+    """What comes before each count, and what all come to: int64 arrays of shapes (n,) and (1,), both on the device."""
+    if not len(counts):
+        return xp.zeros(0, np.int64), xp.zeros(1, np.int64)
+    ends = xp.cumsum(counts, dtype=np.int64)
+    return ends - counts, ends[-1:]

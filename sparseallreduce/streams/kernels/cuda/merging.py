@@ -1,0 +1,197 @@
+"""Merges of sorted streams by merge path, and sums of many streams as a tree, with the bits of the CPU's.
+
+A merge has three steps. Every thread finds where its diagonal of the two index sets begins, and counts the outputs of so many steps
+along it. Prefix sums of the counts say where each thread writes. The same steps are then taken again, and written. Where both sets
+hold an index, its entry in the first comes first on the path, so that whose thread takes that one writes the sum, and whose thread
+takes the other finds its equal just before, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.cuda.arrays import as_bits, check_together, larger, operator_of, replace, smaller
+from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, device, exclusive, kernel, launch, threads_for
+from sparseallreduce.streams.kernels.reference.arrays import combine
+from sparseallreduce.streams.operator import Operator
+
+__all__ = ["merge", "merge_many"]
+
+Entries = tuple[Any, Any]  # indices and values, arrays on the device
+
+
+def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Entries:
+    """The union of two sorted index sets and their values.
+
+    Parameters
+    ----------
+    ia, ib : device arrays of uint32 or uint64, shapes (m,) and (n,)
+        Strictly increasing, of one dtype.
+    va, vb : device arrays, shapes (m,) and (n,), or (m, width) and (n, width)
+        Of one dtype.
+    op : Operator
+        Where both hold an index, the value is ``op.ufunc(va, vb)``; else a bit-exact copy of the one.
+    xp : module
+        NumPy or CuPy, whose arrays they are.
+    run, block : int
+        Steps of a thread, and threads of a block. No result depends on them.
+
+    Returns
+    -------
+    indices, values : device arrays
+        As long as the union, whose length travels to the host.
+
+    Raises
+    ------
+    StreamError
+        If lengths, widths, dimensions or dtypes do not fit together, or an array has gaps.
+    """
+    return _merge_pairs([((ia, va), (ib, vb))], op, xp, run, block)[0]
+
+
+def merge_many(streams: Sequence[Entries], op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Entries:
+    """The union of at least one stream, as the balanced tree in the order given that the CPU sums by (``streams.reduction.Tree``).
+
+    All merges of a level are counted before any is written, so that lengths travel to the host once a level.
+
+    Raises
+    ------
+    StreamError
+        As :func:`merge`, and for no stream at all.
+    """
+    if not streams:
+        raise StreamError("no streams were given, and there is nothing to sum")
+    level = list(streams)
+    while len(level) > 1:
+        pairs = list(zip(level[::2], level[1::2]))
+        level = _merge_pairs(pairs, op, xp, run, block) + level[2 * len(pairs) :]
+    return level[0]
+
+
+def _merge_pairs(pairs: Sequence[tuple[Entries, Entries]], op: Operator, xp: Any, run: int, block: int) -> list[Entries]:
+    for (ia, va), (ib, vb) in pairs:
+        check_together("merged", ia, va)
+        check_together("merged", ib, vb)
+        if ia.dtype != ib.dtype or va.dtype != vb.dtype or va.shape[1:] != vb.shape[1:]:
+            raise StreamError(
+                f"streams of {ia.dtype} and {ib.dtype} indices, {va.dtype} and {vb.dtype} values of shapes {va.shape} and {vb.shape} "
+                "cannot be merged: convert one of them"
+            )
+    plans = [_counted(ia, ib, xp, run, block) for (ia, _), (ib, _) in pairs]
+    lengths = xp.concatenate([total for _, _, total in plans]).tolist()
+    return [_written(first, second, op, plan, length, xp, run, block) for (first, second), plan, length in zip(pairs, plans, lengths)]
+
+
+def _counted(ia: Any, ib: Any, xp: Any, run: int, block: int) -> tuple[Any, Any, Any]:
+    """Where each thread begins in the first set, and in the outputs, and the number of outputs."""
+    threads = threads_for(len(ia) + len(ib), run)
+    begins, counts = xp.empty(threads, np.int64), xp.empty(threads, np.int64)
+    launch(_count, threads, block, xp, ia, ib, run, begins, counts)
+    return (begins, *exclusive(counts, xp))
+
+
+def _written(first: Entries, second: Entries, op: Operator, plan: Any, length: int, xp: Any, run: int, block: int) -> Entries:
+    (ia, va), (ib, vb) = first, second
+    begins, starts, _ = plan
+    indices, values = xp.empty(length, ia.dtype), xp.empty((length, *va.shape[1:]), va.dtype)
+    code = operator_of(op.ufunc, va.dtype)
+    if code is None:
+        (a, width), (b, _), (out, _) = as_bits(va), as_bits(vb), as_bits(values)
+    else:
+        (a, b, out), width = (each.reshape(-1) for each in (va, vb, values)), math.prod(va.shape[1:])
+    launch(_writing(code or replace), len(begins), block, xp, ia, a, ib, b, run, width, begins, starts, indices, out)
+    if code is None and len(ia) + len(ib) > length:
+        _fill_shared(first, second, op, values, xp)
+    return indices, values
+
+
+def _fill_shared(first: Entries, second: Entries, op: Operator, values: Any, xp: Any) -> None:
+    """What the operator makes of whole arrays, at the places where indices meet."""
+    (ia, va), (ib, vb) = first, second
+    places = xp.searchsorted(ib, ia)
+    meets = ib[xp.minimum(places, len(ib) - 1)] == ia
+    in_a = xp.flatnonzero(meets)
+    in_b = places[in_a]
+    at = in_a + in_b - xp.arange(len(in_a))
+    if xp is np:
+        values[at] = combine(op, va[in_a], vb[in_b])
+    else:
+        combined = xp.empty_like(va[in_a])
+        op.ufunc(va[in_a], vb[in_b], out=combined)
+        values[at] = combined
+
+
+@device
+def _path(ia: Any, ib: Any, diagonal: Any) -> Any:
+    """How many of the first so many entries of the merged order come from the first set."""
+    lo, hi = larger(0, diagonal - ib.shape[0]), smaller(diagonal, ia.shape[0])
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if ia[middle] <= ib[diagonal - 1 - middle]:
+            lo = middle + 1
+        else:
+            hi = middle
+    return lo
+
+
+@kernel
+def _count(ia: Any, ib: Any, run: Any, begins: Any, counts: Any) -> None:
+    thread = cuda.grid(1)
+    if thread < counts.shape[0]:
+        m, n, count = ia.shape[0], ib.shape[0], 0
+        i = _path(ia, ib, thread * run)
+        j = thread * run - i
+        begins[thread] = i
+        end = smaller((thread + 1) * run, m + n)
+        while i + j < end:
+            if j >= n or (i < m and ia[i] <= ib[j]):
+                i += 1
+                count += 1
+            else:
+                if i == 0 or ia[i - 1] != ib[j]:
+                    count += 1
+                j += 1
+        counts[thread] = count
+
+
+@functools.cache
+def _writing(combined: Any) -> Any:
+    """The kernel that writes a merge, for an operator."""
+
+    @kernel
+    def write(
+        ia: Any, va: Any, ib: Any, vb: Any, run: Any, width: Any, begins: Any, starts: Any, iout: Any, vout: Any
+    ) -> None:
+        thread = cuda.grid(1)
+        if thread < begins.shape[0]:
+            m, n, room = ia.shape[0], ib.shape[0], iout.shape[0]
+            i, at = begins[thread], starts[thread]
+            j = thread * run - i
+            end = smaller((thread + 1) * run, m + n)
+            while i + j < end and at < room:  # there is room for all unless the indices have changed since they were counted
+                if j >= n or (i < m and ia[i] <= ib[j]):
+                    iout[at] = ia[i]
+                    both = j < n and ia[i] == ib[j]
+                    for k in range(width):
+                        if both:
+                            vout[at * width + k] = combined(va[i * width + k], vb[j * width + k])
+                        else:
+                            vout[at * width + k] = va[i * width + k]
+                    i += 1
+                    at += 1
+                else:
+                    if i == 0 or ia[i - 1] != ib[j]:
+                        iout[at] = ib[j]
+                        for k in range(width):
+                            vout[at * width + k] = vb[j * width + k]
+                        at += 1
+                    j += 1
+
+    return write

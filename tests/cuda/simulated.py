@@ -1,0 +1,44 @@
+"""What the tests of the CUDA kernels share: small blocks and runs, values and indices, and equality to the bit."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+# The simulator runs one thread of Python for each thread of the device.
+SMALL = {"run": 3, "block": 4}
+FLOATS = (np.float32, np.float64)
+SPECIAL = (0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, 5e-324, 1e38, 1.0, -1.0)
+
+few = settings(deadline=None, max_examples=12)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def same_bits(got, wanted):
+    """Dtype, shape and bits are those of ``wanted``, but every NaN counts as the same."""
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    if got.dtype.kind == "c":
+        got, wanted = (np.ascontiguousarray(each).view(each.real.dtype) for each in (got, wanted))
+    np.testing.assert_array_equal(as_integers(got), as_integers(wanted))
+
+
+def as_integers(values):
+    if values.dtype.kind in "iu":
+        return values
+    integers = np.ascontiguousarray(values).view(f"u{values.itemsize}")
+    return np.where(values != values, integers.dtype.type(7), integers)
+
+
+def values_of(rng, shape, dtype, special=True):
+    dtype = np.dtype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    if dtype.kind == "c":
+        return values_of(rng, (*np.atleast_1d(shape), 2), f"f{dtype.itemsize // 2}").view(dtype)[..., 0]
+    with np.errstate(all="ignore"):
+        values = rng.standard_normal(shape).astype(dtype)
+        return np.where(rng.random(shape) < 0.3, rng.choice(SPECIAL, shape).astype(dtype), values) if special else values
+
+
+def indices_of(rng, count, size, dtype, lo=0):
+    """So many strictly increasing indices from ``lo`` on, below ``lo + size``."""
+    return (np.sort(rng.choice(size, count, replace=False)).astype(np.uint64) + np.uint64(lo)).astype(dtype)
