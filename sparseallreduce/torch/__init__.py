@@ -1,0 +1,33 @@
+"""PyTorch: its optimisers, by sums of few values over the ranks of MPI. Needs the extra ``torch``.
+
+>>> import torch, sparseallreduce as sar
+>>> from sparseallreduce.torch import OkTopkSGD
+>>> model = torch.nn.Linear(20, 10)
+>>> optimizer = OkTopkSGD(model.parameters(), lr=0.1, density=0.05, comm=sar.SERIAL)      # under mpiexec without comm
+>>> model(torch.ones(20)).square().sum().backward()
+>>> optimizer.step()
+"""
+
+from sparseallreduce.torch.optimizer import DistributedOptimizer
+from sparseallreduce.torch.optimizers import (
+    ApproximateTopKSGD,
+    DenseSGD,
+    GTopkSGD,
+    HiTopKSGD,
+    MSTopKSGD,
+    OkTopkSGD,
+    TopKSGD,
+    distributed,
+)
+
+__all__ = [
+    "ApproximateTopKSGD",
+    "DenseSGD",
+    "DistributedOptimizer",
+    "GTopkSGD",
+    "HiTopKSGD",
+    "MSTopKSGD",
+    "OkTopkSGD",
+    "TopKSGD",
+    "distributed",
+]
