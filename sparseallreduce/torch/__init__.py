@@ -8,6 +8,7 @@
 >>> optimizer.step()
 """
 
+from sparseallreduce.torch.ddp import CommHook, comm_hook
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 from sparseallreduce.torch.optimizers import (
     ApproximateTopKSGD,
@@ -22,6 +23,7 @@ from sparseallreduce.torch.optimizers import (
 
 __all__ = [
     "ApproximateTopKSGD",
+    "CommHook",
     "DenseSGD",
     "DistributedOptimizer",
     "GTopkSGD",
@@ -29,5 +31,6 @@ __all__ = [
     "MSTopKSGD",
     "OkTopkSGD",
     "TopKSGD",
+    "comm_hook",
     "distributed",
 ]

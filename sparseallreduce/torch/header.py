@@ -17,7 +17,7 @@ from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Member
 from sparseallreduce.torch.flight import translated
 
-__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "settings", "squared_norm", "text"]
+__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "on_any_rank", "settings", "squared_norm", "text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
 NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; a sparse one whose indices have d dimensions is SPARSE + d - 1
@@ -64,6 +64,15 @@ def exchange(
         if len(set(kinds) - {NONE}) > 1:
             raise StreamTypeError(f"the gradient of {member.name} is sparse on some ranks and not on others, or in other dimensions")
     return Header(bytes(map(max, zip(*(each[:count] for each in records)))), any(each[count] for each in records))
+
+
+def on_any_rank(comm: Any, struck: bool) -> bool:
+    """Whether something is so on any of the ranks."""
+
+    def told(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
+        return any(each != b"\0" for each in (yield Share(bytes([struck]))))
+
+    return bool(launch(comm, Intent((("operation", "is it so on any rank"),), 0), told, blocking=True).wait())
 
 
 def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

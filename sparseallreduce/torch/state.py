@@ -61,6 +61,20 @@ class Waiting:
         self.reducers.clear()
 
 
+    def as_tensors(self) -> dict[str, Any]:
+        """Of tensors, numbers and texts, which ``torch.load`` takes without trust in who has written them."""
+        reducers = [{"bucket": list(key), "state": _as_tensors(state)} for key, state in self.reducers.items()]
+        return {"residuals": {index: torch.from_numpy(own.copy()) for index, own in self.residuals.items()}, "reducers": reducers}
+
+    @classmethod
+    def from_tensors(cls, saved: Mapping[str, Any]) -> Waiting:
+        """The same again."""
+        waiting = cls()
+        waiting.residuals = {index: own.numpy().reshape(-1).copy() for index, own in saved["residuals"].items()}
+        waiting.reducers = {tuple(each["bucket"]): _as_arrays(each["state"]) for each in saved["reducers"]}
+        return waiting
+
+
 def residuals(optimizer: DistributedOptimizer) -> list[torch.Tensor | None]:
     """A copy of the residual of each parameter, None of those that have none."""
     found = _residuals(optimizer)
@@ -82,9 +96,11 @@ def _residuals(optimizer: DistributedOptimizer) -> dict[int, Array]:
 
 def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
     """What ``state_dict`` has under "sums": tensors, numbers and texts, which ``torch.load`` takes without trust in who has written it."""
-    reducers = dict(optimizer._waiting.reducers)
-    reducers |= {bucket.key(): bucket.feedback.reducer.state() for bucket in optimizer._buckets if bucket.feedback is not None}
-    rank = optimizer.comm.rank
+    everything = Waiting()
+    everything.residuals = _residuals(optimizer)
+    everything.reducers = dict(optimizer._waiting.reducers)
+    everything.reducers |= {bucket.key(): bucket.feedback.reducer.state() for bucket in optimizer._buckets if bucket.feedback is not None}
+    rank, tensors = optimizer.comm.rank, everything.as_tensors()
     return {
         "version": VERSION,
         "optimiser": type(optimizer).__name__,
@@ -92,8 +108,8 @@ def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
         "steps": optimizer.steps,
         "layouts": list(optimizer._layouts),
         "masters": optimizer._masters.state(member.parameter for member in optimizer._members),
-        "residuals": {rank: {index: torch.from_numpy(own.copy()) for index, own in _residuals(optimizer).items()}},
-        "reducers": {rank: [{"bucket": list(key), "state": _as_tensors(state)} for key, state in reducers.items()]},
+        "residuals": {rank: tensors["residuals"]},
+        "reducers": {rank: tensors["reducers"]},
     }
 
 
