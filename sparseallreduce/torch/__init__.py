@@ -9,6 +9,7 @@
 """
 
 from sparseallreduce.torch.ddp import CommHook, comm_hook
+from sparseallreduce.torch.layerwise import LAMB, LARS
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 from sparseallreduce.torch.optimizers import (
     ApproximateTopKSGD,
@@ -20,8 +21,11 @@ from sparseallreduce.torch.optimizers import (
     TopKSGD,
     distributed,
 )
+from sparseallreduce.torch.parallel import parallel_map, parallel_operator
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "ApproximateTopKSGD",
     "CommHook",
     "DenseSGD",
@@ -33,4 +37,6 @@ __all__ = [
     "TopKSGD",
     "comm_hook",
     "distributed",
+    "parallel_map",
+    "parallel_operator",
 ]

@@ -121,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._settings = Settings(clip_norm=clip_norm)
             self._check_settings()
             given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
-            self._inner = self.base(params, **given)
+            self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
             super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
             self._collect()
             intent = Intent(self._terms(self._members), 0)
