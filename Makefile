@@ -7,6 +7,7 @@ MAKEFLAGS += -j2
 VENV := .venv
 VENV_OPENMPI := .venv-openmpi
 VENV_OLDEST := .venv-oldest
+VENV_TORCH := .venv-torch
 BIN := $(VENV)/bin
 MPI ?= mpich
 
@@ -21,13 +22,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-oldest lint bench bench-hosts clean
+.PHONY: help setup demo test test-oldest test-torch lint bench bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
 	@echo "make demo          train a classifier with dense and with sparse allreduce, and compare"
 	@echo "make test          run all tests under MPICH, and the MPI cases again under Open MPI"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
+	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
 	@echo "make lint          run ruff and mypy"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
 	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
@@ -55,6 +57,13 @@ $(VENV_OLDEST)/installed: pyproject.toml setup.py tools/venv.sh tools/oldest.py
 	@PYTHON="$(OLDEST_PYTHON)" tools/venv.sh $(VENV_OLDEST) mpi,test build/oldest.txt
 	@touch $@
 
+# PyPI's wheels for Linux bring CUDA along, unless pip finds one for processors: TORCH="torch==2.13.0 --index-url ..." says where.
+TORCH ?= torch==2.13.0
+$(VENV_TORCH)/installed: pyproject.toml setup.py tools/venv.sh
+	@PYTHON="$(PYTHON)" tools/venv.sh $(VENV_TORCH) mpi,test
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile $(TORCH)
+	@touch $@
+
 setup: $(VENV)/installed
 
 demo: $(VENV)/installed
@@ -62,7 +71,7 @@ demo: $(VENV)/installed
 
 # Where the tests of a target add up what each folder took (tests/budget.py).
 SECONDS := build/test-seconds.json
-test test-oldest: export TEST_SECONDS := $(SECONDS)
+test test-oldest test-torch: export TEST_SECONDS := $(SECONDS)
 
 # Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
 # test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
@@ -77,6 +86,11 @@ test-oldest: $(VENV_OLDEST)/installed
 	$(VENV_OLDEST)/bin/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(VENV_OLDEST)/bin/python -m pytest -m mpi -k "not (mpich-1 or mpich-4 or mpich-5 or mpich-8 or openmpi)" \
 		$(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+test-torch: $(VENV_TORCH)/installed
+	@rm -f $(SECONDS)
+	REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]" \
+		$(PYTEST_ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -96,5 +110,5 @@ bench-hosts: $(VENV)/installed
 	@ARGUMENTS="$(ARGUMENTS)" tools/bench_hosts.sh $(VENV) bench/results/hosts $(WHAT) $(ON)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-oldest build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
+	rm -rf .venv .venv-openmpi .venv-oldest .venv-torch build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
 	find sparseallreduce tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

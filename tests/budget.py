@@ -23,6 +23,7 @@ SECONDS = {
     "tests/linear": 60,
     "tests/mpi": 550,
     "tests/optim": 20,
+    "tests/pytorch": 60,
     "tests/reducers": 20,
     "tests/runtime": 45,
     "tests/streams": 50,

@@ -6,6 +6,7 @@ import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,20 @@ PROGRAMS = {
     ("parameter_server.py", 3): "epoch 3: loss 0.",
     ("embedding_table.py", 2): "20 steps sent",
     ("perceptron.py", 2): "MSTopK SGD           loss ",
+    ("torch_digits.py", 2): "2 ranks: test accuracy 0.9",
 }
 
+#: Those that need PyTorch.
+WITH_TORCH = {"torch_digits.py"}
+
 #: What shortens a program for a test.
-ARGUMENTS = {"perceptron.py": ("--epochs", "1", "--batch", "300")}
+ARGUMENTS = {"perceptron.py": ("--epochs", "1", "--batch", "300"), "torch_digits.py": ("--epochs", "3")}
 
 
 @pytest.mark.parametrize("name,ranks", [pytest.param(*program, marks=[pytest.mark.mpi] * (program[1] > 1)) for program in PROGRAMS])
 def test_a_program_runs(name, ranks, request):
+    if name in WITH_TORCH and find_spec("torch") is None:
+        pytest.skip("no PyTorch here: `make test-torch` installs it")
     if ranks == 1:
         command = [sys.executable, str(EXAMPLES / name), *ARGUMENTS.get(name, ())]
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(), timeout=120)

@@ -1,4 +1,4 @@
-"""Rules of the house, read off the source: imports point one way and in no circle, and files and functions of the runtime are short."""
+"""Rules of the house, read off the source: imports point one way and in no circle, and some rooms' files and functions are short."""
 
 import ast
 from collections.abc import Iterator
@@ -148,6 +148,16 @@ def test_streams_and_algorithms_know_nothing_of_mpi(module):
     assert not [each for each in imports_of(module) if each.target.partition(".")[0] == "mpi4py"]
 
 
+def test_nothing_but_its_own_room_imports_torch():
+    importing = {module for module in MODULES for each in imports_of(module) if each.target.partition(".")[0] == "torch"}
+    assert {layer_of(module) for module in importing} == {"torch"}
+
+
+def test_what_everyone_imports_does_not_load_torch():
+    loading = [module for module in MODULES if layer_of(module) not in ("torch", "cli") and "torch" in needs(module)]
+    assert not loading and "torch" not in needs(NAME) and "torch" not in needs(f"{NAME}.cli")
+
+
 def test_no_module_needs_itself_to_be_loaded():
     circles = [short(module) for module in MODULES if module in reached(module)]
     assert not circles, f"these import each other when they are loaded: {circles}"
@@ -175,8 +185,8 @@ def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(ast.unparse(decorator).partition("(")[0] in ("kernel", "inlined") for decorator in function.decorator_list)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) == "runtime"], ids=short)
-def test_files_and_functions_of_the_runtime_are_short(module):
+@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) in ("runtime", "torch")], ids=short)
+def test_files_and_functions_of_the_runtime_and_of_torch_are_short(module):
     source = MODULES[module].read_text()
     lengths = {"the file": len(source.splitlines())}
     for node in ast.walk(ast.parse(source)):

@@ -288,9 +288,14 @@ class Optimizer(ABC):
         latest = self._k(size, max(0, self.steps - 1))
         return self.reducer(size, latest if k == latest else self._k(size))
 
+    @classmethod
     @abstractmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        """What sums k of size elements on that rank."""
+
     def reducer(self, size: int, k: int) -> Reducer:
-        """What sums k of size elements."""
+        """What sums k of size elements here, with the options of this optimiser."""
+        return self.reducer_of(size, k, self.comm.rank, **self.options)
 
     def prepare(self, gradients: Any, rate: float | None, ranks: int) -> list[Prepared]:
         """What each pack feeds into its sum in this step, and the rate; parameters and residuals stay as they are."""

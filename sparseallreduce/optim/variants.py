@@ -22,8 +22,9 @@ class DenseSGD(Optimizer):
     def __init__(self, parameters: Any, learning_rate: Any, density: float = 1.0, comm: Any = None, **settings: Any) -> None:
         super().__init__(parameters, learning_rate, 1.0, comm, **settings)
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return Dense(size, k, **self.options)
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return Dense(size, k, **options)
 
 
 class TopKSGD(Optimizer):
@@ -46,8 +47,9 @@ class TopKSGD(Optimizer):
 
     name = "topk"
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return TopkDSA(size, k, **self.options)
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return TopkDSA(size, k, **options)
 
 
 class ApproximateTopKSGD(Optimizer):
@@ -83,10 +85,11 @@ class ApproximateTopKSGD(Optimizer):
 
     name = "approximate-topk"
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        options = {"algorithm": "ssar_split_allgather", "seed": 0, **self.options}
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        options = {"algorithm": "ssar_split_allgather", "seed": 0, **options}
         algorithm, seed = options.pop("algorithm"), options.pop("seed")
-        return TopkDSA(size, k, algorithm=algorithm, selector=partial(ApproximateTopK, seed=seed_of(seed, self.comm.rank), **options))
+        return TopkDSA(size, k, algorithm=algorithm, selector=partial(ApproximateTopK, seed=seed_of(seed, rank), **options))
 
 
 class OkTopkSGD(Optimizer):
@@ -99,8 +102,9 @@ class OkTopkSGD(Optimizer):
     name = "oktopk"
     rate_first = True
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return OkTopk(size, k, **self.options)
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return OkTopk(size, k, **options)
 
 
 class GTopkSGD(Optimizer):
@@ -108,8 +112,9 @@ class GTopkSGD(Optimizer):
 
     name = "gtopk"
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return GTopk(size, k, **self.options)
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return GTopk(size, k, **options)
 
 
 class MSTopKSGD(Optimizer):
@@ -120,8 +125,9 @@ class MSTopKSGD(Optimizer):
 
     name = "mstopk"
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return TopkA(size, k, selector=partial(MSTopK, **self.options))
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return TopkA(size, k, selector=partial(MSTopK, **options))
 
 
 class HiTopKSGD(Optimizer):
@@ -133,5 +139,6 @@ class HiTopKSGD(Optimizer):
 
     name = "hitopk"
 
-    def reducer(self, size: int, k: int) -> Reducer:
-        return HiTopK(size, k, selector=partial(MSTopK, **self.options))
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return HiTopK(size, k, selector=partial(MSTopK, **options))

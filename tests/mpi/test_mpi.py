@@ -1,14 +1,12 @@
 """Every case of `cases_*.py` as a test of its own, for each number of ranks; one mpiexec launch a number of ranks runs them all."""
 
 import importlib
-import json
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mpi_cases import BEGAN, MOST_PATIENCE, SECONDS, Case, collect
-from mpi_launch import launcher, mpi_run
+from mpi_cases import Case, collect
+from mpi_launch import launcher
+from mpi_outcomes import Outcomes, wanted_cases
 
 HERE = Path(__file__).parent
 RANKS = (2, 3, 4, 5, 8, 1)  # in this order: the group of a single rank runs beside the first ones, of which some cases wait
@@ -41,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(0)  # the launch has its own limits, a case at a time
-def test_case(group: tuple[str, int], case: Case, outcomes: "Outcomes") -> None:
+def test_case(group: tuple[str, int], case: Case, outcomes: Outcomes) -> None:
     outcome, reason = outcomes.of(group, case)
     if outcome == "skipped":
         pytest.skip(reason)
@@ -50,67 +48,6 @@ def test_case(group: tuple[str, int], case: Case, outcomes: "Outcomes") -> None:
 
 
 @pytest.fixture(scope="session")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Outcomes":
-    wanted: dict[tuple[str, int], list[Case]] = {}
-    for item in request.session.items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if isinstance(parameters.get("case"), Case):
-            wanted.setdefault(parameters["group"], []).append(parameters["case"])
-    return Outcomes(wanted, tmp_path_factory)
-
-
-class Outcomes:
-    """Launches a group (an MPI library and a number of ranks) when its first case is asked for, and remembers how its cases went."""
-
-    def __init__(self, wanted: dict[tuple[str, int], list[Case]], folders: pytest.TempPathFactory) -> None:
-        self._wanted = wanted
-        self._folders = folders
-        self._known: dict[tuple[str, int], dict[str, tuple[str, str]]] = {}
-        self._beside: dict[tuple[str, int], Future[dict[str, tuple[str, str]]]] = {}
-        self._executor = ThreadPoolExecutor(1)
-
-    def of(self, group: tuple[str, int], case: Case) -> tuple[str, str]:
-        if launcher(group[0]) is None:
-            missing = f"no {group[0]} here: `make test` installs it"
-            if os.environ.get("REQUIRE_MPI"):
-                pytest.fail(missing, pytrace=False)
-            pytest.skip(missing)
-        for other in self._wanted:
-            if other[1] == 1 and other not in self._beside and launcher(other[0]) is not None:
-                self._beside[other] = self._executor.submit(self._launch, other)
-        if group not in self._known:
-            self._known[group] = self._beside[group].result() if group in self._beside else self._launch(group)
-        return self._known[group][case.name]
-
-    def _launch(self, group: tuple[str, int]) -> dict[str, tuple[str, str]]:
-        """Run the cases; when one brings the launch down, it has failed, and another launch runs those behind it."""
-        mpi, ranks = group
-        known: dict[str, tuple[str, str]] = {}
-        pending = self._wanted[group]
-        while pending:
-            reports = self._folders.mktemp(f"{mpi}-{ranks}-")
-            (reports / "names.json").write_text(json.dumps([case.name for case in pending]))
-            seconds = MOST_PATIENCE * SECONDS + sum(case.seconds + 10 for case in pending)
-            try:
-                run = mpi_run(ranks, HERE / "run_cases.py", reports, reports / "names.json", timeout=seconds, mpi=mpi, check=False)
-                ended = f"exit status {run.returncode}\n{run.stdout[-8000:]}\n{run.stderr[-8000:]}"
-            except AssertionError as error:
-                ended = str(error)
-            done = reports / "done.jsonl"
-            entries = [json.loads(line) for line in done.read_text().splitlines()] if done.exists() else []
-            known |= {entry["name"]: (entry["outcome"], entry["reason"]) for entry in entries}
-            pending = [case for case in pending if case.name not in known]
-            if pending:
-                logs = {rank: _log(reports, rank) for rank in range(ranks)}
-                spoken = "\n".join(f"rank {rank}:\n{text}" for rank, text in logs.items())
-                known[pending[0].name] = ("failed", f"the launch ended in this case\n{spoken}\n{ended}")
-                pending = pending[1:]
-                if not any(text.startswith(BEGAN) for text in logs.values()):  # no case's fault: the launch itself does not work
-                    known |= {case.name: ("failed", f"not run\n{spoken}\n{ended}") for case in pending}
-                    pending = []
-        return known
-
-
-def _log(reports: Path, rank: int) -> str:
-    file = reports / f"rank{rank}.log"
-    return file.read_text() if file.exists() else ""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    items = [item for item in request.session.items if item.path == Path(__file__)]
+    return Outcomes(wanted_cases(items), tmp_path_factory, HERE)

@@ -1,0 +1,5 @@
+"""Where PyTorch is missing, what needs it is not looked into for doctests; tests in tests/pytorch are skipped."""
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("torch") else ["sparseallreduce/torch/*", "tests/pytorch/nets.py", "tests/pytorch/cases_*.py"]

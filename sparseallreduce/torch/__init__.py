@@ -1,0 +1,42 @@
+"""PyTorch: its optimisers, by sums of few values over the ranks of MPI. Needs the extra ``torch``.
+
+>>> import torch, sparseallreduce as sar
+>>> from sparseallreduce.torch import OkTopkSGD
+>>> model = torch.nn.Linear(20, 10)
+>>> optimizer = OkTopkSGD(model.parameters(), lr=0.1, density=0.05, comm=sar.SERIAL)      # under mpiexec without comm
+>>> model(torch.ones(20)).square().sum().backward()
+>>> optimizer.step()
+"""
+
+from sparseallreduce.torch.ddp import CommHook, comm_hook
+from sparseallreduce.torch.layerwise import LAMB, LARS
+from sparseallreduce.torch.optimizer import DistributedOptimizer
+from sparseallreduce.torch.optimizers import (
+    ApproximateTopKSGD,
+    DenseSGD,
+    GTopkSGD,
+    HiTopKSGD,
+    MSTopKSGD,
+    OkTopkSGD,
+    TopKSGD,
+    distributed,
+)
+from sparseallreduce.torch.parallel import parallel_map, parallel_operator
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "ApproximateTopKSGD",
+    "CommHook",
+    "DenseSGD",
+    "DistributedOptimizer",
+    "GTopkSGD",
+    "HiTopKSGD",
+    "MSTopKSGD",
+    "OkTopkSGD",
+    "TopKSGD",
+    "comm_hook",
+    "distributed",
+    "parallel_map",
+    "parallel_operator",
+]

@@ -1,0 +1,196 @@
+"""Parameters whose gradients are summed as one vector: which they are, what they feed into the sum, and the mean that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.optim.dense import Dense
+from sparseallreduce.reducers import ErrorFeedback, Reducer
+from sparseallreduce.reducers.base import Reduced, ReducerOperation
+from sparseallreduce.runtime.api import Request
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["Bucket", "Member", "arranged", "sum_dtype"]
+
+Array = NDArray[Any]
+Make = Callable[[int, int], Reducer]  # of a size and a k
+
+
+@dataclass(eq=False)
+class Member:
+    """A parameter of an optimiser, and the group that it is in."""
+
+    index: int  # among all parameters, counted through the groups
+    parameter: torch.Tensor
+    group: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """As errors name it."""
+        names, parameters = self.group.get("param_names"), self.group["params"]
+        own = next(place for place, each in enumerate(parameters) if each is self.parameter)
+        return f"parameter {self.index}" if names is None else f"parameter {names[own]!r}"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all of its gradient is summed: of biases and normalisation layers, if the group does not say otherwise."""
+        dense = self.group["dense"]
+        return bool(self.parameter.ndim <= 1 if dense is None else dense)
+
+
+def sum_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Of the residual and the sum: float32 also where gradients are of 16 bits."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: bool) -> list[Bucket]:
+    """The parameters in buckets, those whose gradients come first in back-propagation, which are the last, first.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        Those without elements are left out.
+    nbytes : int
+        Most bytes of a bucket; a parameter that has more is one of its own.
+    make : callable
+        Makes the reducer of a bucket.
+    everything : bool
+        Whether all gradients are summed whole.
+    """
+    filling: dict[Any, list[Member]] = {}
+    full: list[tuple[Any, list[Member]]] = []
+    for member in reversed([member for member in members if member.parameter.numel()]):
+        dtype = sum_dtype(member.parameter)
+        whole = everything or member.is_dense or member.group["density"] == 1
+        key = (dtype, None if whole else member.group["density"])
+        bucket = filling.setdefault(key, [])
+        if bucket and sum(each.parameter.numel() for each in [*bucket, member]) * dtype.itemsize > nbytes:
+            full.append((key, bucket))
+            bucket = filling[key] = []
+        bucket.append(member)
+    full += filling.items()
+    full.sort(key=lambda each: -each[1][-1].index)
+    return [Bucket(own, dtype, None if density is None else make) for (dtype, density), own in full]
+
+
+class Bucket:
+    """Some parameters, their gradients behind each other as one vector in C order, and their residuals.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        With elements.
+    dtype : torch.dtype
+        Of the sum: float32 or float64.
+    make : callable, optional
+        Makes the reducer of a size and a k. Without it, everything is summed and there is no residual.
+
+    Attributes
+    ----------
+    flat : tensor, shape (size,)
+        What is fed into a sum until that is done, and then its mean.
+    owed : ndarray or None
+        Where there is no residual any more: what was in it, which the next sum takes in.
+    """
+
+    def __init__(self, members: Sequence[Member], dtype: torch.dtype, make: Make | None) -> None:
+        self.members = list(members)
+        self.bounds: list[int] = [0, *accumulate(member.parameter.numel() for member in members)]
+        self.size = self.bounds[-1]
+        self.flat = torch.zeros(self.size, dtype=dtype)
+        self.vector: Array = self.flat.numpy()
+        self.owed: Array | None = None
+        self.make = make
+        self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
+        self._dense = Dense(self.size, self.size) if make is None else None
+
+    def parts(self) -> Iterator[tuple[Member, slice]]:
+        """Each parameter, and the elements of the vector that are its own."""
+        for member, (lo, hi) in zip(self.members, pairwise(self.bounds)):
+            yield member, slice(lo, hi)
+
+    def key(self) -> tuple[Any, ...]:
+        """By which two buckets are the same: their parameters, and whether they have residuals."""
+        return (*(member.index for member in self.members), self.make is not None)
+
+    def fill(self, gradients: Sequence[torch.Tensor | None], factors: Sequence[float]) -> None:
+        """Pack gradients, each times its factor; None counts as zero."""
+        for (member, own), gradient, factor in zip(self.parts(), gradients, factors):
+            part = self.flat[own]
+            if gradient is None:
+                part.zero_()
+                continue
+            part.view(member.parameter.shape).copy_(gradient.detach())
+            if factor != 1:
+                part.mul_(factor)
+        if self.owed is not None:
+            self.vector += self.owed
+
+    def planned(self, step: int, said: dict[str, Any]) -> ReducerOperation:
+        """The sum of what was packed, about to start, in the density of this step; all ranks have to say the same of it."""
+        if self.feedback is None:
+            assert self._dense is not None
+            self._dense.steps = 0  # nothing depends on it: the step that is said is the optimiser's
+            operation = self._dense.planned(self.vector)
+        else:
+            assert self.make is not None
+            k = self.k(step)
+            if self.feedback.reducer.k != k:
+                self.feedback.reducer = self.make(self.size, k)
+            operation = self.feedback.planned(self.vector)
+        terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
+        operation.intent = Intent(terms, operation.intent.entries, operation.intent.error)
+        return operation
+
+    def k(self, step: int) -> int:
+        """How many elements to sum in that step.
+
+        Raises
+        ------
+        AlgorithmError
+            If the density is no share.
+        """
+        given = self.members[0].group["density"]
+        density = float(given(step) if callable(given) else given)
+        if not 0 < density <= 1:
+            raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
+        return min(self.size, max(1, round(density * self.size)))
+
+    def wait(self, request: Request, ranks: int) -> SparseStream:
+        """Wait for a sum: the mean over the ranks of what was fed."""
+        outcome: Any = request.wait()
+        if isinstance(outcome, Reduced):  # of a sum of everything, which is not divided yet
+            update = outcome.update
+            return SparseStream._dense_form(update._stored / update.dtype.type(ranks), self.size)
+        mean: SparseStream = outcome
+        return mean
+
+    def take(self, mean: SparseStream) -> None:
+        """Make the mean the content of ``flat``; nothing is owed any more."""
+        self.owed = None
+        if mean.is_dense:
+            np.copyto(self.vector, mean._stored)
+        else:
+            self.vector[:] = 0
+            mean.add_to(self.vector)
+
+    def give_back(self, mean: SparseStream) -> None:
+        """A mean that is not applied on any rank goes into the residuals of all, so that it is not lost."""
+        if self.feedback is not None:
+            mean.add_to(self.feedback.residual)
+
+    def has_entries(self, mean: SparseStream, own: slice) -> bool:
+        """Whether the mean has values for some of the elements."""
+        if mean.is_dense:
+            return bool(np.any(mean._stored[own]))
+        lo, hi = np.searchsorted(mean._entries()[0], (own.start, own.stop))
+        return bool(lo < hi)

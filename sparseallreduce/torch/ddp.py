@@ -1,0 +1,247 @@
+"""A communication hook for PyTorch's DistributedDataParallel: its buckets are summed by a reducer over MPI, with a residual each."""
+
+# Annotations are objects here, which DistributedDataParallel compares with its own.
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError
+from sparseallreduce.reducers import Reducer
+from sparseallreduce.runtime.communicators import world
+from sparseallreduce.torch import header, state
+from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.flight import Flight
+from sparseallreduce.torch.optimizers import RECIPES
+
+__all__ = ["CommHook", "comm_hook"]
+
+
+def comm_hook(
+    reducer: str | Callable[[int, int], Reducer] = "oktopk",
+    comm: Any = None,
+    *,
+    density: float | Callable[[int], float] = 0.01,
+    dense: bool | None = None,
+    scaler: Any = None,
+    **options: Any,
+) -> "CommHook":
+    """A hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
+
+    Parameters
+    ----------
+    reducer : str or callable
+        "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or what makes a reducer of a size and a k, such as
+        ``sparseallreduce.GTopk``.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        Of the processes of DistributedDataParallel's process group; ``MPI.COMM_WORLD`` by default.
+    density : float or callable
+        The share of a bucket's elements that a step sums, about, or what tells it from the number of the step.
+    dense : bool, optional
+        Whether gradients are summed whole; by default those of parameters with one dimension or none are.
+    scaler : torch.amp.GradScaler, optional
+        The one that scales the loss. Residuals are of gradients without its scale then, and a step with infinite gradients on any rank
+        leaves no trace in them; gradients are made infinite on all ranks, so that it is skipped by all. That takes a copy of the residuals.
+    **options
+        Of the reducer, if that is named.
+
+    Returns
+    -------
+    CommHook
+        For one model.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such reducer or option.
+    """
+    if isinstance(reducer, str):
+        if reducer not in RECIPES:
+            raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
+        recipe, rank = RECIPES[reducer], (world() if comm is None else comm).rank
+
+        def make(size: int, k: int) -> Reducer:
+            return recipe.reducer_of(size, k, rank, **options)
+    else:
+
+        def make(size: int, k: int) -> Reducer:
+            return reducer(size, k, **options)
+
+    try:
+        make(64, 8)
+    except TypeError as error:
+        raise AlgorithmError(str(error)) from None
+    return CommHook(make, world() if comm is None else comm, density, dense, scaler, everything=reducer == "dense")
+
+
+class _Came(NamedTuple):
+    """A bucket of DistributedDataParallel's on its way."""
+
+    future: Any
+    buffer: torch.Tensor
+    gradients: dict[torch.Tensor, torch.Tensor]  # by parameter, on the memory of the buffer
+    own: list[Bucket]
+
+
+class CommHook:
+    """What DistributedDataParallel calls with every bucket whose gradients have come.
+
+    The sum of a bucket starts at once; the call of the last bucket of a step waits for all, and completes their futures. Where the buckets
+    change, as after the first step, residuals go with their parameters.
+
+    Attributes
+    ----------
+    steps : int
+        Steps whose sums were made.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, int], Reducer],
+        comm: Any,
+        density: float | Callable[[int], float],
+        dense: bool | None,
+        scaler: Any,
+        everything: bool,
+    ) -> None:
+        self.comm = comm
+        self.steps = 0
+        self._make = make
+        self._everything = everything
+        self._scaler = scaler
+        self._group: dict[str, Any] = {"density": density, "dense": dense, "params": []}
+        self._members: dict[torch.Tensor, Member] = {}
+        self._buckets: dict[tuple[int, ...], list[Bucket]] = {}  # by the parameters of DistributedDataParallel's bucket
+        self._waiting = state.Waiting()
+        self._flight: Flight | None = None
+        self._came: list[_Came] = []
+        self._before: dict[Bucket, dict[str, Any]] = {}
+        self._infinite = False
+        self.__name__ = self.__qualname__ = "comm_hook"  # by which DistributedDataParallel logs it
+
+    def __call__(self, _state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start the sum of a bucket."""
+        if not self._came:
+            self._begin()
+        assert self._flight is not None
+        flight, scale = self._flight, self._scale()
+        gradients = dict(zip(bucket.parameters(), bucket.gradients()))
+        came = _Came(torch.futures.Future(), bucket.buffer(), gradients, self._buckets_of(bucket.parameters()))
+        self._came.append(came)
+        if self._scaler is not None:
+            self._infinite |= not bool(torch.isfinite(came.buffer).all())
+        for each in came.own:
+            flight.buckets.append(each)
+            flight.start(lambda own: self._pack(own, gradients, 1 / scale))
+        flight.test()
+        if bucket.is_last():
+            self._finish(scale)
+        future: torch.futures.Future[torch.Tensor] = came.future
+        return future
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals and thresholds, for a run of as many ranks."""
+        waiting = state.Waiting()
+        waiting.residuals, waiting.reducers = dict(self._waiting.residuals), dict(self._waiting.reducers)
+        waiting.take_from([each for own in self._buckets.values() for each in own], _unit)
+        return {"ranks": self.comm.size, "rank": self.comm.rank, "steps": self.steps, **waiting.as_tensors()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state of this rank, before the first step.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of another rank, or of another number of ranks.
+        AlgorithmError
+            If steps were made already.
+        """
+        if self._buckets:
+            raise AlgorithmError("a state is loaded before the first step")
+        ours = self.comm.rank, self.comm.size
+        if (state_dict["rank"], state_dict["ranks"]) != ours:
+            theirs = f"rank {state_dict['rank']} of {state_dict['ranks']}"
+            raise CheckpointError(f"this state is of {theirs}, and this is rank {ours[0]} of {ours[1]}")
+        self.steps = state_dict["steps"]
+        self._waiting = state.Waiting.from_tensors(state_dict)
+
+    def _begin(self) -> None:
+        if self._flight is not None:  # of a backward that did not reach its last bucket
+            self._flight.give_back()
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else self.comm.size
+        self._flight = Flight(self.comm, [], self.steps, early=True)
+        if ranks != self.comm.size:
+            self._flight = None
+            raise MismatchError(f"the process group has {ranks} ranks, and the communicator {self.comm.size}: both have to be the same")
+
+    def _scale(self) -> float:
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def _buckets_of(self, parameters: list[torch.Tensor]) -> list[Bucket]:
+        """Ours for a bucket of DistributedDataParallel's: one that is summed by the reducer, and one that is summed whole."""
+        for parameter in parameters:
+            if parameter not in self._members:
+                self._group["params"].append(parameter)
+                self._members[parameter] = Member(len(self._members), parameter, self._group)
+        members = [self._members[parameter] for parameter in parameters]
+        key = tuple(member.index for member in members)
+        if key not in self._buckets:
+            for other in [each for each in self._buckets if not set(each).isdisjoint(key)]:
+                self._waiting.take_from(self._buckets.pop(other), _unit)
+            size = sum(parameter.numel() for parameter in parameters) * 8
+            own = arranged(sorted(members, key=lambda member: member.index), max(1, size), self._make, self._everything)
+            self._waiting.give_to(own, self._make, _unit)
+            self._buckets[key] = own
+        return self._buckets[key]
+
+    def _pack(self, own: Bucket, gradients: dict[torch.Tensor, torch.Tensor], factor: float) -> None:
+        if self._scaler is not None and own.feedback is not None:
+            self._before[own] = own.feedback.state()
+        given = [None if self._infinite else gradients[member.parameter] for member in own.members]
+        own.fill(given, [factor] * len(given))
+
+    def _finish(self, scale: float) -> None:
+        """Wait for the sums of all buckets, and complete their futures."""
+        flight, came, before, struck = self._flight, self._came, self._before, self._infinite
+        assert flight is not None
+        self._flight, self._came, self._before, self._infinite = None, [], {}, False
+        try:
+            infinite = self._scaler is not None and header.on_any_rank(self.comm, struck)
+            flight.wait()
+            if flight.failure is not None:
+                raise flight.failure
+        except Exception as error:
+            flight.give_back()
+            for each in came:
+                each.future.set_exception(error)
+            return
+        for each in came:
+            if infinite:
+                each.buffer.fill_(math.inf)
+            else:
+                _write(flight, each, scale)
+        if infinite:
+            for own, state_before in before.items():
+                assert own.feedback is not None
+                own.feedback.reducer = self._make(own.size, state_before["k"])
+                own.feedback.restore(state_before)
+        else:
+            self.steps += 1
+        for each in came:
+            each.future.set_result(each.buffer)
+
+
+def _write(flight: Flight, came: _Came, scale: float) -> None:
+    """Put the means into DistributedDataParallel's bucket."""
+    for own in came.own:
+        own.take(flight.means[own])
+        for member, part in own.parts():
+            gradient = came.gradients[member.parameter]
+            gradient.copy_(own.flat[part].view(gradient.shape))
+            if scale != 1:
+                gradient.mul_(scale)
+
+
+def _unit(_member: Member) -> float:
+    return 1.0

@@ -1,0 +1,117 @@
+"""What the ranks tell each other at the beginning of a step: who has gradients, and of which kind; and what has to be the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.errors import DivergenceError, StreamTypeError
+from sparseallreduce.runtime.launching import launch
+from sparseallreduce.torch import replicas
+from sparseallreduce.torch.buckets import Member
+from sparseallreduce.torch.flight import translated
+
+__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "on_any_rank", "settings", "squared_norm", "text"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
+NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; a sparse one whose indices have d dimensions is SPARSE + d - 1
+
+
+class Header(NamedTuple):
+    """What the ranks have agreed on."""
+
+    layouts: bytes  # the kind of each parameter's gradient on the ranks that have one
+    infinite: bool  # whether a rank has one that is infinite
+
+
+def exchange(
+    comm: Any, members: Sequence[Member], groups: Sequence[dict[str, Any]], step: int, infinite: bool, check: bool, error: Exception | None
+) -> Header:
+    """Have the ranks agree on a step.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same: ``error`` of any, MismatchError if steps or settings differ, or with ``check`` the parameters;
+        StreamTypeError if gradients do not fit.
+    """
+    record = b""
+    try:
+        if error is not None:
+            raise error
+        record = bytes(map(_kind, members)) + bytes([infinite]) + (replicas.digests(members) if check else b"")
+        said = {"step of the optimiser": step, "settings of the groups": settings(groups)}
+        intent = Intent(tuple((name, text(value)) for name, value in said.items()), 0)
+    except Exception as wrong:
+        intent = Intent((), 0, translated(wrong))
+
+    def told(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
+        return list((yield Share(record)))
+
+    records: list[bytes] = launch(comm, intent, told, blocking=True).wait()
+    count = len(members)
+    if check:
+        different = replicas.difference(members, [each[count + 1 :] for each in records])
+        if different is not None:
+            raise different
+    for member, kinds in zip(members, zip(*(each[:count] for each in records))):
+        if len(set(kinds) - {NONE}) > 1:
+            raise StreamTypeError(f"the gradient of {member.name} is sparse on some ranks and not on others, or in other dimensions")
+    return Header(bytes(map(max, zip(*(each[:count] for each in records)))), any(each[count] for each in records))
+
+
+def on_any_rank(comm: Any, struck: bool) -> bool:
+    """Whether something is so on any of the ranks."""
+
+    def told(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
+        return any(each != b"\0" for each in (yield Share(bytes([struck]))))
+
+    return bool(launch(comm, Intent((("operation", "is it so on any rank"),), 0), told, blocking=True).wait())
+
+
+def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What groups have besides their parameters, as numbers that can be compared as text."""
+    return [{name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")} for group in groups]
+
+
+def text(value: Any) -> str:
+    """A value as text that is the same on all ranks."""
+    return _ADDRESS.sub("", str(value))
+
+
+def squared_norm(gradient: torch.Tensor | None) -> float:
+    """In double precision where the gradient has 16 bits or 64, else in pairwise sums of 32."""
+    if gradient is None:
+        return 0.0
+    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def finite(norm: float) -> float:
+    """The norm; raises DivergenceError if it is none."""
+    if not math.isfinite(norm):
+        raise DivergenceError(f"the norm of a gradient is {norm}: the learning rate may be too large")
+    return norm
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _kind(member: Member) -> int:
+    gradient = member.parameter.grad
+    if gradient is None:
+        return NONE
+    if gradient.layout is torch.strided:
+        return STRIDED
+    if gradient.layout is torch.sparse_coo:
+        return SPARSE - 1 + int(gradient.sparse_dim())
+    raise StreamTypeError(f"the gradient of {member.name} is of layout {gradient.layout}: strided and sparse_coo are summed")

@@ -1,0 +1,442 @@
+"""What all optimisers of this room have in common: a step sums the gradients of all ranks, and one of PyTorch's applies their mean."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.errors import AlgorithmError, StreamTypeError
+from sparseallreduce.optim import Optimizer as Recipe
+from sparseallreduce.optim.settings import Settings
+from sparseallreduce.reducers import Reducer
+from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.launching import agree
+from sparseallreduce.torch import header, replicas, state
+from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.flight import Flight, translated, unscaled
+from sparseallreduce.torch.header import NONE, SPARSE
+from sparseallreduce.torch.masters import Masters, apply
+from sparseallreduce.torch.means import means
+from sparseallreduce.torch.overlap import Overlap
+from sparseallreduce.torch.rows import Layout, as_stream
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """A step by the mean of the gradients of all ranks, of which few values are sent.
+
+    A step has four parts: the ranks agree on what they are about to do; gradients are packed into buckets; of each bucket the values of
+    largest magnitude are summed over the ranks, and the others wait in the residual of their rank; an optimiser of PyTorch's
+    (``base``) makes its step by the means.
+
+    Parameters
+    ----------
+    params : iterable of tensors, of (name, tensor) pairs, or of dicts
+        As for any optimiser of PyTorch's. **They are set to the values of rank 0.** Construction is collective.
+    lr : float or tensor, optional
+        As of ``base``.
+    density : float or callable
+        The share of a bucket's elements that a step sums, about, or what tells it from the number of the step, such as a
+        :class:`~sparseallreduce.optim.DensityWarmup`. A group may have its own.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+    bucket_bytes : int
+        Most bytes of the gradients that are summed as one vector.
+    overlap : bool
+        Whether the sum of a bucket starts as soon as its gradients have come, while others are still computed. Gradients may then not be
+        changed between ``backward`` and ``step``, and all but the last ``backward`` of a step have to be in :meth:`no_sync`. The first
+        step does not overlap yet, nor do steps that a GradScaler makes, nor those of lossy sums with ``clip_norm``, which take the norm
+        of all gradients.
+    clip_norm : float, optional
+        Limits the L2 norm of the gradient over all parameters: of a DenseSGD and the like that of the mean, as
+        ``torch.nn.utils.clip_grad_norm_`` does under DistributedDataParallel. With residuals each rank's own gradient is limited to
+        1 / sqrt(P) of it, before it is added to them (Lin et al., *Deep gradient compression*, 2018, section 3.2).
+    check_every : int
+        Every so many steps the ranks compare digests of their parameters; 0 for never. See :meth:`check_replicas`.
+    dense : bool, optional
+        Whether gradients are summed whole. By default those of parameters with one dimension or none are: biases, and the weights of
+        normalisation layers. A group may have its own.
+    **options
+        Of ``base``, such as ``momentum``, ``nesterov``, ``weight_decay`` or ``betas``; all others are those of the sum, see
+        :mod:`sparseallreduce.optim`.
+
+    Attributes
+    ----------
+    steps : int
+        Steps taken, skipped ones left out.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank the same: AlgorithmError (a ValueError) or StreamTypeError (a TypeError) for what is wrong with an argument on any
+        rank, MismatchError if parameters or settings differ.
+
+    Notes
+    -----
+    Weight decay is not sent: each rank adds it to the mean, as all have the same parameters. A parameter without a gradient counts with
+    one of zero on that rank; if no rank has one, it stays as it is but for what its residuals still send.
+    """
+
+    recipe: ClassVar[type[Recipe]]
+    base: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
+    _step_supports_amp_scaling = True  # a GradScaler leaves it to the step whether to be skipped, for which all ranks have to agree
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = None,
+        *,
+        density: float | Callable[[int], float] = 0.01,
+        comm: Any = None,
+        bucket_bytes: int = 25 * 2**20,
+        overlap: bool = False,
+        clip_norm: float | None = None,
+        check_every: int = 100,
+        dense: bool | None = None,
+        **options: Any,
+    ) -> None:
+        self.comm = world() if comm is None else comm
+        self.steps = 0
+        self.bucket_bytes, self.check_every = bucket_bytes, check_every
+        self._flight: Flight | None = None
+        self._buckets: list[Bucket] = []
+        self._arranged: Any = None  # for what the buckets are arranged; None if they have to be
+        self._layouts = b""  # of the parameters' gradients, so far
+        self._waiting = state.Waiting()
+        self._masters = Masters()
+        self._scaled = False  # whether a GradScaler makes the steps
+        self._overlap: Overlap | None = None
+        self._constructed = False
+        self._fresh = False  # whether parameters may come from elsewhere since they were last compared
+        try:
+            known = inspect.signature(self.base.__init__).parameters
+            self.options = {name: value for name, value in options.items() if name not in known}
+            self._settings = Settings(clip_norm=clip_norm)
+            self._check_settings()
+            given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
+            self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
+            super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
+            self._collect()
+            intent = Intent(self._terms(self._members), 0)
+        except Exception as error:  # the other ranks wait to be told of it
+            intent = Intent((), 0, translated(error))
+        agree(self.comm, intent, blocking=True)
+        replicas.broadcast(self.comm, (member.parameter for member in self._members))
+        self._constructed = True
+        if overlap:
+            self._overlap = Overlap(self._came)
+            self._overlap.watch(member.parameter for member in self._members)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step; ``.grad`` of the parameters is read, and left as it is. Collective.
+
+        A loss that is a mean over a rank's samples has the right scale.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the gradients, and returns the loss.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On every rank the same: MismatchError if the groups' settings differ, or the parameters in a step that compares them;
+            StreamTypeError for gradients that do not fit each other; DivergenceError where a gradient to be clipped is not finite.
+            Parameters are as before then, and residuals have lost nothing.
+
+        Notes
+        -----
+        A step of a ``torch.amp.GradScaler`` is left out on all ranks if a gradient is infinite on any. Residuals are as before then.
+
+        Where a KeyboardInterrupt ends a step whose sums have begun, the next call finishes it first, for the other ranks may have
+        applied them.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._flight is not None and self._flight.closed:
+            self._finish(self._flight)
+        flight = self._open()
+        try:
+            infinite = self._agree(flight)
+        except Exception:
+            flight.give_back()
+            self._flight = self._arranged = None
+            raise
+        except BaseException:
+            flight.broken = not flight.closed
+            raise
+        if infinite:
+            self._flight = None
+        else:
+            self._finish(flight)
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with settings of their own. Collective; they are set to the values of rank 0."""
+        if not self._constructed:
+            super().add_param_group(param_group)
+            return
+        try:
+            self._expect_idle()
+            super().add_param_group(param_group)
+            added = self._listed()[len(self._members) :]
+            intent = Intent(self._terms(added), 0)
+        except Exception as error:
+            intent = Intent((), 0, translated(error))
+        try:
+            agree(self.comm, intent, blocking=True)
+        except Exception:
+            if intent.error is None:
+                self.param_groups.pop()
+            raise
+        replicas.broadcast(self.comm, (member.parameter for member in added))
+        self._collect()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up in ``backward`` without being summed over the ranks, for all but the last one of a step with overlap."""
+        if self._overlap is None:
+            yield
+        else:
+            with self._overlap.pause():
+                yield
+
+    def check_replicas(self) -> None:
+        """Make sure that parameters are the same on all ranks, to the bit. Collective.
+
+        Raises
+        ------
+        MismatchError
+            On every rank, if they are not.
+        """
+        replicas.check(self.comm, self._members)
+
+    def synchronize(self) -> None:
+        """Begin anew from rank 0: its parameters, momenta and number of steps on all ranks. Residuals stay. Collective."""
+        if self._flight is not None:
+            self._flight.give_back()
+            self._flight = None
+        state.synchronize(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank, as of any optimiser of PyTorch's, and under ``"sums"`` the residuals and thresholds of this rank.
+
+        For a checkpoint each rank saves its own, or rank 0 that of :meth:`gather_state_dict`.
+        """
+        self._expect_idle()
+        own = super().state_dict()
+        for group in own["param_groups"]:
+            if callable(group["density"]):  # a program, which a state does not hold: the one that is there goes on
+                del group["density"]
+        return {**own, "sums": state.of_sums(self)}
+
+    def gather_state_dict(self) -> dict[str, Any] | None:
+        """The state with the residuals of all ranks, on rank 0, and None elsewhere. Collective."""
+        self._expect_idle()
+        return state.gathered(self)
+
+    def load_state_dict(self, state_dict: Any, *, missing: str = "raise") -> None:
+        """Go on from a state, with the parameters of that time. Collective.
+
+        With as many ranks, each of which loads what it has saved, every bit is as it would have been. With another number residuals are
+        shared out, in the measure in which they count for the mean then, and thresholds are found anew.
+
+        Parameters
+        ----------
+        state_dict : dict, or list of dict
+            What this rank has saved, the same of several ranks, what rank 0 has gathered, or the state of ``base`` itself, which has no
+            residuals.
+        missing : str
+            What to do if no rank brings the residual of some rank: "raise" a CheckpointError, or begin with "zeros".
+        """
+        self._expect_idle()
+        state.load(self, state_dict, missing)
+
+    @property
+    def residuals(self) -> list[torch.Tensor | None]:
+        """What has come in on this rank and was not applied yet, of each parameter in the order of the groups, in float32 or float64.
+
+        None where there is no residual. With Ok-Topk and plain SGD, of gradients times their rates. They are copies.
+        """
+        return state.residuals(self)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} works with other processes and cannot be copied or pickled: use state_dict()")
+
+    @property
+    def _everything(self) -> bool:
+        """Whether all gradients are summed whole."""
+        return self.recipe.name == "dense"
+
+    @property
+    def _rate_first(self) -> bool:
+        """Whether residuals are of gradients times their learning rates."""
+        return self.recipe.rate_first and self.base is torch.optim.SGD
+
+    def _unit(self, member: Member) -> float:
+        """What a gradient is multiplied by to go into a residual."""
+        return float(member.group["lr"]) if self._rate_first else 1.0
+
+    def _make(self, size: int, k: int) -> Reducer:
+        return self.recipe.reducer_of(size, k, self.comm.rank, **self.options)
+
+    def _check_settings(self) -> None:
+        if self.bucket_bytes < 1:
+            raise AlgorithmError(f"bucket_bytes is the most that a bucket holds, at least 1, not {self.bucket_bytes}")
+        if self.check_every < 0:
+            raise AlgorithmError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
+        self._make(64, 8)  # whether it knows the options
+
+    def _terms(self, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
+        """What has to be the same on all ranks when parameters are added."""
+        said = {"optimiser": type(self).__name__, "settings": self._settings, "options": self.options, "bucket_bytes": self.bucket_bytes}
+        said |= {"check_every": self.check_every, "shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
+        said |= {"dtypes of the parameters": [member.parameter.dtype for member in members], "groups": header.settings(self.param_groups)}
+        return tuple((name, header.text(value)) for name, value in said.items())
+
+    def _listed(self) -> list[Member]:
+        parameters = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        for parameter, group in parameters:
+            if not parameter.is_floating_point():
+                raise StreamTypeError(f"parameters are floating-point numbers, not {parameter.dtype}")
+            density = group["density"]
+            if not callable(density) and not 0 < density <= 1:
+                raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
+        return [Member(index, *each) for index, each in enumerate(parameters)]
+
+    def _collect(self) -> None:
+        """Note which parameters there are; buckets are arranged by the next step."""
+        self._members = self._listed()
+        self._index = {member.parameter: member.index for member in self._members}
+        self._layouts = self._layouts[: len(self._members)].ljust(len(self._members), bytes([NONE]))
+        self._arranged = None
+        if self._overlap is not None:
+            self._overlap.watch(self._index)
+
+    def _expect_idle(self) -> None:
+        if self._flight is not None and (self._flight.started or self._flight.closed):
+            raise AlgorithmError("a step has begun and is not finished: call step first")
+
+    def _wanted(self) -> Any:
+        """For what buckets are arranged: densities, and what is dense or sparse."""
+        return self._layouts, [(group["density"], group["dense"]) for group in self.param_groups]
+
+    def _arrange(self) -> None:
+        """Arrange the parameters in buckets; residuals go with their parameters, thresholds with buckets that are as before."""
+        self._waiting.take_from(self._buckets, self._unit)
+        strided = [member for member in self._members if self._layouts[member.index] < SPARSE]
+        self._buckets = arranged(strided, self.bucket_bytes, self._make, self._everything)
+        self._waiting.give_to(self._buckets, self._make, self._unit)
+        self._arranged = self._wanted()
+
+    def _open(self) -> Flight:
+        """The sums of this step."""
+        if self._flight is None or self._flight.broken:
+            if self._flight is not None:
+                self._flight.abandon()
+            clips = self._settings.clip_norm is not None and not self._everything
+            early = self._overlap is not None and not clips and not self._scaled and self._arranged == self._wanted()
+            self._flight = Flight(self.comm, self._buckets, self.steps, early)
+            self._flight.has_rows = bool(self._sparse())
+        return self._flight
+
+    def _came(self, parameter: torch.Tensor) -> None:
+        """A gradient has come: start the sums that wait for no other one."""
+        if self._flight is not None and self._flight.closed:
+            return  # the step before was interrupted, and is finished first
+        flight = self._open()
+        if not flight.early or self._overlap is None:
+            return
+        flight.came(self._index[parameter], parameter)
+        while flight.started < len(flight.buckets):
+            waited = (member for member in flight.buckets[flight.started].members if member.parameter in self._overlap)
+            if not all(member.index in flight.ready for member in waited):
+                break
+            self._start(flight, 1.0)
+        flight.test()
+
+    def _agree(self, flight: Flight) -> bool:
+        """Have the ranks agree on this step, and start its sums; returns whether it is to be left out instead."""
+        scaled = hasattr(self, "found_inf")
+        if flight.early:
+            if scaled:
+                flight.error = AlgorithmError("a GradScaler makes a step after others without one, of which some sums have started already")
+            flight.check(self._members)
+            self._start_all(flight, 1.0)
+        self._scaled = scaled
+        factor, infinite = unscaled(self)
+        try:
+            factor *= 1.0 if infinite else self._clip(factor)
+        except Exception as error:
+            flight.error = flight.error or error
+        check = self.check_every > 0 and (self._fresh or self.steps % self.check_every == 0)
+        flight.agreeing = True
+        found = header.exchange(self.comm, self._members, self.param_groups, self.steps, infinite, check, flight.error)
+        self._fresh = False
+        if found.infinite:
+            return True
+        flight.layouts = found.layouts
+        self._layouts = bytes(max(pair) for pair in zip(self._layouts, found.layouts))
+        flight.closed = True
+        if not flight.early:
+            if self._arranged != self._wanted():
+                self._arrange()
+            flight.buckets = self._buckets
+            self._start_all(flight, factor)
+        return False
+
+    def _start_all(self, flight: Flight, factor: float) -> None:
+        try:
+            while flight.started < len(flight.buckets):
+                self._start(flight, factor)
+            sparse = self._sparse()
+            flight.has_rows = bool(sparse)
+            if sparse and not flight.rows_started:
+                flight.start_rows(lambda: [as_stream(member, layout, factor) for member, layout in sparse])
+        except BaseException as error:
+            flight.tell_rest(error)
+            raise
+
+    def _start(self, flight: Flight, factor: float) -> None:
+        """Start the sum of the next bucket."""
+
+        def pack(bucket: Bucket) -> None:
+            units = [1.0 if bucket.feedback is None else self._unit(member) for member in bucket.members]
+            bucket.fill([member.parameter.grad for member in bucket.members], [factor * unit for unit in units])
+
+        flight.start(pack)
+
+    def _sparse(self) -> list[tuple[Member, Layout]]:
+        """The parameters whose gradients are sparse tensors."""
+        found = ((member, self._layouts[member.index] - SPARSE + 1) for member in self._members)
+        return [(member, Layout(member.parameter.shape, dims)) for member, dims in found if dims >= 1]
+
+    def _clip(self, factor: float) -> float:
+        """What this rank's gradient is multiplied by besides."""
+        if self._settings.clip_norm is None or self._everything:
+            return 1.0
+        norm = math.sqrt(sum(header.squared_norm(member.parameter.grad) for member in self._members)) * factor
+        return self._settings.clipped(header.finite(norm), self.comm.size)
+
+    def _finish(self, flight: Flight) -> None:
+        """Wait for the sums, and apply them."""
+        flight.wait()
+        self._flight = None
+        if flight.failure is not None:
+            flight.give_back()
+            self._arranged = None
+            raise flight.failure
+        limit = self._settings if self._everything and self._settings.clip_norm is not None else None
+        gradients = means(flight, self._members, self._sparse(), self._unit, self._masters, limit)
+        apply(self._inner, self.param_groups, self.state, gradients, self._masters)
+        self.steps += 1

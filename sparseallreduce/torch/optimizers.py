@@ -1,0 +1,123 @@
+"""The optimisers of this room: each way to sum gradients, with PyTorch's SGD, Adam and AdamW; and with any other of its optimisers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from sparseallreduce import optim
+from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.optim import Optimizer as Recipe
+from sparseallreduce.torch.optimizer import DistributedOptimizer
+
+__all__ = ["RECIPES", "distributed"]
+
+#: The ways to sum by name.
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.name: recipe
+    for recipe in (
+        optim.OkTopkSGD,
+        optim.GTopkSGD,
+        optim.TopKSGD,
+        optim.ApproximateTopKSGD,
+        optim.MSTopKSGD,
+        optim.HiTopKSGD,
+        optim.DenseSGD,
+    )
+}
+
+
+@cache
+def distributed(base: type[torch.optim.Optimizer], reducer: str = "oktopk") -> type[DistributedOptimizer]:
+    """A class like ``base`` that takes its steps by the mean of all ranks' gradients.
+
+    Parameters
+    ----------
+    base : type
+        A class of optimisers whose step reads ``.grad`` once: all of ``torch.optim`` but LBFGS, and those of other packages.
+    reducer : str
+        What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense".
+
+    Returns
+    -------
+    type
+        Its constructor takes the arguments of ``base``, and those of :class:`DistributedOptimizer`.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such reducer, or ``base`` calls its closure several times.
+
+    Examples
+    --------
+    >>> import torch, sparseallreduce as sar
+    >>> layer = torch.nn.Linear(4, 3)
+    >>> optimizer = distributed(torch.optim.RMSprop, "gtopk")(layer.parameters(), lr=0.01, alpha=0.9, density=0.5, comm=sar.SERIAL)
+    >>> layer(torch.ones(4)).sum().backward()
+    >>> optimizer.step()
+    """
+    if reducer not in RECIPES:
+        raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
+    if issubclass(base, torch.optim.LBFGS):
+        raise AlgorithmError("LBFGS calls its closure several times a step, each with gradients of its own: take another optimiser")
+    recipe = RECIPES[reducer]
+    name = recipe.__name__.removesuffix("SGD") + base.__name__
+    described = f"``{base.__name__}`` by the sums of :class:`~sparseallreduce.optim.{recipe.__name__}`; see :class:`DistributedOptimizer`."
+    return type(name, (DistributedOptimizer,), {"recipe": recipe, "base": base, "__doc__": described})
+
+
+class OkTopkSGD(DistributedOptimizer):
+    """Ok-Topk SGD (Ok-Topk section 4, algorithm 2): the largest of the sum of the ranks' largest, for O(k) words a rank.
+
+    Residuals are of gradients times the learning rate of their step. Parameters are those of :class:`DistributedOptimizer`, of
+    ``torch.optim.SGD`` (``momentum``, ``dampening``, ``weight_decay``, ``nesterov``, ``maximize``) and of :class:`~sparseallreduce.OkTopk`.
+
+    Examples
+    --------
+    >>> import torch, sparseallreduce as sar
+    >>> model = torch.nn.Linear(4, 3)
+    >>> optimizer = OkTopkSGD(model.parameters(), lr=0.1, density=0.1, momentum=0.9, comm=sar.SERIAL)    # under mpiexec without comm
+    >>> for _ in range(3):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(4)).square().sum().backward()
+    ...     optimizer.step()
+    """
+
+    recipe = optim.OkTopkSGD
+
+
+class GTopkSGD(DistributedOptimizer):
+    """gTop-k S-SGD (gTop-k section III-E, algorithm 4): the k largest along a tree of ranks; what was sent in vain is put back."""
+
+    recipe = optim.GTopkSGD
+
+
+class TopKSGD(DistributedOptimizer):
+    """TopK SGD (thesis section 2.4, algorithm 2): each rank's k largest magnitudes, summed by an exact sparse allreduce."""
+
+    recipe = optim.TopKSGD
+
+
+class ApproximateTopKSGD(DistributedOptimizer):
+    """TopK SGD with the thesis's approximate selection: see :class:`sparseallreduce.optim.ApproximateTopKSGD`. Take no momentum."""
+
+    recipe = optim.ApproximateTopKSGD
+
+
+class MSTopKSGD(DistributedOptimizer):
+    """Top-k SGD with MSTopK's selection by a search of thresholds, and an allgather (CommLib section 3.1, algorithm 1)."""
+
+    recipe = optim.MSTopKSGD
+
+
+class HiTopKSGD(DistributedOptimizer):
+    """Top-k SGD by HiTopKComm: dense sums inside every host, MSTopK of them, and an allgather between hosts (CommLib section 3.2)."""
+
+    recipe = optim.HiTopKSGD
+
+
+class DenseSGD(DistributedOptimizer):
+    """Data-parallel SGD by a dense allreduce: the baseline. Its density is that of nothing."""
+
+    recipe = optim.DenseSGD

@@ -1,0 +1,67 @@
+"""Parameters that are the same on every rank: brought from the first one, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparseallreduce.algorithms.agreement import named_ranks
+from sparseallreduce.errors import MismatchError
+from sparseallreduce.runtime.objects import broadcast_arrays, gather
+from sparseallreduce.torch.buckets import Member
+
+__all__ = ["broadcast", "check", "difference", "digests"]
+
+DIGEST_BYTES = 8
+
+
+def broadcast(comm: Any, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the values that the first one has; collective. The tensors have the same shapes and dtypes on all ranks."""
+    if comm.size == 1:
+        return
+    listed = list(tensors)
+    with torch.no_grad():
+        own = {str(place): _content(tensor) for place, tensor in enumerate(listed)} if comm.rank == 0 else None
+        arrays = broadcast_arrays(comm, own)
+        if comm.rank > 0:
+            for place, tensor in enumerate(listed):
+                received = torch.from_numpy(arrays[str(place)]).view(tensor.dtype).reshape(tensor.shape)
+                tensor.detach().copy_(received)
+
+
+def digests(members: Sequence[Member]) -> bytes:
+    """Of each parameter's values, 8 bytes, whatever its layout in memory."""
+    return b"".join(hashlib.blake2b(_content(member.parameter).data, digest_size=DIGEST_BYTES).digest() for member in members)
+
+
+def difference(members: Sequence[Member], of_ranks: Sequence[bytes]) -> MismatchError | None:
+    """What to raise if the ranks' digests are not the same."""
+    for place, member in enumerate(members):
+        own = [each[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] for each in of_ranks]
+        if len(set(own)) > 1:
+            common = max(own, key=own.count)
+            others = named_ranks([rank for rank, each in enumerate(own) if each != common])
+            shape = tuple(member.parameter.shape)
+            return MismatchError(
+                f"the replicas differ: {member.name} of shape {shape} has other values on {others} than elsewhere. Something besides the "
+                "optimiser has changed it on some ranks only: change it on all, or call synchronize() to begin anew from rank 0"
+            )
+    return None
+
+
+def check(comm: Any, members: Sequence[Member]) -> None:
+    """Raise a MismatchError on every rank if parameters differ in any bit; collective."""
+    error = difference(members, gather(comm, digests(members)))
+    if error is not None:
+        raise error
+
+
+def _content(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of the values in C order."""
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    content: np.ndarray[Any, np.dtype[np.uint8]] = values.view(torch.uint8).numpy()
+    return content

@@ -1,0 +1,66 @@
+"""Gradients that are sparse tensors, as of ``nn.Embedding(sparse=True)``: summed exactly, as row-sparse streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+
+from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.torch.buckets import Member, sum_dtype
+
+__all__ = ["Layout", "as_gradient", "as_stream", "squared_norm"]
+
+
+class Layout:
+    """How the elements of a parameter become the rows of a stream.
+
+    Parameters
+    ----------
+    shape : torch.Size
+    sparse_dim : int
+        How many of the dimensions the indices of its gradient have.
+    """
+
+    def __init__(self, shape: Sequence[int], sparse_dim: int) -> None:
+        self.shape = tuple(shape)
+        self.sparse_dim = sparse_dim
+        self.rows = prod(self.shape[:sparse_dim])
+        self.width = None if sparse_dim == len(self.shape) else prod(self.shape[sparse_dim:])
+
+
+def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:
+    """This rank's gradient times a factor; empty if there is none."""
+    dtype = sum_dtype(member.parameter)
+    gradient = member.parameter.grad
+    tail = () if layout.width is None else (layout.width,)
+    if gradient is None:
+        nothing = np.empty((0, *tail), np.float64 if dtype == torch.float64 else np.float32)
+        return SparseStream(np.empty(0, np.int64), nothing, layout.rows)
+    gathered = gradient.detach().to(dtype).coalesce()  # rows that come several times are added up, in the precision of the sum
+    places = torch.zeros(gathered.indices().shape[1], dtype=torch.int64)
+    for size, along in zip(layout.shape, gathered.indices().cpu()):
+        places = places * size + along
+    values = gathered.values().cpu().reshape(len(places), *tail)
+    return SparseStream(places.numpy(), (values * factor if factor != 1 else values).numpy(), layout.rows)
+
+
+def as_gradient(mean: SparseStream, layout: Layout, parameter: torch.Tensor) -> torch.Tensor:
+    """The mean as a gradient of the parameter; the entries of a dense one are the rows that are not zero."""
+    indices, values = mean._entries()
+    places = torch.from_numpy(indices.astype(np.int64))
+    along = []
+    for size in reversed(layout.shape[: layout.sparse_dim]):
+        along.append(places % size)
+        places = places // size
+    rows = torch.from_numpy(np.array(values)).reshape(-1, *layout.shape[layout.sparse_dim :])
+    gathered = torch.sparse_coo_tensor(torch.stack(along[::-1]), rows, layout.shape, is_coalesced=True, check_invariants=False)
+    return gathered.to(parameter.device)
+
+
+def squared_norm(stream: SparseStream) -> float:
+    """Of its values, in double precision."""
+    values = np.asarray(stream._stored, np.float64).ravel()
+    return float(values @ values)

@@ -1,0 +1,51 @@
+"""Every case of `cases_*.py` of this folder as a test of its own, with two ranks and with three."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from mpi_cases import Case, collect
+from mpi_launch import launcher
+from mpi_outcomes import Outcomes, wanted_cases
+
+HERE = Path(__file__).parent
+RANKS = (2, 3)
+
+
+def all_cases() -> list[Case]:
+    sys.path.insert(0, str(HERE))
+    return [case for file in sorted(HERE.glob("cases_*.py")) for case in collect(importlib.import_module(file.stem))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        own = launcher()
+        mpi = own.name if own else "mpich"
+        cases = all_cases()
+        columns = [
+            pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}")
+            for ranks in RANKS
+            for case in cases
+            if not case.ranks or ranks in case.ranks
+        ]
+        metafunc.parametrize(("group", "case"), columns)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(0)  # the launch has its own limits, a case at a time
+def test_case(group: tuple[str, int], case: Case, outcomes: Outcomes) -> None:
+    outcome, reason = outcomes.of(group, case)
+    if outcome == "skipped":
+        pytest.skip(reason)
+    if outcome == "failed":
+        pytest.fail(reason, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    items = [item for item in request.session.items if item.path == Path(__file__)]
+    return Outcomes(wanted_cases(items), tmp_path_factory, HERE)
