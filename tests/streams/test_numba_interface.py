@@ -5,7 +5,9 @@ message names what has changed and the file that uses it: mend that file, then r
 """
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config, errors
 from numba.core.compiler_lock import global_compiler_lock
+from numba.cuda import libdevice
 from numba.extending import intrinsic
 
 import sparseallreduce
@@ -51,7 +54,8 @@ def test_no_other_private_module_is_imported():
     imports = r"^\s*(?:from (numba\.(?!extending)[\w.]+) import (\w+(?:, \w+)*)|import (numba\.[\w.]+))"
     used = {found for path in PACKAGE.rglob("*.py") for found in re.findall(imports, path.read_text(), re.MULTILINE)}
     tried_here = {("numba.core", "config", ""), ("numba.core", "cgutils", ""), ("numba.core.errors", "NumbaWarning", "")}
-    tried_here |= {("numba.core.compiler_lock", "global_compiler_lock", "")}
+    tried_here |= {("numba.core.compiler_lock", "global_compiler_lock", ""), ("numba.cuda", "libdevice", "")}
+    tried_here |= {("numba.cuda.cudadrv.devicearray", "FakeCUDAArray", "")}
     assert used == tried_here, "whatever is imported from numba's private modules gets a test in this file"
 
 
@@ -107,6 +111,32 @@ def test_an_entry_point_takes_arrays_as_they_come_but_none_with_items_of_another
 def test_an_entry_point_for_a_literal_takes_its_value():
     entry = numba.njit(lambda op, array: array[op]).compile((private(types, "literal", COMPILED)(1), FLOATS))
     assert entry(1, np.array([3.0, 4.0])) == 4.0, changed("an entry point for types.literal(1) does not take 1", COMPILED)
+
+
+def test_products_can_be_kept_from_fusing_with_sums():
+    for name in ("fmul_rn", "dmul_rn"):
+        private(libdevice, name, "streams/kernels/cuda/arrays.py")
+
+
+def test_the_simulator_takes_an_array_where_it_lies():
+    """It is asked in a process of its own, as all that simulates CUDA."""
+    program = """
+import numpy as np
+from numba import cuda
+from numba.cuda.cudadrv.devicearray import FakeCUDAArray
+
+@cuda.jit
+def first(array):
+    array[0] = 7
+
+given = np.zeros(2)
+first[1, 1](FakeCUDAArray(given))
+assert given[0] == 7
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, changed(f"the simulator's FakeCUDAArray: {done.stderr}", "streams/kernels/cuda/launching.py")
 
 
 @pytest.fixture
