@@ -13,6 +13,7 @@ import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
 from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
 from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer
+from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
@@ -192,24 +193,34 @@ def until_raised(found):
         found.advance(certify=True)
 
 
+# What may fail while samples are gathered, and on which rank.
+STRUCK = {
+    "ascend": (LocalProblem, 0),
+    "certify": (LocalProblem, -1),
+    "_taken": (Gathered, -1),
+    "_take_in": (Gathered, 0),
+    "_learn": (Gathered, -1),
+}
+
+
 @on_ranks(2, 3)
-@each(wrong=["first", "last"], error=[MemoryError, KeyboardInterrupt])
-def case_a_rank_that_fails_while_samples_are_gathered_has_all_raise_and_a_second_fit_ends(comm, wrong, error):
+@each(struck=STRUCK, error=[MemoryError, KeyboardInterrupt])
+def case_a_rank_that_fails_while_samples_are_gathered_has_all_raise_and_a_second_fit_ends(comm, struck, error):
     _, found = few_active(comm)
     until_gathered(found)
-    rank, struck = (0, "ascend") if wrong == "first" else (comm.size - 1, "certify")
-    kept = getattr(LocalProblem, struck)
+    owner, rank = STRUCK[struck]
+    kept = getattr(owner, struck)
 
-    def strike(*_arguments):
+    def strike(*_arguments, **_named):
         raise error("struck")
 
-    if comm.rank == rank:
-        setattr(LocalProblem, struck, strike)
+    if comm.rank == rank % comm.size:
+        setattr(owner, struck, strike)
     try:
         with pytest.raises((error, SparseAllreduceError), match="struck" if error is MemoryError else "struck|KeyboardInterrupt"):
             until_raised(found)
     finally:
-        setattr(LocalProblem, struck, kept)
+        setattr(owner, struck, kept)
     weights = found.fit()
     assert found.converged
     assert len({each.tobytes() for each in comm.allgather(weights)}) == 1

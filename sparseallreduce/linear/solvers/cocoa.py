@@ -247,6 +247,7 @@ class CoCoA:
             gap = self._local.ascend(self.local_passes, 1.0)
             clock.lap("compute")
             return gap, 0
+        self._gathered.catch_up()
         if self._gathered.begun or self._recollect:
             return self._step_together(clock)
         return self._step_apart(clock), 0

@@ -72,6 +72,7 @@ class Gathered:
         self._dataset, self._local, self._exchange, self._comm = dataset, local, exchange, comm
         entries = gather(comm, local.entries)
         self._all, self._room = sum(entries), _LARGEST * max(entries)
+        self._told: dict[str, Array] | None = None  # by the first rank, as long as not all ranks have taken it over
         self.forget()
 
     def forget(self) -> None:
@@ -132,10 +133,17 @@ class Gathered:
             The sum of gaps that seems so.
         """
         changes = agreed_by_all(self._comm, lambda: self._ascended(passes, visits, enough), patient=True)
-        told = broadcast_arrays(self._comm, changes)
-        agreed_by_all(self._comm, lambda: self._learn(**told))
+        self._told = told = broadcast_arrays(self._comm, changes)
+        self.catch_up()
         gap, before = told["figures"][:2].tolist()
         return Passes(gap, before, 0 if changes is None else (self._comm.size - 1) * sum(array.nbytes for array in changes.values()))
+
+    def catch_up(self) -> None:
+        """Have all ranks know what the first one told last, also where one failed when it was to take that over; all ranks call it."""
+        if self._told is not None:
+            told = self._told
+            agreed_by_all(self._comm, lambda: self._learn(**told))
+            self._told = None
 
     def _taken(self, rows: Array) -> _Samples:
         """Some of this rank's samples."""
@@ -207,6 +215,7 @@ class Gathered:
         }
 
     def _learn(self, features: Array, weights: Array, samples: Array, dual: Array, figures: Array) -> None:
+        """Take over what the first rank has told; to do so twice makes no difference."""
         local, rows = self._local, samples - self._dataset.first_sample
         own = (rows >= 0) & (rows < local.rows)
         local.dual[rows[own]] = dual[own]
