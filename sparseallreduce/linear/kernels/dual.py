@@ -1,4 +1,4 @@
-"""The loops of dual coordinate ascent over one rank's samples, and of numbering the features that occur in them.
+"""The loops of dual coordinate ascent over one rank's samples.
 
 A visit to a sample reads its row twice: for the margin, and for the weights if its dual variable changes. The rows lie one behind the
 other, and are visited in a random order: so while one is worked on, a later one is fetched. Features are numbered by how many samples
@@ -10,38 +10,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.compilation import compiled_entry, inlined, kernel
-from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit, prefetch
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import prefetch
 
 __all__ = [
     "HINGE",
     "LOGISTIC",
     "SQUARED_HINGE",
-    "add_scaled",
     "ascend",
-    "assign",
     "certify",
-    "change",
-    "common",
     "conjugates",
-    "count_and_renumber",
-    "mark",
-    "marked",
     "margins",
-    "occurring",
-    "order_by_count",
-    "renumber",
-    "squared_length",
     "squared_norms",
-    "settle",
-    "step_back",
-    "take_rows",
-    "warm_up",
 ]
 
 Array = NDArray[Any]
@@ -54,146 +37,9 @@ _LINE = 64  # bytes
 _TINY = 1e-12  # below which a projected gradient counts as zero, as in LIBLINEAR
 _ROOT_STEPS = 30
 _EDGE = 1e-15  # share of its bound that a logistic dual variable keeps away from both ends, so that its logarithms are finite
-_ZERO, _ONE, _THREE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(3), np.uint64(4)
-_SIX, _LOW_SIX = np.uint64(6), np.uint64(63)
+_ONE, _THREE, _FOUR = np.uint64(1), np.uint64(3), np.uint64(4)
 _WEYL, _MIX, _MIX_AGAIN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31)
-
-
-def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
-    """Compile the loops for dtypes, or load them from disk; of several processes at once, one compiles.
-
-    Parameters
-    ----------
-    index_dtype, value_dtype : dtype
-        Of a data set.
-    place_dtype : dtype
-        Of the places of features, and of their numbers in sums.
-    sum_dtype : dtype, optional
-        In which changes are added up; without it there is one rank alone. To load a loop takes 6 ms.
-    """
-    index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
-
-    def fixed(dtype: Any) -> Any:
-        return types.Array(dtype, 1, "C", readonly=True)
-
-    int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
-    rows = fixed(whole), fixed(place), fixed(value), fixed(types.float64)
-    compiled_entry(mark, (fixed(index), whole, whole, uint64))
-    compiled_entry(marked, (uint64, int64, index[::1]))
-    compiled_entry(count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
-    compiled_entry(order_by_count, (int64, places, whole, places))
-    compiled_entry(renumber, (places, places))
-    compiled_entry(squared_norms, (fixed(whole), fixed(value), types.float64, float64))
-    compiled_entry(margins, (*rows, float64, whole, float64))
-    state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
-    compiled_entry(ascend, (whole, *rows, *state))
-    compiled_entry(certify, (whole, float64, float64, float64, float64, int64, float64))
-    compiled_entry(conjugates, (whole, float64, float64))
-    compiled_entry(squared_length, (float64,))
-    if sum_dtype is not None:
-        summed = numba.from_dtype(np.dtype(sum_dtype))
-        compiled_entry(common, (index[::1], uint64, int64, int64, places))
-        compiled_entry(change, (float64, float64, types.float64, int64, places, summed[::1]))
-        compiled_entry(settle, (float64, int64, types.float64, float64, float64))
-        compiled_entry(step_back, (float64, float64, types.float64))
-        compiled_entry(occurring, (fixed(whole), fixed(place), int64, types.boolean[::1]))
-        compiled_entry(take_rows, (fixed(whole), fixed(index), fixed(value), int64, index[::1], value[::1]))
-        compiled_entry(assign, (index[::1], places, index[::1], float64, float64))
-        compiled_entry(squared_length, (fixed(summed),))
-        compiled_entry(add_scaled, (fixed(place), fixed(summed), types.float64, float64))
-
-
-@kernel
-def mark(indices: Array, begin: int, end: int, words: Array) -> int:
-    """Set the bit of every index from ``begin`` to ``end`` in a bitmap; returns how many are set then."""
-    for entry in range(begin, end):
-        index = np.uint64(indices[entry])
-        words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
-    count = _ZERO
-    for word in range(words.size):
-        count += count_bits(words[word])
-    return int(count)
-
-
-@kernel
-def marked(words: Array, before: Array, out: Array) -> None:
-    """Write the marked indices in order, and how many of them are marked before each word; ``out`` has room for all."""
-    count = _ZERO
-    for word in range(words.size):
-        before[word] = count
-        left = words[word]
-        while left != _ZERO:
-            out[count] = (np.uint64(word) << _SIX) + lowest_bit(left)
-            left &= left - _ONE
-            count += _ONE
-
-
-@kernel
-def common(features: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
-    """Write which of some features are marked, by their place in the list, and their numbers among the marked; returns how many are."""
-    count = 0
-    for place in range(features.size):
-        feature = np.uint64(features[place])
-        word, bit = feature >> _SIX, _ONE << (feature & _LOW_SIX)
-        if words[word] & bit:
-            out[count] = place
-            numbers[count] = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
-            count += 1
-    return count
-
-
-@kernel
-def count_and_renumber(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array, counts: Array) -> None:
-    """Write the number of every index among the marked ones, and count how often each of them occurs."""
-    for entry in range(begin, end):
-        index = np.uint64(indices[entry])
-        word = index >> _SIX
-        number = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (index & _LOW_SIX)) - _ONE))
-        out[entry - begin] = number
-        counts[number] += 1
-
-
-@kernel
-def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None:
-    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order.
-
-    Those whose numbers are in ``but``, increasing, are left out; the others go to the places from ``first`` on.
-    """
-    starts = np.zeros(66, np.int64)
-    left_out = 0
-    for feature in range(counts.size):
-        if left_out < but.size and but[left_out] == feature:
-            left_out += 1
-        else:
-            starts[_class_of(counts[feature]) + 1] += 1
-    starts[0] = first
-    for each in range(1, 66):
-        starts[each] += starts[each - 1]
-    left_out = 0
-    for feature in range(counts.size):
-        if left_out < but.size and but[left_out] == feature:
-            left_out += 1
-        else:
-            own = _class_of(counts[feature])
-            places[feature] = starts[own]
-            starts[own] += 1
-
-
-@inlined
-def _class_of(count: int) -> int:
-    own = 64
-    while count > 0:
-        count >>= 1
-        own -= 1
-    return own
-
-
-@kernel
-def renumber(numbers: Array, places: Array) -> None:
-    """Replace every number by its place."""
-    for entry in range(numbers.size):
-        numbers[entry] = places[np.uint64(numbers[entry])]
 
 
 @kernel
@@ -473,92 +319,3 @@ def conjugates(loss: int, bounds: Array, dual: Array) -> float:
     for row in range(dual.size):
         total += _conjugate(loss, dual[row], bounds[row])
     return total
-
-
-@kernel
-def step_back(now: Array, before: Array, share: float) -> None:
-    """Go only a share of the way from ``before`` to ``now``."""
-    for i in range(now.size):
-        now[i] = before[i] + share * (now[i] - before[i])
-
-
-@kernel
-def change(weights: Array, before: Array, sigma: float, slots: Array, out_slots: Array, out: Array) -> tuple[int, float, float]:
-    """Divide the change of the weights by ``sigma``, and write that of the first ones, which have slots, as far as they have changed.
-
-    Returns
-    -------
-    (int, float, float)
-        How many are written, the squared length of the change, and that of the part that is written. There is room for one more
-        than have slots.
-    """
-    part, rest, count, share = 0.0, 0.0, 0, 1.0 / sigma
-    for i in range(slots.size):  # without a branch that would be guessed wrong every other time
-        step = share * (weights[i] - before[i])
-        out_slots[count], out[count] = slots[i], step
-        count += step != 0.0
-        part += step * step
-    for i in range(slots.size, weights.size):
-        step = share * (weights[i] - before[i])
-        weights[i] = before[i] + step
-        rest += step * step
-    return count, part + rest, part
-
-
-@kernel
-def settle(shared: Array, slots: Array, share: float, weights: Array, before: Array) -> None:
-    """Take the first weights, which have slots, from ``shared``; go a share of the way of the others; and note where all are then."""
-    for i in range(slots.size):
-        weights[i] = before[i] = shared[slots[i]]
-    if share < 1.0:
-        for i in range(slots.size, weights.size):
-            weights[i] = before[i] + share * (weights[i] - before[i])
-    for i in range(slots.size, weights.size):
-        before[i] = weights[i]
-
-
-@kernel
-def assign(features: Array, places: Array, given: Array, values: Array, weights: Array) -> None:
-    """Set the weights of the given features, as far as they are among ``features``; both do not decrease."""
-    own = 0
-    for i in range(given.size):
-        while own < features.size and features[own] < given[i]:
-            own += 1
-        if own == features.size:
-            break
-        if features[own] == given[i]:
-            weights[np.uint64(places[own])] = values[i]
-
-
-@kernel
-def occurring(indptr: Array, indices: Array, rows: Array, occurs: Array) -> None:
-    """Set ``occurs`` of all indices of some rows."""
-    for i in range(rows.size):
-        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
-            occurs[np.uint64(indices[entry])] = True
-
-
-@kernel
-def take_rows(indptr: Array, indices: Array, values: Array, rows: Array, out_indices: Array, out_values: Array) -> None:
-    """Write the non-zeros of some rows, one row after the other; there is room for them all."""
-    count = 0
-    for i in range(rows.size):
-        for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
-            out_indices[count], out_values[count] = indices[entry], values[entry]
-            count += 1
-
-
-@kernel
-def squared_length(values: Array) -> float:
-    """The sum of squares, in float64."""
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(values[i]) * np.float64(values[i])
-    return total
-
-
-@kernel
-def add_scaled(slots: Array, values: Array, share: float, shared: Array) -> None:
-    """Add a share of a sum to the shared weights."""
-    for i in range(slots.size):
-        shared[np.uint64(slots[i])] += share * np.float64(values[i])

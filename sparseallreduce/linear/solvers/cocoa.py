@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError, DivergenceError
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels import dual
+from sparseallreduce.linear.kernels.dual_warming import warm_up
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.gathered import Gathered
@@ -180,7 +180,7 @@ class CoCoA:
 
     def _prepared(self) -> LocalProblem:
         sum_dtype = self._sum_dtype if self.comm.size > 1 else None
-        dual.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
+        warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
         return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
 
     def fit(self) -> Array:

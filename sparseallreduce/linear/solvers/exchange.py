@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear.data.dataset import read_only
-from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.kernels import feature_numbers, weight_changes
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.streams.stream import SparseStream, index_dtype
@@ -53,7 +53,7 @@ class Exchange:
             self._shared = np.ascontiguousarray(occurring.indices[several], self._own.dtype)
             counts = occurring.values[several] % _ONE_RANK
         self._slots_of = np.empty(len(counts), local.numbering.places.dtype)
-        kernels.order_by_count(counts, self._slots_of[:0], 0, self._slots_of)
+        feature_numbers.order_by_count(counts, self._slots_of[:0], 0, self._slots_of)
         local.numbering.arrange(self._shared, self._slots_of.astype(np.int64), comm.size == 1)
         intercept = local.numbering.intercept >= 0
         self.weights = np.zeros(len(self._shared) + intercept if comm.size > 1 else 0)
@@ -79,7 +79,7 @@ class Exchange:
             Of the samples that made the change.
         """
         local, numbering = self._local, self._local.numbering
-        count, whole, part = kernels.change(local.weights, self._before, self.sigma, numbering.slots, self._slots, self._change)
+        count, whole, part = weight_changes.change(local.weights, self._before, self.sigma, numbering.slots, self._slots, self._change)
         return self._told(count, gap, whole, whole - part, 0.0)
 
     def failure(self) -> SparseStream:
@@ -104,16 +104,16 @@ class Exchange:
         if failed:
             local.weights[:], local.dual[:] = self._before, self._dual_before
             return None
-        together = rest + kernels.squared_length(values)
+        together = rest + weight_changes.squared_length(values)
         needed = together / alone if alone > 0 else 1.0
         share = min(1.0, self.sigma / needed)
         if slots is None:
             self.weights += np.multiply(values, share, dtype=np.float64)
         else:
-            kernels.add_scaled(slots, values, share, self.weights)
+            weight_changes.add_scaled(slots, values, share, self.weights)
         if share < 1:
-            kernels.step_back(local.dual, self._dual_before, share)
-        kernels.settle(self.weights, numbering.slots, share, local.weights, self._before)
+            weight_changes.step_back(local.dual, self._dual_before, share)
+        weight_changes.settle(self.weights, numbering.slots, share, local.weights, self._before)
         self._dual_before[:] = local.dual
         self.sigma = min(float(self._comm.size), max(_MARGIN * needed, _SLOWEST * self.sigma, 1.0))
         return float(gap)
@@ -124,7 +124,7 @@ class Exchange:
         Dual variables that go with them are set before.
         """
         local = self._local
-        kernels.assign(self._shared, self._slots_of, features, weights, self.weights)
+        weight_changes.assign(self._shared, self._slots_of, features, weights, self.weights)
         local.assign(features, weights)
         if local.numbering.intercept >= 0:
             self.weights[-1] = local.weights[local.numbering.intercept] = intercept
@@ -139,7 +139,7 @@ class Exchange:
 
     def squares(self) -> float:
         """The sum of squares of the weights that several ranks change."""
-        return float(kernels.squared_length(self.weights))
+        return float(weight_changes.squared_length(self.weights))
 
     def state(self) -> tuple[Array, Array]:
         """A copy of the weights, of which :meth:`assembled` makes the whole vector."""

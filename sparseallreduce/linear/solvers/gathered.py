@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.kernels import weight_changes
+from sparseallreduce.linear.kernels.dual import HINGE, SQUARED_HINGE
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.runtime.objects import agreed_by_all, broadcast_arrays, gather, gather_on_first
@@ -21,7 +22,7 @@ Array = NDArray[Any]
 # Active samples are gathered when they have at most this share of the non-zeros of all ranks, in the first rounds and later, and at most
 # so many times those of the rank that has most: the memory of the first rank stays in bounds. With the hinge, what ranks change side by
 # side holds each other up: of 3,000 samples, 73 % of them active, two ranks took 968 rounds to a gap of 1e-5, and 18 so.
-_SHARE = {kernels.HINGE: (0.6, 1.0), kernels.SQUARED_HINGE: (0.4, 0.4)}
+_SHARE = {HINGE: (0.6, 1.0), SQUARED_HINGE: (0.4, 0.4)}
 _FIRST_ROUNDS = 10
 _LARGEST = 4
 
@@ -152,7 +153,7 @@ class Gathered:
         factors = np.stack([dataset.labels[rows], counts, self._local.dual[rows]], axis=1)
         lengths = dataset.indptr[rows + 1] - dataset.indptr[rows]
         indices, values = (np.empty(lengths.sum(), array.dtype) for array in (dataset.indices, dataset.values))
-        kernels.take_rows(dataset.indptr, dataset.indices, dataset.values, rows, indices, values)
+        weight_changes.take_rows(dataset.indptr, dataset.indices, dataset.values, rows, indices, values)
         return _Samples(rows + dataset.first_sample, lengths, factors, indices, values)
 
     def _take_in(self, arrived: list[Array]) -> None:

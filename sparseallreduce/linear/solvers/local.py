@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.solvers.numbering import Numbering
 
 __all__ = ["Certificate", "LocalProblem"]
@@ -111,13 +112,13 @@ class LocalProblem:
     def weights_of(self, rows: Array) -> tuple[Array, Array]:
         """The features of some samples, in increasing order, and their weights."""
         occurs = np.zeros(self.numbering.size, bool)
-        kernels.occurring(self._rows[0], self._rows[1], rows, occurs)
+        weight_changes.occurring(self._rows[0], self._rows[1], rows, occurs)
         chosen = occurs[self.numbering.places]
         return self.numbering.features[chosen], self.weights[self.numbering.places[chosen]]
 
     def assign(self, features: Array, weights: Array) -> None:
         """Set the weights of features, which do not decrease, as far as they occur here."""
-        kernels.assign(self.numbering.features, self.numbering.places, features, weights, self.weights)
+        weight_changes.assign(self.numbering.features, self.numbering.places, features, weights, self.weights)
 
     def activate(self, rows: Array) -> None:
         """Have the next pass visit these samples."""
@@ -189,7 +190,7 @@ class LocalProblem:
 
     def squares(self) -> float:
         """The sum of squares of the weights that no other rank has."""
-        return float(kernels.squared_length(self.weights[len(self.numbering.slots) :]))
+        return float(weight_changes.squared_length(self.weights[len(self.numbering.slots) :]))
 
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.kernels import feature_numbers as kernels
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Numbering"]

@@ -1,0 +1,59 @@
+"""Compiling the loops of dual coordinate ascent before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import DTypeLike
+
+from sparseallreduce.linear.kernels import dual, feature_numbers, weight_changes
+from sparseallreduce.streams.kernels.compilation import compiled_entry
+
+__all__ = ["warm_up"]
+
+
+def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
+    """Compile the loops for dtypes, or load them from disk; of several processes at once, one compiles.
+
+    Parameters
+    ----------
+    index_dtype, value_dtype : dtype
+        Of a data set.
+    place_dtype : dtype
+        Of the places of features, and of their numbers in sums.
+    sum_dtype : dtype, optional
+        In which changes are added up; without it there is one rank alone. To load a loop takes 6 ms.
+    """
+    index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
+
+    def fixed(dtype: Any) -> Any:
+        return types.Array(dtype, 1, "C", readonly=True)
+
+    int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
+    rows = fixed(whole), fixed(place), fixed(value), fixed(types.float64)
+    compiled_entry(feature_numbers.mark, (fixed(index), whole, whole, uint64))
+    compiled_entry(feature_numbers.marked, (uint64, int64, index[::1]))
+    compiled_entry(feature_numbers.count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
+    compiled_entry(feature_numbers.order_by_count, (int64, places, whole, places))
+    compiled_entry(feature_numbers.renumber, (places, places))
+    compiled_entry(dual.squared_norms, (fixed(whole), fixed(value), types.float64, float64))
+    compiled_entry(dual.margins, (*rows, float64, whole, float64))
+    state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
+    compiled_entry(dual.ascend, (whole, *rows, *state))
+    compiled_entry(dual.certify, (whole, float64, float64, float64, float64, int64, float64))
+    compiled_entry(dual.conjugates, (whole, float64, float64))
+    compiled_entry(weight_changes.squared_length, (float64,))
+    if sum_dtype is not None:
+        summed = numba.from_dtype(np.dtype(sum_dtype))
+        compiled_entry(feature_numbers.common, (index[::1], uint64, int64, int64, places))
+        compiled_entry(weight_changes.change, (float64, float64, types.float64, int64, places, summed[::1]))
+        compiled_entry(weight_changes.settle, (float64, int64, types.float64, float64, float64))
+        compiled_entry(weight_changes.step_back, (float64, float64, types.float64))
+        compiled_entry(weight_changes.occurring, (fixed(whole), fixed(place), int64, types.boolean[::1]))
+        compiled_entry(weight_changes.take_rows, (fixed(whole), fixed(index), fixed(value), int64, index[::1], value[::1]))
+        compiled_entry(weight_changes.assign, (index[::1], places, index[::1], float64, float64))
+        compiled_entry(weight_changes.squared_length, (fixed(summed),))
+        compiled_entry(weight_changes.add_scaled, (fixed(place), fixed(summed), types.float64, float64))

@@ -1,0 +1,109 @@
+"""The loops that number the features which occur in a rank's samples, by how many samples each occurs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
+
+__all__ = ["common", "count_and_renumber", "mark", "marked", "order_by_count", "renumber"]
+
+Array = NDArray[Any]
+
+_ZERO, _ONE, _SIX, _LOW_SIX = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
+
+
+@kernel
+def mark(indices: Array, begin: int, end: int, words: Array) -> int:
+    """Set the bit of every index from ``begin`` to ``end`` in a bitmap; returns how many are set then."""
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
+    count = _ZERO
+    for word in range(words.size):
+        count += count_bits(words[word])
+    return int(count)
+
+
+@kernel
+def marked(words: Array, before: Array, out: Array) -> None:
+    """Write the marked indices in order, and how many of them are marked before each word; ``out`` has room for all."""
+    count = _ZERO
+    for word in range(words.size):
+        before[word] = count
+        left = words[word]
+        while left != _ZERO:
+            out[count] = (np.uint64(word) << _SIX) + lowest_bit(left)
+            left &= left - _ONE
+            count += _ONE
+
+
+@kernel
+def common(features: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
+    """Write which of some features are marked, by their place in the list, and their numbers among the marked; returns how many are."""
+    count = 0
+    for place in range(features.size):
+        feature = np.uint64(features[place])
+        word, bit = feature >> _SIX, _ONE << (feature & _LOW_SIX)
+        if words[word] & bit:
+            out[count] = place
+            numbers[count] = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
+            count += 1
+    return count
+
+
+@kernel
+def count_and_renumber(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array, counts: Array) -> None:
+    """Write the number of every index among the marked ones, and count how often each of them occurs."""
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        word = index >> _SIX
+        number = np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (index & _LOW_SIX)) - _ONE))
+        out[entry - begin] = number
+        counts[number] += 1
+
+
+@kernel
+def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None:
+    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order.
+
+    Those whose numbers are in ``but``, increasing, are left out; the others go to the places from ``first`` on.
+    """
+    starts = np.zeros(66, np.int64)
+    left_out = 0
+    for feature in range(counts.size):
+        if left_out < but.size and but[left_out] == feature:
+            left_out += 1
+        else:
+            starts[_class_of(counts[feature]) + 1] += 1
+    starts[0] = first
+    for each in range(1, 66):
+        starts[each] += starts[each - 1]
+    left_out = 0
+    for feature in range(counts.size):
+        if left_out < but.size and but[left_out] == feature:
+            left_out += 1
+        else:
+            own = _class_of(counts[feature])
+            places[feature] = starts[own]
+            starts[own] += 1
+
+
+@inlined
+def _class_of(count: int) -> int:
+    own = 64
+    while count > 0:
+        count >>= 1
+        own -= 1
+    return own
+
+
+@kernel
+def renumber(numbers: Array, places: Array) -> None:
+    """Replace every number by its place."""
+    for entry in range(numbers.size):
+        numbers[entry] = places[np.uint64(numbers[entry])]
