@@ -114,8 +114,8 @@ def iallreduce(
     """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
 
     Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
-    in the same order, as for any collective of MPI. With the first operation on a communicator begin its duplication and the
-    measurement of the network, which take all ranks some milliseconds in the background.
+    in the same order, as for any collective of MPI. With the first operation on a communicator begin its duplication and, unless the
+    same processes have it behind them, the measurement of the network, which take all ranks some milliseconds in the background.
 
     Parameters
     ----------

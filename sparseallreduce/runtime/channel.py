@@ -166,13 +166,13 @@ class Channel:
             yield False
         if self.attempt:
             yield from self._outcome(recovery(self, ALL))
-        places = yield from self._outcome(setup.places_of_ranks())
-        here = same_host(places, self.rank)
+        group = yield from self._outcome(setup.group_of_ranks())
+        places, here = group.places, same_host(group.places, self.rank)
         self.near = frozenset(same_memory(places, self.rank))
         self.hosts = Hosts.of([place.memory for place in places])
         self.cores = count_cores(places[rank] for rank in here)
         self.oversubscribed = len(here) > self.cores
-        self.machine = yield from self._outcome(setup.calibrated(self, [place.memory for place in places], len(here)))
+        self.machine = yield from self._outcome(setup.calibrated(self, group))
         if len(self.near) < self.ranks:
             self.in_pieces = self.machine.codec > 0
         else:
@@ -181,9 +181,8 @@ class Channel:
             self.slots, self.areas = made or ([], [])
         if self.hosts.most > 1:
             self.host_memory = yield from self._outcome(setup.made_host_memory(self))
-        last = yield from self._outcome(setup.last_known(self.failed_through))
-        self.processes = [(process, start) for process, start, _ in last] if self.shares_memory else []
-        self.failed_through = max(through for _, _, through in last)
+        self.failed_through = yield from self._outcome(setup.last_failed(self.failed_through))
+        self.processes = group.processes if self.shares_memory else []
         for slot in self.slots:
             slot.first = self.failed_through + 1
 
@@ -199,12 +198,10 @@ class Channel:
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
         """The result of a schedule of the library's own; no trace counts it."""
         operation = setup.own_operation(self, Preparing(schedule))
-        while not operation.done and self.state == PREPARING:
+        while not operation.done or self.state != PREPARING:  # as it is not while all settle on an error, after which all begins again
             yield False
         if operation.error is not None:
             raise operation.error
-        if self.error is not None:
-            raise self.error
         return operation.result
 
     def fail(self, error: BaseException, announced: Failure | None = None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -16,7 +17,7 @@ from sparseallreduce.runtime.calibration import Calibration
 from sparseallreduce.runtime.handshake import shared
 from sparseallreduce.runtime.handshake.base import payload_capacity
 from sparseallreduce.runtime.handshake.shared import SharedHandshake
-from sparseallreduce.runtime.hosts import Place, this_place
+from sparseallreduce.runtime.hosts import Place, same_host, this_place
 from sparseallreduce.runtime.memory import dense
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.host import HostMemory
@@ -31,29 +32,58 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
 __all__ = [
+    "Group",
     "calibrated",
-    "last_known",
+    "group_of_ranks",
+    "last_failed",
     "made_host_memory",
     "made_slots_and_areas",
     "made_sparse_memory",
     "own_operation",
     "pieces_pay",
-    "places_of_ranks",
 ]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
-_LAST = struct.Struct("<qqq")  # a rank's process, when that started, and the last operation that failed with an earlier preparation
+_PROCESS = struct.Struct("<qq")  # a rank's process, and when that started
+_LAST = struct.Struct("<q")  # the last operation that failed with an earlier preparation
+_GROUPS = 256  # most of which constants are remembered
+
+_remembered: dict[bytes, Machine] = {}  # by the digest of a group, as `group_of_ranks` gives it
 
 
-def places_of_ranks() -> Generator[Step, Any, list[Place]]:
-    """Where each rank runs."""
-    records: list[bytes] = yield Share(this_place().pack())
-    return list(map(Place.unpack, records))
+class Group(NamedTuple):
+    """Who the ranks of a communicator are."""
+
+    places: list[Place]
+    processes: list[tuple[int, int]]  # and when they started
+    digest: bytes  # the same for the same processes in the same order and places
 
 
-def calibrated(channel: Channel, hosts: list[bytes], here: int) -> Generator[Step, Any, Machine]:
+def group_of_ranks() -> Generator[Step, Any, Group]:
+    """Which process each rank is, and where it runs."""
+    process = os.getpid()
+    records: list[bytes] = yield Share(this_place().pack() + _PROCESS.pack(process, started_at(process)))
+    places = [Place.unpack(record[: -_PROCESS.size]) for record in records]
+    processes = [_PROCESS.unpack(record[-_PROCESS.size :]) for record in records]
+    return Group(places, processes, hashlib.blake2b(b"".join(records), digest_size=16).digest())
+
+
+def calibrated(channel: Channel, group: Group) -> Generator[Step, Any, Machine]:
+    """The constants of the network between these processes, the same on all ranks; they are measured once, not for each communicator."""
+    known = _remembered.get(group.digest)
+    offers: list[bytes] = yield Share(pack_machine(known or _UNKNOWN))
+    if known is not None and len(set(offers)) == 1:
+        return known
+    machine = yield from _measured(channel, [place.memory for place in group.places], len(same_host(group.places, channel.rank)))
+    while len(_remembered) >= _GROUPS:
+        _remembered.pop(next(iter(_remembered)), None)
+    _remembered[group.digest] = machine
+    return machine
+
+
+def _measured(channel: Channel, hosts: list[bytes], here: int) -> Generator[Step, Any, Machine]:
     """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
@@ -145,11 +175,10 @@ def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None
         records = [everyone[rank] for rank in members]
 
 
-def last_known(failed_through: int) -> Generator[Step, Any, list[tuple[int, ...]]]:
-    """What the ranks know of each other at the end: their processes, and which operations have failed with earlier preparations."""
-    process = os.getpid()
-    records: list[bytes] = yield Share(_LAST.pack(process, started_at(process), failed_through))
-    return [_LAST.unpack(record) for record in records]
+def last_failed(failed_through: int) -> Generator[Step, Any, int]:
+    """At the end: the last operation that failed with an earlier preparation on any rank."""
+    records: list[bytes] = yield Share(_LAST.pack(failed_through))
+    return max(int(_LAST.unpack(record)[0]) for record in records)
 
 
 def own_operation(channel: Channel, work: Preparing) -> Operation:

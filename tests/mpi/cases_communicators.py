@@ -12,7 +12,7 @@ from mpi_inputs import Inputs, check_usable
 import sparseallreduce as sar
 from sparseallreduce.runtime import progress, setup
 from sparseallreduce.runtime.channel import Channel
-from sparseallreduce.runtime.communicators import shares_memory
+from sparseallreduce.runtime.communicators import measured, shares_memory
 from sparseallreduce.runtime.hosts import Limit, this_place, usable_cores
 
 
@@ -120,15 +120,17 @@ def case_communicator_with_a_topology(comm):
 
 
 def case_freed_communicators_leave_nothing_behind(comm):
-    """Two duplicates each would use up MPICH's 2048 before the end; on more ranks the calls are counted instead."""
-    times = 1030 if comm.size == 2 else 10
-    with mock.patch("sparseallreduce.runtime.setup.measure", unmeasured), mock.patch.object(Channel, "free", freed):
+    """Two duplicates each would use up what is left of MPICH's 2048 before the end; on more ranks the calls are counted instead."""
+    others, times = [comm.Dup() for _ in range(1850 if comm.size == 2 else 0)], 110 if comm.size == 2 else 10
+    with mock.patch.object(Channel, "free", freed):
         freed.calls = 0
         for _ in range(times):
             duplicate = comm.Dup()
             check_usable(duplicate)
             duplicate.Free()
     assert freed.calls == (times if comm.size > 1 else 0)
+    for other in others:
+        other.Free()
     assert not progress.operations
 
 
@@ -136,8 +138,7 @@ def case_freed_communicators_leave_nothing_behind(comm):
 def case_communicators_in_use_at_once(comm):
     duplicates = [comm.Dup() for _ in range(6)]
     inputs = Inputs(comm.size, 200)
-    with mock.patch("sparseallreduce.runtime.setup.measure", unmeasured):
-        requests = [sar.iallreduce(inputs.stream(comm.rank), duplicate, algorithm="ssar_ring") for duplicate in duplicates]
+    requests = [sar.iallreduce(inputs.stream(comm.rank), duplicate, algorithm="ssar_ring") for duplicate in duplicates]
     for request, duplicate in reversed(list(zip(requests, duplicates, strict=True))):
         inputs.check(request.wait())
         duplicate.Free()
@@ -155,6 +156,38 @@ def case_new_communicators_are_first_used_in_any_order(comm):
     for duplicate in duplicates:
         check_usable(duplicate)
         duplicate.Free()
+
+
+@on_ranks(2, 3)
+def case_the_network_between_the_same_processes_is_measured_once(comm):
+    """In whatever communicator they are; and again when one of them does not know, when they stand in another order, or elsewhere."""
+
+    def measurements(make):
+        own = make()
+        with mock.patch.object(setup, "measure", side_effect=setup.measure) as measure:
+            machine = measured(own)
+        own.Free()
+        assert len(set(comm.allgather((machine, measure.called)))) == 1
+        return measure.call_count
+
+    def swapped():
+        return comm.Split(0, -comm.rank)
+
+    with mock.patch.dict(setup._remembered, clear=True):
+        assert measurements(comm.Dup) >= 1
+        assert measurements(comm.Dup) == measurements(lambda: comm.Split(0, comm.rank)) == 0
+        assert measurements(swapped) >= 1 and measurements(swapped) == measurements(comm.Dup) == 0
+        if comm.rank == 1:
+            setup._remembered.clear()
+        assert measurements(comm.Dup) >= 1 and measurements(comm.Dup) == 0
+        if comm.rank == 1:
+            setup._remembered.update({group: machine._replace(alpha=1.0) for group, machine in setup._remembered.items()})
+        assert measurements(comm.Dup) >= 1
+        with mock.patch.object(setup, "this_place", return_value=this_place()._replace(memory=bytes([comm.rank]) * 8)):
+            assert measurements(comm.Dup) >= 1
+        with mock.patch.object(setup, "_GROUPS", 1):
+            measurements(swapped)
+            assert measurements(swapped) == 0 and measurements(comm.Dup) >= 1 and measurements(swapped) >= 1
 
 
 def case_what_is_no_communicator_is_refused(comm):
@@ -186,12 +219,6 @@ def refusal(function):
     except sar.StreamTypeError as error:
         return str(error)
     raise AssertionError("no error was raised")
-
-
-def unmeasured(rank, ranks, sharing, faster_blocking, **where):
-    """In place of the measurement of a machine, which would take most of the time here."""
-    return sar.Machine(alpha_dense=2e-6, beta_blocking=2e-10, alpha_local=2e-6, beta_local=1e-10, gamma_far=3e-10)
-    yield
 
 
 def freed(channel):
