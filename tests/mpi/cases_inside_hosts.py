@@ -231,7 +231,7 @@ def case_hosts_without_such_memory_send_messages(comm, where):
     own.Free()
 
 
-@on_ranks(2, 4, 5)
+@on_ranks(2, 5)
 @limit(40)
 @each(where=["write_parts", "read_part", "write", "stream"], error=[MemoryError, KeyboardInterrupt], culprit=[0, 1], blocking=[True, False])
 def case_failure_inside_a_host_is_everyones(comm, where, error, culprit, blocking):

@@ -210,7 +210,7 @@ def case_a_wish_to_stop_is_heard_within_an_epoch(comm, kind, asked, servers):
         checkpoints.prepare(comm, resume=False)
         slow = Slowed(True, 0.02 * (1 + (comm.rank == 0)))
         trainer = trainer_on(path, comm, kind, servers, model=slow, epochs=1, checkpoints=checkpoints)
-        timer = threading.Timer(0.5, lambda: trainer.request_stop("SIGTERM"))
+        timer = threading.Timer(0.2, lambda: trainer.request_stop("SIGTERM"))
         if comm.rank == rank:
             timer.start()
         with pytest.raises(TrainingStopped, match="stopped by SIGTERM after step") as raised:
