@@ -31,7 +31,7 @@ from sparseallreduce.streams.stream import index_dtype
 __all__ = ["CANDIDATES", "Case", "Predicted", "case_of", "evaluation_seconds", "fastest", "predicted"]
 
 # In the order of preference among equals.
-CANDIDATES = ("dense", "topkdsa", "topka", "gtopk", "oktopk", "hitopk")
+CANDIDATES = ("dense", "topka", "topkdsa", "gtopk", "oktopk", "hitopk")
 PERIOD = 32  # operations that share the evaluation of Ok-Topk's thresholds
 
 # What a step takes besides, fitted to measurements (P = 2, N = 10^3 to 10^7, densities of 0.1 to 10 %: bench/reducer_choice.py).

@@ -188,7 +188,7 @@ def test_choices_that_differ_are_a_mismatch():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"candidates": ["topka", "best"]}, "there is no candidate 'best': name some of dense, topkdsa"),
+        ({"candidates": ["topka", "best"]}, "there is no candidate 'best': name some of dense, topka"),
         ({"candidates": []}, "no candidate is named"),
         ({"threshold_period": 0}, "threshold_period is at least 1"),
         ({"selector": 3}, "selector makes a Selector"),
