@@ -2,8 +2,8 @@
 
 Make a :class:`SparseStream` on every rank, and give it to :func:`allreduce`, or to :func:`iallreduce`, which returns a
 :class:`Request`. :func:`explain` says which way they take, and :func:`simulate` runs any number of ranks in one process. The lossy
-sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA`, :class:`GaussianK` and
-:class:`HiTopK`.
+sums are :class:`OkTopk`, :class:`GTopk`, :class:`TopkA`, :class:`TopkDSA`, :class:`GaussianK`,
+:class:`HiTopK` and :class:`Auto`, which takes the fastest of them.
 
 >>> import sparseallreduce as sar
 >>> stream = sar.SparseStream([1, 4], [10.0, 40.0], size=8)
@@ -24,7 +24,19 @@ from sparseallreduce.errors import (
     WaitTimeoutError,
     WireError,
 )
-from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import (
+    Auto,
+    ErrorFeedback,
+    GaussianK,
+    GTopk,
+    HiTopK,
+    OkTopk,
+    Reducer,
+    ReducerChoice,
+    TopkA,
+    TopkDSA,
+    explain_reducer,
+)
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
 from sparseallreduce.runtime.explaining import Explanation, explain
 from sparseallreduce.runtime.plan import Plan
@@ -39,6 +51,7 @@ from sparseallreduce.version import __version__
 __all__ = [
     "SERIAL",
     "AlgorithmError",
+    "Auto",
     "DeadlockError",
     "ErrorFeedback",
     "Explanation",
@@ -53,6 +66,7 @@ __all__ = [
     "Operator",
     "Plan",
     "Reducer",
+    "ReducerChoice",
     "Request",
     "Simulation",
     "SparseAllreduceError",
@@ -69,6 +83,7 @@ __all__ = [
     "allreduce",
     "allreduce_init",
     "explain",
+    "explain_reducer",
     "iallreduce",
     "simulate",
     "trace",

@@ -18,12 +18,19 @@ __all__ = [
     "Machine",
     "Problem",
     "Transfer",
+    "concatenation_time",
     "expected_size",
+    "gather_time",
     "outer_problem",
+    "pair_time",
     "predicted_time",
+    "rounds",
     "sent_bytes",
     "shared_split_time",
+    "split_time",
+    "step_time",
     "transfer",
+    "tree_time",
 ]
 
 _CACHED = 1 << 22  # bytes of an array with which gamma_dense is measured
@@ -180,7 +187,7 @@ def shared_split_time(problem: Problem, machine: Machine) -> float:
     """
     copied = problem.entries + problem.held(problem.ranks) / problem.ranks
     wait = machine.alpha if machine.alpha_dense is None else machine.alpha_dense
-    return 3e-5 + 2 * wait + machine.gamma / 2 * copied + _tree_time(problem, machine, problem.ranks)
+    return 3e-5 + 2 * wait + machine.gamma / 2 * copied + tree_time(problem, machine, problem.ranks)
 
 
 def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
@@ -190,11 +197,11 @@ def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
     return free / machine.beta if machine.beta else 0.0
 
 
-def _rounds(ranks: int) -> int:
+def rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
-def _step(
+def step_time(
     problem: Problem,
     machine: Machine,
     distance: int,
@@ -215,7 +222,7 @@ def _step(
     return whole.time(alpha, beta, machine._replace(overlap=0.0), work)
 
 
-def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
+def pair_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
     """Of reducing two streams of ``entries`` each on ``extent`` positions."""
     if entries > problem.limit(extent):
         return machine.gamma_dense * extent
@@ -224,28 +231,28 @@ def _pair_time(problem: Problem, machine: Machine, entries: float, extent: float
     return machine.gamma * 2 * entries
 
 
-def _tree_time(problem: Problem, machine: Machine, parts: int) -> float:
+def tree_time(problem: Problem, machine: Machine, parts: int) -> float:
     """Of reducing the streams of all ranks on one of so many parts of the index space, as a balanced tree."""
     time, nodes, size = 0.0, problem.ranks, 1
     while nodes > 1:
-        time += nodes // 2 * _pair_time(problem, machine, problem.held(size) / parts, problem.size / parts)
+        time += nodes // 2 * pair_time(problem, machine, problem.held(size) / parts, problem.size / parts)
         nodes, size = (nodes + 1) // 2, 2 * size
     return time
 
 
-def _concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
+def concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
     """Of joining the parts of all ranks; an entry is copied in half the time that a merge takes for one it reads (0.43 to 0.51)."""
     if entries > problem.limit(extent):
         return machine.gamma_dense * extent * problem.ranks
     return machine.gamma / 2 * entries * problem.ranks
 
 
-def _gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
+def gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
     """Of the allgather by recursive doubling, from far to near, or by dissemination, of a stream of each rank."""
     time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:
         distance = problem.ranks // (2 * held) if core == problem.ranks else held
-        time += _step(problem, machine, distance, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
+        time += step_time(problem, machine, distance, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
         held *= 2
     return time
 
@@ -254,12 +261,12 @@ def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
     already = problem.entries > problem.limit(problem.size)
     fill = 0.0 if already else machine.gamma_dense * problem.size + machine.gamma * problem.entries
-    latency = 2 * _rounds(problem.ranks) * machine.alpha if machine.alpha_dense is None else machine.alpha_dense
+    latency = 2 * rounds(problem.ranks) * machine.alpha if machine.alpha_dense is None else machine.alpha_dense
     return fill + latency + hops * problem.size * problem.value_bytes * machine.beta_dense
 
 
 def _allgather(problem: Problem, machine: Machine) -> float:
-    return _gather_time(problem, machine, problem.entries, problem.size) + _tree_time(problem, machine, 1)
+    return gather_time(problem, machine, problem.entries, problem.size) + tree_time(problem, machine, 1)
 
 
 def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
@@ -267,15 +274,15 @@ def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
     core = lower_power_of_two(problem.ranks)
     time = 0.0
     if core < problem.ranks:
-        time += _step(problem, machine, core, k, size, _pair_time(problem, machine, k, size))
-        time += _step(problem, machine, core, problem.held(problem.ranks), size)
+        time += step_time(problem, machine, core, k, size, pair_time(problem, machine, k, size))
+        time += step_time(problem, machine, core, problem.held(problem.ranks), size)
     for distance in halvings(core):
         held = problem.held(core // (2 * distance))
-        time += _step(problem, machine, distance, held, size, _pair_time(problem, machine, held, size))
+        time += step_time(problem, machine, distance, held, size, pair_time(problem, machine, held, size))
     return time
 
 
-def _split(problem: Problem, machine: Machine, work: float) -> float:
+def split_time(problem: Problem, machine: Machine, work: float) -> float:
     """The split phase, and the work on what arrives."""
     ranks = problem.ranks
     if ranks == 1:
@@ -284,7 +291,7 @@ def _split(problem: Problem, machine: Machine, work: float) -> float:
     if problem.entries > problem.limit(problem.size):
         entries = extent
     near = problem.local - 1
-    time = near * _step(problem, machine, 1, entries, extent) if near else 0.0
+    time = near * step_time(problem, machine, 1, entries, extent) if near else 0.0
     far = ranks - 1 - near
     if far:
         each = transfer(problem, machine, entries, extent)
@@ -297,10 +304,10 @@ def _split(problem: Problem, machine: Machine, work: float) -> float:
 
 def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
     extent = problem.size / problem.ranks
-    time = _split(problem, machine, problem.imbalance * _tree_time(problem, machine, problem.ranks))
+    time = split_time(problem, machine, problem.imbalance * tree_time(problem, machine, problem.ranks))
     total = problem.held(problem.ranks) / problem.ranks
-    time += problem.imbalance * _gather_time(problem, machine, total, extent)
-    return time + _concatenation_time(problem, machine, total, extent)
+    time += problem.imbalance * gather_time(problem, machine, total, extent)
+    return time + concatenation_time(problem, machine, total, extent)
 
 
 def _ssar_ring(problem: Problem, machine: Machine) -> float:
@@ -309,17 +316,17 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
     time = 0.0
     for hop in range(1, ranks):
         partial = problem.imbalance * problem.held(hop) / ranks
-        time += _step(problem, machine, ranks, partial, extent, _pair_time(problem, machine, (partial + entries) / 2, extent))
+        time += step_time(problem, machine, ranks, partial, extent, pair_time(problem, machine, (partial + entries) / 2, extent))
     total = problem.held(ranks) / ranks
-    time += (ranks - 1) * _step(problem, machine, ranks, problem.imbalance * total, extent)
-    return time + _concatenation_time(problem, machine, total, extent)
+    time += (ranks - 1) * step_time(problem, machine, ranks, problem.imbalance * total, extent)
+    return time + concatenation_time(problem, machine, total, extent)
 
 
 def _dense_gather(problem: Problem, machine: Machine) -> float:
     """The allgather of dense blocks, and the vector that they make up; the fullest block is the longest message, up to its extent."""
     extent = problem.size / problem.ranks
     fullest = min(problem.imbalance * problem.held(problem.ranks) / problem.ranks, extent)
-    time = _gather_time(problem, machine, fullest, extent, dense=True)
+    time = gather_time(problem, machine, fullest, extent, dense=True)
     return time + machine.dense_pass(problem.size, problem.size * problem.value_bytes)
 
 
@@ -332,7 +339,7 @@ def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
 
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
     work = _block_time(problem, machine, problem.ranks)
-    return _split(problem, machine, work) + _dense_gather(problem, machine)
+    return split_time(problem, machine, work) + _dense_gather(problem, machine)
 
 
 def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) -> float:
@@ -341,9 +348,9 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     k, size = problem.entries, problem.size
     time = 0.0
     if group * groups < problem.ranks:
-        time += _step(problem, machine, problem.ranks, k, size, _pair_time(problem, machine, k, size))
+        time += step_time(problem, machine, problem.ranks, k, size, pair_time(problem, machine, k, size))
     work = _block_time(problem, machine, group)
-    time += _split(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
+    time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
     halved = size / group
     while groups > 1:
         halved /= 2
@@ -378,23 +385,23 @@ def _hierarchical(problem: Problem, machine: Machine) -> float:
     if each == 1:
         return time
     here, extent = problem._replace(ranks=each, local=each), problem.size / problem.lanes
-    time += (each - 1) * _step(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
-    time += problem.imbalance * _tree_time(here, machine, problem.lanes)
+    time += (each - 1) * step_time(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
+    time += problem.imbalance * tree_time(here, machine, problem.lanes)
     total = problem.held(problem.ranks) / problem.lanes
-    time += (each - 1) * _step(here, machine, 1, problem.imbalance * total, extent)
-    return time + _concatenation_time(problem._replace(ranks=problem.lanes), machine, total, extent)
+    time += (each - 1) * step_time(here, machine, 1, problem.imbalance * total, extent)
+    return time + concatenation_time(problem._replace(ranks=problem.lanes), machine, total, extent)
 
 
 def _dense_torus(problem: Problem, machine: Machine) -> float:
     each, part = max(1, round(problem.ranks / problem.hosts)), problem.size / problem.lanes
     here = problem._replace(ranks=each, local=each)
     time = machine.gamma_dense * problem.size + machine.gamma * problem.entries
-    time += 2 * (each - 1) * _step(here, machine, 1, part, part, dense=True)
+    time += 2 * (each - 1) * step_time(here, machine, 1, part, part, dense=True)
     time += (each - 1) * machine.dense_pass(part, part * problem.value_bytes)
     for _ in range(problem.hosts - 1):
         block = part / problem.hosts
-        time += _step(problem._replace(local=1), machine, problem.ranks, block, block, machine.gamma_dense * block, dense=True)
-        time += _step(problem._replace(local=1), machine, problem.ranks, block, block, dense=True)
+        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, machine.gamma_dense * block, dense=True)
+        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, dense=True)
     return time
 
 

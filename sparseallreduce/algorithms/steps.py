@@ -17,6 +17,7 @@ step                                   result
 ``HostGather(part, members, ...)``     the stream that the parts of a host's ranks make up
 ``Quantise(stream, holder, place)``    the stream as receivers will know it, at once
 ``Layout()``                           which ranks are on which host, at once, as a ``Hosts``
+``Constants()``                        of the cost model, at once and the same on all ranks, as a ``Machine``; None if unknown
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
 ====================================== =========================================================================================
@@ -38,6 +39,7 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
     "Clock",
+    "Constants",
     "DenseAllgather",
     "DenseAllreduce",
     "Exchange",
@@ -150,6 +152,10 @@ class Layout(NamedTuple):
     """Ask where the ranks are."""
 
 
+class Constants(NamedTuple):
+    """Ask for the constants of the network and of the processors on it."""
+
+
 class Share(NamedTuple):
     """Tell all ranks a few bytes, as many on every rank."""
 
@@ -161,5 +167,6 @@ class Clock(NamedTuple):
 
 
 Host: TypeAlias = HostReduceScatter | HostGather
-Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Layout | Share | Clock
+Asked: TypeAlias = Layout | Constants | Clock
+Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Asked | Share
 Schedule: TypeAlias = Generator[Step, Any, SparseStream]

@@ -11,12 +11,22 @@
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.optim.rules import Adam
 from sparseallreduce.optim.simulated import simulated_step
-from sparseallreduce.optim.variants import ApproximateTopKSGD, DenseSGD, GTopkSGD, HiTopKSGD, MSTopKSGD, OkTopkSGD, TopKSGD
+from sparseallreduce.optim.variants import (
+    ApproximateTopKSGD,
+    AutoSGD,
+    DenseSGD,
+    GTopkSGD,
+    HiTopKSGD,
+    MSTopKSGD,
+    OkTopkSGD,
+    TopKSGD,
+)
 from sparseallreduce.optim.warmup import DensityWarmup
 
 __all__ = [
     "Adam",
     "ApproximateTopKSGD",
+    "AutoSGD",
     "DenseSGD",
     "DensityWarmup",
     "GTopkSGD",

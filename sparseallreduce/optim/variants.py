@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sparseallreduce.optim.dense import Dense
 from sparseallreduce.optim.optimizer import Optimizer
-from sparseallreduce.reducers import GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import Auto, GTopk, HiTopK, OkTopk, Reducer, ReducerChoice, TopkA, TopkDSA
+from sparseallreduce.reducers.dense import Dense
 from sparseallreduce.streams.selection import ApproximateTopK, MSTopK
 from sparseallreduce.streams.selection.seeds import seed_of
 
-__all__ = ["ApproximateTopKSGD", "DenseSGD", "GTopkSGD", "HiTopKSGD", "MSTopKSGD", "OkTopkSGD", "TopKSGD"]
+__all__ = ["ApproximateTopKSGD", "AutoSGD", "DenseSGD", "GTopkSGD", "HiTopKSGD", "MSTopKSGD", "OkTopkSGD", "TopKSGD"]
 
 
 class DenseSGD(Optimizer):
@@ -142,3 +142,37 @@ class HiTopKSGD(Optimizer):
     @classmethod
     def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
         return HiTopK(size, k, selector=partial(MSTopK, **options))
+
+
+class AutoSGD(Optimizer):
+    """Top-k SGD by the reducer that is expected to take the least time for each vector that is summed: see :class:`~sparseallreduce.Auto`.
+
+    Its choice is by the sizes, the density and the network, and the same on all ranks. Residuals are of gradients, whatever is chosen. The
+    options are ``candidates``, which restricts the choice, ``selector`` and ``threshold_period``. :meth:`explain` says what is chosen, and
+    why.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sparseallreduce as sar
+    >>> w = np.zeros(4)
+    >>> optimizer = AutoSGD(w, learning_rate=0.5, density=0.25, comm=sar.SERIAL, candidates=["gtopk", "oktopk"])
+    >>> _ = optimizer.step(np.array([3.0, 0, 0, 2]))
+    >>> w, [each.choice in ("gtopk", "oktopk") for each in optimizer.explain()]
+    (array([-1.5,  0. ,  0. ,  0. ]), [True])
+    """
+
+    name = "auto"
+
+    @classmethod
+    def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
+        return Auto(size, k, **options)
+
+    def explain(self) -> list[ReducerChoice]:
+        """What the model expects of each candidate, for each vector that is summed. Collective; ``print`` shows each as a table."""
+        found = []
+        for descent in self._descents:
+            reducer = descent.feedback.reducer
+            assert isinstance(reducer, Auto)
+            found.append(reducer.explained(self.comm, descent.pack.dtype))
+        return found

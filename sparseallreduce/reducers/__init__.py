@@ -1,5 +1,6 @@
 """Lossy sums: every rank holds a dense vector, and the ranks agree on the sum of a few of its values."""
 
+from sparseallreduce.reducers.auto import Auto, ReducerChoice, explain_reducer
 from sparseallreduce.reducers.base import Reduced, Reducer
 from sparseallreduce.reducers.feedback import ErrorFeedback
 from sparseallreduce.reducers.gaussiank import GaussianK
@@ -9,7 +10,21 @@ from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 
-__all__ = ["REDUCERS", "ErrorFeedback", "GTopk", "GaussianK", "HiTopK", "OkTopk", "Reduced", "Reducer", "TopkA", "TopkDSA"]
+__all__ = [
+    "REDUCERS",
+    "Auto",
+    "ErrorFeedback",
+    "GTopk",
+    "GaussianK",
+    "HiTopK",
+    "OkTopk",
+    "Reduced",
+    "Reducer",
+    "ReducerChoice",
+    "TopkA",
+    "TopkDSA",
+    "explain_reducer",
+]
 
 #: All reducers by name.
-REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA, GaussianK, HiTopK)}
+REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (OkTopk, GTopk, TopkA, TopkDSA, GaussianK, HiTopK, Auto)}

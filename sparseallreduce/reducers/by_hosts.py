@@ -19,7 +19,7 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 if TYPE_CHECKING:
     from sparseallreduce.reducers.base import Reduced, Reducer, Reducing
 
-__all__ = ["ByHosts"]
+__all__ = ["ByHosts", "timed"]
 
 Array = NDArray[Any]
 
@@ -68,7 +68,7 @@ class ByHosts:
             part = self._reducer_of(len(values), min(len(values), -(-owner.k // lanes)), owner)
             part.returned = _nothing(part.size, accumulator.dtype)
             lane = hosts.lane(place)
-            reduced: Reduced = yield from on_group(_timed(part.reduce(values, None, host, len(lane)), owner), lane, host, reduction)
+            reduced: Reduced = yield from on_group(timed(part.reduce(values, None, host, len(lane)), owner), lane, host, reduction)
             update = _moved(reduced.update, bounds[place], bounds[place + 1], owner.size)
             left = _left(values, reduced.contributed, part.returned, bounds[place], owner.size)
         total: SparseStream = yield HostGather(update, members, bounds, reduction)
@@ -110,8 +110,8 @@ class ByHosts:
             self.part._take_back(of_part)
 
 
-def _timed(schedule: Reducing, owner: Reducer) -> Reducing:
-    """The schedule of a part, whose time up to its first step is the owner's time of selection."""
+def timed(schedule: Reducing, owner: Reducer) -> Reducing:
+    """The schedule of a reducer that works for another one, whose time of selection is that up to the first step."""
     start, value, first = perf_counter(), None, True
     while True:
         try:

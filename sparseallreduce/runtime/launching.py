@@ -13,6 +13,7 @@ from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.algorithms.many import ListCall, allreduce_list, make_list_call
 from sparseallreduce.algorithms.steps import (
     Clock,
+    Constants,
     DenseAllgather,
     DenseAllreduce,
     HostGather,
@@ -210,6 +211,8 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             value = step.part
         elif isinstance(step, Layout):
             value = Hosts(((0,),))
+        elif isinstance(step, Constants):
+            value = None
         else:
             assert isinstance(step, Clock), f"a rank alone has nobody for {step}"
             value = perf_counter()

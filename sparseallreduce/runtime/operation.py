@@ -32,6 +32,7 @@ from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
 from sparseallreduce.algorithms.steps import (
     Clock,
+    Constants,
     DenseAllgather,
     DenseAllreduce,
     Exchange,
@@ -268,8 +269,8 @@ class Operation(Failing):
                 value = self.work.encoding.quantised(step.stream, self.sequence, step.holder, step.place)
             elif isinstance(step, Clock):
                 value = perf_counter()
-            elif isinstance(step, Layout):
-                value = self.channel.hosts
+            elif isinstance(step, Layout | Constants):
+                value = self.channel.hosts if isinstance(step, Layout) else self.channel.machine
             elif isinstance(step, DenseAllreduce) and not (native and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):

@@ -13,6 +13,7 @@ from sparseallreduce.torch.layerwise import LAMB, LARS
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 from sparseallreduce.torch.optimizers import (
     ApproximateTopKSGD,
+    AutoSGD,
     DenseSGD,
     GTopkSGD,
     HiTopKSGD,
@@ -27,6 +28,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "ApproximateTopKSGD",
+    "AutoSGD",
     "CommHook",
     "DenseSGD",
     "DistributedOptimizer",

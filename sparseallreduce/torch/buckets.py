@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.optim.dense import Dense
 from sparseallreduce.reducers import ErrorFeedback, Reducer
 from sparseallreduce.reducers.base import Reduced, ReducerOperation
+from sparseallreduce.reducers.dense import Dense
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.streams.stream import SparseStream
 

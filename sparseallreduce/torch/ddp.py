@@ -32,8 +32,8 @@ def comm_hook(
     Parameters
     ----------
     reducer : str or callable
-        "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or what makes a reducer of a size and a k, such as
-        ``sparseallreduce.GTopk``.
+        "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk", "dense" or "auto"; or what makes a reducer of a size and a
+        k, such as ``sparseallreduce.GTopk``.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         Of the processes of DistributedDataParallel's process group; ``MPI.COMM_WORLD`` by default.
     density : float or callable

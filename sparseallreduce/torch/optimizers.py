@@ -9,6 +9,7 @@ import torch
 from sparseallreduce import optim
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.optim import Optimizer as Recipe
+from sparseallreduce.torch.choices import ChoosingOptimizer
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 
 __all__ = ["RECIPES", "distributed"]
@@ -24,6 +25,7 @@ RECIPES: dict[str, type[Recipe]] = {
         optim.MSTopKSGD,
         optim.HiTopKSGD,
         optim.DenseSGD,
+        optim.AutoSGD,
     )
 }
 
@@ -37,7 +39,8 @@ def distributed(base: type[torch.optim.Optimizer], reducer: str = "oktopk") -> t
     base : type
         A class of optimisers whose step reads ``.grad`` once: all of ``torch.optim`` but LBFGS, and those of other packages.
     reducer : str
-        What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense".
+        What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or "auto", which
+        takes the fastest of some for each bucket: see :class:`AutoSGD`.
 
     Returns
     -------
@@ -64,7 +67,8 @@ def distributed(base: type[torch.optim.Optimizer], reducer: str = "oktopk") -> t
     recipe = RECIPES[reducer]
     name = recipe.__name__.removesuffix("SGD") + base.__name__
     described = f"``{base.__name__}`` by the sums of :class:`~sparseallreduce.optim.{recipe.__name__}`; see :class:`DistributedOptimizer`."
-    return type(name, (DistributedOptimizer,), {"recipe": recipe, "base": base, "__doc__": described})
+    kind = ChoosingOptimizer if recipe is optim.AutoSGD else DistributedOptimizer
+    return type(name, (kind,), {"recipe": recipe, "base": base, "__doc__": described})
 
 
 class OkTopkSGD(DistributedOptimizer):
@@ -121,3 +125,23 @@ class DenseSGD(DistributedOptimizer):
     """Data-parallel SGD by a dense allreduce: the baseline. Its density is that of nothing."""
 
     recipe = optim.DenseSGD
+
+
+class AutoSGD(ChoosingOptimizer):
+    """Top-k SGD by the reducer that is expected to take the least time for each bucket: see :class:`~sparseallreduce.Auto`.
+
+    Parameters are those of :class:`DistributedOptimizer`, of ``torch.optim.SGD`` and of :class:`~sparseallreduce.Auto`: ``candidates``
+    restricts the choice. :meth:`explain` says what is chosen, and why.
+
+    Examples
+    --------
+    >>> import torch, sparseallreduce as sar
+    >>> model = torch.nn.Linear(4, 3)
+    >>> optimizer = AutoSGD(model.parameters(), lr=0.1, density=0.1, candidates=["oktopk", "topka"], comm=sar.SERIAL)
+    >>> model(torch.ones(4)).square().sum().backward()
+    >>> optimizer.step()
+    >>> [each.size for each in optimizer.explain()]
+    [12]
+    """
+
+    recipe = optim.AutoSGD

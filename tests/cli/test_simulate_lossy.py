@@ -27,7 +27,7 @@ def test_words_are_counted_and_results_right(tmp_path, ranks):
     for name, row in rows.items():
         assert name in output
         assert row["correct"] is True
-        assert 0 < row["contributed"] <= (1 if name == "hitopk" else 0.025)
+        assert 0 < row["contributed"] <= (1 if name in ("hitopk", "auto") else 0.025)
         assert (row["words"]["max"] > 0) == (row["time"] > 0) == (ranks > 1)
     k, levels = 800, (ranks - 1).bit_length()
     assert max(rows["oktopk"][when]["max"] for when in ("words", "first_words")) <= max(4, 6 * (ranks - 1) / ranks) * k

@@ -10,7 +10,7 @@ from nets import ALL, LOSSY, assert_alike, backward, bits, flat, flat_gradient, 
 from torch import nn
 
 import sparseallreduce as sar
-from sparseallreduce.torch import DenseSGD, GTopkSGD, OkTopkSGD, TopKSGD, distributed
+from sparseallreduce.torch import AutoSGD, DenseSGD, GTopkSGD, OkTopkSGD, TopKSGD, distributed
 
 FORMS = {
     "plain": {},
@@ -487,3 +487,60 @@ def case_parameters_that_differ_are_an_error_on_all_ranks(comm):
         TopKSGD(parameters[: len(parameters) - (comm.rank == 0)], 0.1, comm=comm)
     with pytest.raises(sar.MismatchError, match="disagree on the groups"):
         TopKSGD(parameters, 0.1 + 0.1 * (comm.rank == 0), comm=comm)
+
+
+@each(overlap=[False, True])
+def case_what_is_chosen_for_each_bucket_is_said_and_goes_on_from_a_state(comm, overlap):
+    settings = {"density": 0.05, "comm": comm, "bucket_bytes": 4000, "overlap": overlap}
+    for names in (["topka", "oktopk", "gtopk"], ["hitopk", "dense"]):
+        model = net(seed=comm.rank)
+        optimizer = AutoSGD(model.parameters(), 0.05, candidates=names, **settings)
+        before = optimizer.explain()
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(model, comm.rank, step)
+            optimizer.step()
+        chosen = optimizer.explain()
+        assert len({str(every) for every in comm.allgather(chosen)}) == 1
+        assert [each.size for each in chosen] == [each.size for each in before] == [100, 2560, 216]
+        assert all(each.choice in names for each in chosen)
+        assert_alike(comm, model)
+        resumed = net(seed=5)
+        again = distributed(torch.optim.SGD, "auto")(resumed.parameters(), 0.05, candidates=names, **settings)
+        state = optimizer.state_dict()
+        state["sums"]["optimiser"] = type(again).__name__
+        resumed.load_state_dict(model.state_dict())
+        again.load_state_dict(state)
+        for step in range(4, 6):
+            for own, taking in ((model, optimizer), (resumed, again)):
+                taking.zero_grad()
+                backward(own, comm.rank, step)
+                taking.step()
+        assert bits(model) == bits(resumed) and [each.choice for each in again.explain()] == [each.choice for each in chosen]
+    with pytest.raises(ValueError, match="there is no candidate 'best'"):
+        AutoSGD(net().parameters(), 0.1, candidates=["best"], comm=comm)
+
+
+def case_a_period_that_is_found_goes_on_from_a_state(comm):
+    def step(model, optimizer, number):
+        optimizer.zero_grad()
+        backward(model, comm.rank, number)
+        optimizer.step()
+
+    settings = {"density": 0.05, "comm": comm, "threshold_period": "auto"}
+    model, resumed = net(), net(seed=5)
+    optimizer, again = (OkTopkSGD(own.parameters(), 0.05, **settings) for own in (model, resumed))
+    for number in range(36):
+        step(model, optimizer, number)
+    histories = comm.allgather([bucket.feedback.reducer._history.drift for bucket in optimizer._buckets if bucket.feedback is not None])
+    assert all(each == histories[0] for each in histories) and histories[0][0].number > 0
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(model.state_dict())
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for number in range(36, 44):
+        step(model, optimizer, number)
+        step(resumed, again, number)
+    assert bits(model) == bits(resumed)
+    assert_alike(comm, model)

@@ -3,6 +3,7 @@
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
 from sparseallreduce.linear.strategies.lossy import (
+    AutoStrategy,
     GaussianKStrategy,
     GTopkStrategy,
     HiTopKStrategy,
@@ -24,6 +25,7 @@ __all__ = [
     "LOSSY",
     "STRATEGIES",
     "AsynchronousParameterServer",
+    "AutoStrategy",
     "DenseStrategy",
     "GTopkStrategy",
     "GaussianKStrategy",
@@ -54,6 +56,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         TopkDSAStrategy,
         GaussianKStrategy,
         HiTopKStrategy,
+        AutoStrategy,
     )
 }
 

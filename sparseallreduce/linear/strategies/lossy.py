@@ -14,14 +14,16 @@ from sparseallreduce.linear.gradients.columns import flattened, new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
-from sparseallreduce.reducers import ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers import Auto, ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
 from sparseallreduce.reducers.base import contributions
+from sparseallreduce.reducers.cost import CANDIDATES
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
     "DENSITY",
+    "AutoStrategy",
     "GTopkStrategy",
     "GaussianKStrategy",
     "HiTopKStrategy",
@@ -209,6 +211,16 @@ class HiTopKStrategy(LossyStrategy):
     @staticmethod
     def new_reducer(size: int, k: int) -> Reducer:
         return HiTopK(size, k)
+
+
+class AutoStrategy(LossyStrategy):
+    """The one of the sums above but Gaussian-k's that is expected to take the least time: see :class:`~sparseallreduce.Auto`."""
+
+    name = Auto.name
+
+    @staticmethod
+    def new_reducer(size: int, k: int) -> Reducer:
+        return Auto(size, k, candidates=[name for name in CANDIDATES if name != "dense"], selector=NonZeroTopK)
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:

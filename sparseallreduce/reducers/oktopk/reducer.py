@@ -12,12 +12,14 @@ import numpy as np
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
+from sparseallreduce.reducers.cost import case_of, evaluation_seconds, predicted
 from sparseallreduce.reducers.oktopk.gather import balance_and_gather
 from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
 from sparseallreduce.reducers.oktopk.split import split_and_reduce
 from sparseallreduce.reducers.oktopk.thresholds import select_global
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.selection import Reuse, choose_reusing
+from sparseallreduce.streams.selection.period import AUTO, Drift, checked_period
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["OkTopk"]
@@ -35,6 +37,7 @@ class History(NamedTuple):
     local_slack: float = Reuse().slack
     global_threshold: float | None = None
     bounds: tuple[int, ...] = ()  # of the regions
+    drift: tuple[float, ...] = Drift()  # of the global threshold, where its period is found
 
 
 class OkTopk(Reducer):
@@ -57,10 +60,12 @@ class OkTopk(Reducer):
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
-    threshold_period : int
+    threshold_period : int or "auto"
         Operations from one evaluation of the thresholds to the next: the paper's tau'. A threshold that lets through a number of
         values more than a fifth off k is evaluated ahead of its time. An operation that evaluates returns the exact result, apart
-        from which of several equal magnitudes are chosen; in between, there may be fewer than k values.
+        from which of several equal magnitudes are chosen; in between, there may be fewer than k values. "auto" finds the period, from
+        4 to 512 operations, from what an evaluation costs by the cost model, and from how far the number of global values was off k as
+        the threshold got older: see :mod:`~sparseallreduce.streams.selection.period`. It is the same on all ranks, and in the state.
     boundary_period : int
         Operations from one evaluation of the regions to the next: the paper's tau. They are balanced ahead of their time if one
         holds far too many values.
@@ -100,7 +105,7 @@ class OkTopk(Reducer):
         size: int,
         k: int,
         *,
-        threshold_period: int = 32,
+        threshold_period: int | str = 32,
         boundary_period: int = 64,
         balance_boundaries: bool = True,
         max_imbalance: float | None = 4.0,
@@ -110,7 +115,7 @@ class OkTopk(Reducer):
         super().__init__(size, k, hosts=hosts)
         if max_imbalance is not None and not max_imbalance >= 1:
             raise AlgorithmError(f"max_imbalance is a multiple of the mean, at least 1, or None, not {max_imbalance}")
-        self.threshold_period = _at_least_one("threshold_period", threshold_period)
+        self.threshold_period = checked_period("threshold_period", threshold_period)
         self.boundary_period = _at_least_one("boundary_period", boundary_period)
         self.balance_boundaries = bool(balance_boundaries)
         self.max_imbalance = max_imbalance
@@ -122,7 +127,8 @@ class OkTopk(Reducer):
 
     def options(self) -> dict[str, Any]:
         # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere.
-        regions = f"{zlib.crc32(repr((self._history.ranks, self._history.operations, self._history.bounds)).encode()):08x}"
+        known = (self._history.ranks, self._history.operations, self._history.bounds, self._history.drift[:2])
+        regions = f"{zlib.crc32(repr(known).encode()):08x}"
         return {name: getattr(self, name) for name in _OPTIONS} | {"regions of the operation before this one (a checksum)": regions}
 
     def reset(self) -> None:
@@ -135,24 +141,37 @@ class OkTopk(Reducer):
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         bounds = tuple(int(bound) for bound in state["bounds"])
-        self._history = History(**{name: state[name] for name in History._fields} | {"bounds": bounds})
+        drift = Drift.of(state.get("drift", Drift()))  # which earlier versions have not saved
+        kept = {name: state[name] for name in History._fields if name not in ("bounds", "drift")}
+        self._history = History(**kept, bounds=bounds, drift=drift)
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         if self.size == 0:
             return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
         history = self._history if self._history.ranks == ranks else History(ranks)
-        reused = history.operations % self.threshold_period != 0
+        drift = Drift.of(history.drift)
+        finds = self.threshold_period == AUTO
+        reused = not drift.is_due if finds else history.operations % int(self.threshold_period) != 0
         reuse = Reuse(history.local_threshold if reused else 0.0, history.local_slack)
         indices, values, local = choose_reusing(accumulator, gradient, self.k, reuse)
         bounds = yield from self._regions(indices, history, rank, ranks)
         region = yield from split_and_reduce(_stream(indices, values, self.size), bounds, rank, ranks, self.reduction, self.bucket)
         threshold = history.global_threshold if reused else None
-        chosen, sizes, global_threshold = yield from select_global(region, self.k, threshold, rank, ranks)
+        chosen, sizes, global_threshold, passed, evaluated = yield from select_global(region, self.k, threshold, rank, ranks)
         update = yield from balance_and_gather(chosen, sizes, self.k, rank, ranks, self.max_imbalance)
         contributed = indices[kernels.shared(indices, update._entries()[0])[0]]
         result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
-        self._history = History(ranks, history.operations + 1, *local, global_threshold, tuple(bounds))
+        if finds:
+            drift = drift if passed is None else drift.seen(abs(passed - self.k) / self.k)
+            drift = drift.evaluated((yield from self._evaluation_cost(accumulator.itemsize, ranks))) if evaluated else drift
+        self._history = History(ranks, history.operations + 1, *local, global_threshold, tuple(bounds), drift)
         return result
+
+    def _evaluation_cost(self, value_bytes: int, ranks: int) -> Generator[Step, Any, float]:
+        """What evaluating thresholds takes of the time of a step, as the model expects."""
+        case = yield from case_of(self.size, self.k, value_bytes, ranks)
+        step = predicted(case, (self.name,))[self.name].seconds
+        return evaluation_seconds(case) / step if step > 0 else 1.0
 
     def _regions(self, indices: Array, history: History, rank: int, ranks: int) -> Generator[Step, Any, list[int]]:
         """The bounds of the regions."""

@@ -27,6 +27,8 @@ class Selected(NamedTuple):
     chosen: SparseStream
     sizes: list[int]  # how many values each rank has chosen, together k at most
     threshold: float  # to be reused
+    passed: int | None = None  # how many of all ranks a reused threshold has let through, at most 2 k a rank
+    evaluated: bool = True
 
 
 def select_global(
@@ -55,7 +57,8 @@ def select_global(
         passed = sum(sizes)
         if passed <= k if threshold == 0 else abs(passed - k) <= DRIFT * k:
             sizes = _in_proportion(sizes, k)
-            return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)))
+            return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)), passed, False)
+        return (yield from _evaluate(region, k, rank, ranks))._replace(passed=passed)
     return (yield from _evaluate(region, k, rank, ranks))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from sparseallreduce.algorithms.hierarchical import gather_in_host, reduce_scatter_in_host
 from sparseallreduce.algorithms.steps import (
     Clock,
+    Constants,
     DenseAllgather,
     DenseAllreduce,
     Exchange,
@@ -122,6 +123,8 @@ class _Engine:
                 value = rank.clock
             elif isinstance(step, Layout):
                 value = self._hosts
+            elif isinstance(step, Constants):
+                value = self._machine
             elif isinstance(step, HostReduceScatter):
                 rank.stack.append(reduce_scatter_in_host(step, number))
             elif isinstance(step, HostGather):

@@ -10,6 +10,7 @@ import numpy as np
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
 from sparseallreduce.streams.selection.nonzero import choose_nonzero
+from sparseallreduce.streams.selection.period import AUTO, Drift
 
 __all__ = ["Reuse", "ThresholdReuse", "choose_reusing"]
 
@@ -17,6 +18,7 @@ DRIFT = 0.1
 ENOUGH = 2.0  # times k: with more candidates than that the threshold comes nearer to the k-th magnitude
 WIDER, NARROWER = 2.0, 0.97  # factors of the slack: too few candidates may take a second pass, too many only a little time
 NARROWEST, WIDEST = 0.001, 0.5
+_EVALUATION = 1 / 3  # of the time of a step: a look at a sample, and at what is not copied, beside three passes
 
 
 class Reuse(NamedTuple):
@@ -37,8 +39,9 @@ class ThresholdReuse(Selector):
     ----------
     k : int
         How many to choose, at most.
-    period : int
-        Steps from one exact threshold to the next, the paper's tau'; 1 always chooses the top k.
+    period : int or "auto"
+        Steps from one exact threshold to the next, the paper's tau'; 1 always chooses the top k. "auto" finds it from how many of k values
+        are missing as the threshold gets older: see :mod:`~sparseallreduce.streams.selection.period`.
     drift : float
         Share of k that may be missing before the threshold is evaluated anew.
 
@@ -68,20 +71,27 @@ class ThresholdReuse(Selector):
 
     passes = 3.0  # also when the exact threshold is found; 4 when it is evaluated ahead of its time
 
-    def __init__(self, k: int, period: int = 32, *, drift: float = DRIFT) -> None:
+    def __init__(self, k: int, period: int | str = 32, *, drift: float = DRIFT) -> None:
         super().__init__(k)
-        if period < 1:
-            raise StreamError(f"period is the number of steps that share an exact threshold, at least 1, not {period}")
+        if period != AUTO and (isinstance(period, str) or period < 1):
+            raise StreamError(f"period is the number of steps that share an exact threshold, at least 1, or {AUTO!r}, not {period!r}")
         if not 0 <= drift <= 1:
             raise StreamError(f"drift is a share of k, from 0 to 1, not {drift}")
         self.period = period
         self.drift = drift
         self.threshold, self.slack = Reuse()
         self.steps = 0
+        self.history: Array | None = np.array(Drift()) if period == AUTO else None  # where the period is found
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
-        threshold = 0.0 if self.steps % self.period == 0 else self.threshold
+        drift = None if self.history is None else Drift.of(self.history)
+        due = self.steps % int(self.period) == 0 if drift is None else drift.is_due
+        threshold = 0.0 if due else self.threshold
         indices, values, left = choose_reusing(accumulator, gradient, self.k, Reuse(threshold, self.slack), self.drift)
+        if drift is not None:
+            # Where no threshold is left, there is nothing else to choose.
+            missing = 0.0 if left.threshold == 0 else 1 - len(values) / self.k
+            self.history = np.array(drift.evaluated(_EVALUATION) if threshold == 0 else drift.seen(missing))
         if clear:
             clear_places(accumulator, indices)
         self.threshold, self.slack = left
