@@ -8,6 +8,7 @@
 >>> optimizer.step()
 """
 
+from sparseallreduce.torch.cached import CachedDataset
 from sparseallreduce.torch.ddp import CommHook, comm_hook
 from sparseallreduce.torch.layerwise import LAMB, LARS
 from sparseallreduce.torch.optimizer import DistributedOptimizer
@@ -27,6 +28,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "ApproximateTopKSGD",
+    "CachedDataset",
     "CommHook",
     "DenseSGD",
     "DistributedOptimizer",
