@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sparseallreduce.data_cache.level import DAMAGED, Level, Name
 from sparseallreduce.data_cache.locks import BUSY
 from sparseallreduce.data_cache.memory import SHARED_MEMORY, SharedFolder
-from sparseallreduce.data_cache.samples import FromArray, ToArray, pack, unpack
+from sparseallreduce.data_cache.samples import FromArray, ToArray, first_array, pack, unpack
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.limits import memory_left
 
@@ -186,6 +186,16 @@ class DataCache:
             Whatever ``fetch`` or ``decode`` raise.
         """
         return self._sample(Request(key, fetch, version, decode), to_array, from_array)
+
+    def open(self, key: str, fetch: Callable[[], Any], *, version: str = "") -> tuple[int, int] | None:
+        """A descriptor of the file in which the disk has a sample that is an array, and where the array begins in it.
+
+        It is the caller's to close, and stays readable, also where it is mapped, when the sample is evicted. The array begins at a multiple
+        of 4,096 bytes if it is as long. None if the disk does not take it.
+        """
+        sample = self.get(key, fetch, version=version)
+        file = self._disk.open(Name.of(key, version))
+        return None if file is None else (file, first_array(os.pread(file, 64, 0), sample.nbytes))
 
     def fill(
         self, number: int, request: Callable[[int], Request], *, to_array: ToArray = lambda _: None, from_array: FromArray | None = None

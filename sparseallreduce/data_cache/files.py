@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from sparseallreduce.data_cache.cache import DataCache
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.runtime.memory.mapping import PAGE, map_rows, page_multiple
 
 __all__ = ["PIECE", "CachedFile", "FileVersion", "StoredFiles"]
 
 PathLike = str | os.PathLike[str]
 
-#: Bytes of a file that are fetched, and cached, at once.
-PIECE = 1 << 20
+#: Bytes of a file that are fetched, and cached, at once; more of a file of more than so many pieces, as systems map 65,530 at most.
+PIECE, MOST_PIECES = 1 << 20, 1 << 14
 
 
 class FileVersion(NamedTuple):
@@ -75,7 +77,9 @@ class CachedFile(io.RawIOBase):
     def __init__(self, path: PathLike, cache: DataCache, version: FileVersion | None = None) -> None:
         self._path, self._cache = Path(path).absolute(), cache
         self._version = FileVersion.of(path) if version is None else version
-        self._place = 0
+        self._place, self._step = 0, PIECE
+        while self._step * MOST_PIECES < self._version.size:
+            self._step *= 2
         self._piece: tuple[int, NDArray[np.uint8]] = (-1, np.empty(0, np.uint8))  # the last one, and its number
 
     def readable(self) -> bool:
@@ -96,7 +100,7 @@ class CachedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         wanted = memoryview(buffer).cast("B")
-        number, inside = divmod(self._place, PIECE)
+        number, inside = divmod(self._place, self._step)
         if self._place >= self._version.size or not len(wanted):
             return 0
         if self._piece[0] != number:
@@ -124,18 +128,56 @@ class CachedFile(io.RawIOBase):
             done += count
         return out
 
+    def map_at(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """So many bytes from a place on, which cannot be written to: the cached pieces, mapped into memory side by side.
+
+        They stay there when they are evicted, and take their place on the disk until they are unmapped, with the array. What cannot be
+        cached is the file itself.
+
+        Raises
+        ------
+        OSError
+            If the system maps no more.
+        """
+        if offset + length > self._version.size:
+            raise EOFError(f"the file ends at {self._version.size}")
+        first, last = offset // self._step, -(-(offset + length) // self._step)
+        with ExitStack() as stack:
+            places = [self._mappable(number, stack) for number in range(first, last)] or [None]
+            if None in places:
+                return self.read_at(offset, length)
+            rows = map_rows([place for place in places if place is not None], self._step)
+        return rows.reshape(-1)[offset - first * self._step :][:length]
+
+    def _mappable(self, number: int, stack: ExitStack) -> tuple[int, int] | None:
+        """A file that has a piece, open until the end of a block, and where; None if it does not begin at a page there."""
+        found = self._cache.open(self._key(number), lambda: self._fetched(number), version=str(self._version))
+        if found is None:
+            found = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), number * self._step
+            if FileVersion.of(found[0]) != self._version:
+                raise DatasetError(f"{self._path} has changed while it was read: begin again")
+        stack.callback(os.close, found[0])
+        return found if found[1] % PAGE == 0 else None
+
+    def _key(self, number: int) -> str:
+        return f"{self._path}\0{number}"
+
     def _read(self, number: int) -> NDArray[np.uint8]:
-        content = self._cache.get(f"{self._path}\0{number}", lambda: self._fetched(number), version=str(self._version))
-        return np.asarray(content, np.uint8)
+        content = self._cache.get(self._key(number), lambda: self._fetched(number), version=str(self._version))
+        return np.asarray(content[: self._length(number)], np.uint8)
+
+    def _length(self, number: int) -> int:
+        """Bytes of a piece."""
+        return min(self._step, self._version.size - number * self._step)
 
     def _fetched(self, number: int) -> NDArray[np.uint8]:
-        """A piece from the file itself."""
-        length = min(PIECE, self._version.size - number * PIECE)
+        """A piece from the file itself; the last one filled up to whole pages, so that it can be mapped."""
+        length = self._length(number)
         with open(self._path, "rb", buffering=0) as file:
-            file.seek(number * PIECE)
-            content = np.empty(length, np.uint8)
+            file.seek(number * self._step)
+            content = np.zeros(page_multiple(length), np.uint8)
             done = 0
-            while done < length and (count := file.readinto(content.data[done:])):
+            while done < length and (count := file.readinto(content.data[done:length])):
                 done += count
             if done < length or FileVersion.of(file.fileno()) != self._version:
                 raise DatasetError(f"{self._path} has changed while it was read: begin again")

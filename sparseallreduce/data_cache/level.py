@@ -131,6 +131,11 @@ class Level:
                 os.utime(file, ns=(now, now))
             return content
 
+    def open(self, name: Name) -> int | None:
+        """A descriptor of an entry, which is the caller's to close, after its content was checked; None if there is none."""
+        with self._opened(name) as (file, _):
+            return os.dup(file) if isinstance(self.get(name), np.ndarray) and file >= 0 else None
+
     def put(self, name: Name, parts: Sequence[Part], unused_since: int | None = None) -> bool:
         """Add an entry, of parts behind each other, and evict others where needed. Returns whether it is there.
 

@@ -1,6 +1,7 @@
 """Samples as bytes, and back: numbers, strings, bytes and NumPy arrays, in tuples, lists and dictionaries.
 
-An outline in JSON, which says what there is and where, and behind it the bytes of arrays. Unlike a pickle it cannot run code when it is
+An outline in JSON, which says what there is, and behind it the bytes of arrays; those that fill pages begin at one, so that they can be
+mapped. Unlike a pickle it cannot run code when it is
 read: other users may write to a folder on the disk. Whoever has other leaves (:mod:`sparseallreduce.torch`: tensors) says what arrays
 they come to.
 """
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
 
-__all__ = ["FromArray", "ToArray", "pack", "unpack"]
+__all__ = ["FromArray", "ToArray", "first_array", "pack", "unpack"]
 
 #: Of a leaf that is none of those above, what it is called and the array that it is; None if it is not known.
 ToArray = Callable[[Any], tuple[str, NDArray[Any]] | None]
 FromArray = Callable[[str, NDArray[Any]], Any]
 
-_ALIGNMENT = 64  # bytes
+_ALIGNMENT, _PAGE = 64, 4096  # bytes
 _HEAD = 8
 _KINDS = "biufcSUmM"  # of dtypes that are their own bytes
 _PLAIN = (type(None), bool, int, float, str)
@@ -44,10 +45,12 @@ def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
     """
     arrays: list[NDArray[Any]] = []
     outline = json.dumps(_outline(sample, arrays, to_array), separators=(",", ":")).encode()
-    begin = _aligned(_HEAD + len(outline))
-    parts: list[Any] = [len(outline).to_bytes(_HEAD, "little"), outline, b"\0" * (begin - _HEAD - len(outline))]
+    parts: list[Any] = [len(outline).to_bytes(_HEAD, "little"), outline]
+    end = _HEAD + len(outline)
     for array in arrays:
-        parts += [array.reshape(-1).view(np.uint8), b"\0" * (_aligned(array.nbytes) - array.nbytes)]
+        begin = _begin(end, array.nbytes)
+        parts += [b"\0" * (begin - end), array.reshape(-1).view(np.uint8)]
+        end = begin + array.nbytes
     return [part for part in parts if len(part)]
 
 
@@ -55,7 +58,12 @@ def unpack(content: NDArray[np.uint8], from_array: FromArray | None = None) -> A
     """The sample that some bytes are. Its arrays are views of them."""
     length = int.from_bytes(content[:_HEAD].tobytes(), "little")
     node = json.loads(content[_HEAD : _HEAD + length].tobytes())
-    return _restored(node, content[_aligned(_HEAD + length) :], [0], from_array)
+    return _restored(node, content, [_HEAD + length], from_array)
+
+
+def first_array(head: bytes, nbytes: int) -> int:
+    """Where the first array begins in packed bytes that begin so, if it is of so many bytes."""
+    return _begin(_HEAD + int.from_bytes(head[:_HEAD], "little"), nbytes)
 
 
 def _outline(sample: Any, arrays: list[NDArray[Any]], to_array: ToArray) -> Any:
@@ -84,18 +92,19 @@ def _added(what: str, array: NDArray[Any], arrays: list[NDArray[Any]]) -> list[A
     return [what, array.dtype.str, *array.shape]
 
 
-def _restored(node: Any, content: NDArray[np.uint8], place: list[int], from_array: FromArray | None) -> Any:
-    """What an outline says; arrays are taken from the place on, which moves on."""
+def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array: FromArray | None) -> Any:
+    """What an outline says; ``end`` is that of what has been read before, and moves on."""
     if not isinstance(node, list):
         return node
     what, *inside = node
     if what in ("list", "tuple", "dict"):
-        parts = [_restored(each, content, place, from_array) for each in inside]
+        parts = [_restored(each, content, end, from_array) for each in inside]
         return parts if what == "list" else tuple(parts) if what == "tuple" else dict(zip(parts[::2], parts[1::2]))
     dtype, shape = np.dtype(inside[0]), inside[1:]
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    array = content[place[0] : place[0] + nbytes].view(dtype).reshape(shape)
-    place[0] += _aligned(nbytes)
+    begin = _begin(end[0], nbytes)
+    end[0] = begin + nbytes
+    array = content[begin : end[0]].view(dtype).reshape(shape)
     if what == "bytes":
         return array.tobytes()
     if what == "array":
@@ -107,5 +116,7 @@ def _restored(node: Any, content: NDArray[np.uint8], place: list[int], from_arra
     return from_array(what, array)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _begin(end: int, nbytes: int) -> int:
+    """Where an array of so many bytes begins behind something."""
+    alignment = _PAGE if nbytes and nbytes % _PAGE == 0 else _ALIGNMENT
+    return -(-end // alignment) * alignment

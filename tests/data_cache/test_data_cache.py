@@ -675,24 +675,40 @@ def test_decoding_happens_once_a_host(place):
 @settings(max_examples=20)
 @given(st.data())
 def test_a_cached_file_reads_as_the_file(data):
-    size = data.draw(st.sampled_from([0, 1, 99, 100, 101, 1000]))
+    size = data.draw(st.sampled_from([0, 1, 99, 100, 101, 1000, PAGE - 1, PAGE, 3 * PAGE + 5]))
     content = np.random.default_rng(size).bytes(size)
     folder = Path(os.environ["SPARSEALLREDUCE_CACHE"]) / "cached-file"
     folder.mkdir(exist_ok=True)
     (folder / str(size)).write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files_module, "PIECE", 100)
+        patch.setattr(files_module, "PIECE", data.draw(st.sampled_from([PAGE, 100])))
         with CachedFile(folder / str(size), DataCache(folder / "cache")) as file, (folder / str(size)).open("rb") as real:
             for _ in range(5):
-                place, length = data.draw(st.integers(0, 1100)), data.draw(st.integers(-1, 1100))
+                place, length = data.draw(st.integers(0, size + 9)), data.draw(st.integers(-1, size + 9))
                 assert file.seek(place) == real.seek(place)
                 read, expected = file.read(length), real.read(length)
                 assert expected.startswith(read) and bool(read) == bool(expected) and (length >= 0 or read == expected)
                 assert file.tell() <= max(size, place)
             assert file.seek(0, os.SEEK_END) == size
             assert file.read_at(0, size).tobytes() == content
+            begin = data.draw(st.integers(0, size))
+            for _ in range(2):
+                assert file.map_at(begin, size - begin).tobytes() == content[begin:]
             with pytest.raises(EOFError):
                 file.read_at(0, size + 1)
+
+
+def test_a_mapped_file_stays_readable_when_it_is_evicted(place, monkeypatch):
+    monkeypatch.setattr(files_module, "PIECE", PAGE)
+    monkeypatch.setattr(files_module, "MOST_PIECES", 8)  # so that a piece is two pages
+    content = np.random.default_rng(0).bytes(16 * PAGE + 7)
+    (place / "samples").write_bytes(content)
+    for options in ({}, {"disk_bytes": 8 * PAGE}, {"disk_bytes": PAGE}, {"disk_bytes": 0, "memory_bytes": 1 << 20}):
+        with cached(place, **options) as cache:
+            mapped = CachedFile(place / "samples", cache).map_at(5, 16 * PAGE)
+            cached(place, disk_bytes=2 * PAGE).get("another", lambda: 0)
+            assert len(entries(place)) <= 1 or options.get("memory_bytes")
+            assert mapped.tobytes() == content[5 : 5 + 16 * PAGE] and not mapped.flags.writeable
 
 
 def test_a_file_that_has_changed_is_read_anew_and_never_mixed(place, monkeypatch):
