@@ -33,6 +33,7 @@ __all__ = ["Counts", "DataCache", "Request"]
 PathLike = str | os.PathLike[str]
 
 _PATIENCE = 60.0  # seconds
+_RECENT = 600 * 10**9  # ns: what has been used since then is not evicted to fill the cache, so that no process evicts what others bring
 _MARGIN = 1 << 28  # bytes of memory that are left to others
 _CREDIT = 1 << 26  # bytes after which the system is asked again how much is left
 
@@ -203,21 +204,21 @@ class DataCache:
         """Bring samples [0, number) into the cache, together with all processes of the host that do so; returns how many this one fetched.
 
         Each begins somewhere, goes on in order, and leaves out what is there or what others are about to fetch. It returns when all are
-        there, or when there is no room for more. Others need not take part.
+        there, or when there is no room for more: what has been used in the last ten minutes is not evicted. Others need not take part.
         """
-        before, began, later = self._counts["fetched"], time.time_ns(), []
+        before, recent, later = self._counts["fetched"], time.time_ns() - _RECENT, []
         start = secrets.randbelow(max(number, 1))
         for place in (*range(start, number), *range(start)):
-            cached = self._ensured(request(place), 0.0, to_array, from_array, began)
+            cached = self._ensured(request(place), 0.0, to_array, from_array, recent)
             if cached is None:
                 later.append(place)
             elif not cached:
                 break
         for place in later:
-            self._ensured(request(place), self.patience, to_array, from_array, began)
+            self._ensured(request(place), self.patience, to_array, from_array, recent)
         return self._counts["fetched"] - before
 
-    def _ensured(self, wanted: Request, patience: float, to_array: ToArray, from_array: FromArray | None, began: int) -> bool | None:
+    def _ensured(self, wanted: Request, patience: float, to_array: ToArray, from_array: FromArray | None, recent: int) -> bool | None:
         """Whether a sample is cached now, without eviction of what has been used since a time; None if others are about to fetch it."""
         self._enter()
         names = _names(wanted)
@@ -229,7 +230,7 @@ class DataCache:
             if state == BUSY and patience == 0.0:
                 return None
             if not self._is_there(names):
-                self._brought(wanted, names, to_array, from_array, began)
+                self._brought(wanted, names, to_array, from_array, recent)
         return self._is_there(names)
 
     def _is_there(self, names: tuple[Name, Name]) -> bool:

@@ -1,8 +1,9 @@
 """Reading the binary CSR format (``data/FORMAT.md``), of which every rank takes its own rows.
 
-One process maps the file into memory and copies nothing. By way of a cache it is read, or its cached pieces are mapped. Several read it at once through MPI-IO, each the blocks that its rows lie in; but
+One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in; but
 where the file takes more than half of the memory that is left to any of them, they map it as well. What is mapped the system reads when
-it is needed, and may drop at any time: so a file may be much larger than the memory.
+it is needed, and may drop at any time: so a file may be much larger than the memory. By way of a cache, files are read, or their cached
+pieces are mapped.
 
 Either way a rank checks all that it takes: the checksum of every block, and that rows, indices, values and labels keep their promises.
 """
