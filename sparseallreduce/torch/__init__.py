@@ -23,6 +23,7 @@ from sparseallreduce.torch.optimizers import (
     distributed,
 )
 from sparseallreduce.torch.parallel import parallel_map, parallel_operator
+from sparseallreduce.torch.sampler import HostSampler
 
 __all__ = [
     "LAMB",
@@ -34,6 +35,7 @@ __all__ = [
     "DistributedOptimizer",
     "GTopkSGD",
     "HiTopKSGD",
+    "HostSampler",
     "MSTopKSGD",
     "OkTopkSGD",
     "TopKSGD",
