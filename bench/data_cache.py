@@ -4,7 +4,7 @@
 
 The store is emulated: whoever reads from it waits until so many bytes would have come, one after the other on the host. In a pass of
 "shares" each rank reads its part of a new order; in one of "all" every rank reads every sample. "file" is the trainer's reading of a
-binary file of as many bytes. Before passes on the disk, its pages are dropped from memory.
+binary file. Before passes on the disk, its pages are dropped from memory.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class SlowedCache(DataCache):
 
 def forget(folder: Path) -> None:
     """Drop what is on a disk from memory."""
-    os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
+                os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -146,15 +146,16 @@ def by_rank(given: dict[str, Any]) -> None:
 def main(ranks: tuple[int, ...], samples: int, kilobytes: int, rate: float, repeats: int, folder: Path | None) -> None:
     total = samples * kilobytes * 1000
     print(f"{samples} samples of {kilobytes} kB, {total / 1e6:.1f} MB in all, from a store of {rate:g} MB/s")
-    print(f"Seconds of a pass, medians of {repeats}")
-    print(f"| what | ranks | {' | '.join(COLUMNS)} | cold / store | memory / store |\n| --- | ---: |{' ---: |' * (len(COLUMNS) + 2)}")
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        generate("url-like", Path(place) / "samples.csr", samples=total // (4 * NONZEROS), features=1_000_000)
+        path = Path(place) / "samples.csr"
+        generate("url-like", path, samples=total // (8 * NONZEROS), features=1_000_000)
+        print(f"A file of {path.stat().st_size / 1e6:.1f} MB. Seconds of a pass, medians of {repeats}")
+        print(f"| what | ranks | {' | '.join(COLUMNS)} | cold / store | memory / store |\n| --- | ---: |{' ---: |' * (len(COLUMNS) + 2)}")
         given = {"samples": samples, "nbytes": kilobytes * 1000, "rate": rate * 1e6, "repeats": repeats}
         for count in ranks:
             own = Path(place) / str(count)
             own.mkdir()
-            (own / "samples.csr").symlink_to(Path(place) / "samples.csr")
+            (own / "samples.csr").symlink_to(path)
             launcher = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(count)]
             command = [*launcher, sys.executable, __file__, "--as-rank", json.dumps(given | {"folder": str(own)})]
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
