@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file
-from sparseallreduce.cli.inputs import INPUT_FILE, format_options, zero_based_option
+from sparseallreduce.cli.inputs import INPUT_FILE, cache_options, data_cache, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
@@ -36,6 +36,7 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
 @format_options
 @zero_based_option(None, "as in the training data")
+@cache_options
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
 def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
@@ -55,7 +56,8 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
         known = None if ignore_unknown else fitted.n_features
         how["zero_based"] = how["zero_based"] or ("yes" if fitted.zero_based else "no")
         how["hash_bits"] = how["hash_bits"] or bits_of(fitted.n_features)
-        samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, **how)
+        given = {name: how[name] for name in ("format", "zero_based", "hash_bits")}
+        samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, cache=data_cache(how), **given)
 
     scores = _scores(fitted, samples)
     parts = gather_to_rank_0(comm, _lines(fitted, scores, probabilities))

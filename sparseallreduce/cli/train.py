@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options, train_runs
-from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, format_options, zero_based_option
+from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, cache_options, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
@@ -185,6 +185,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint, if there is one.")
 @format_options
 @zero_based_option("no", "no; the test set follows DATA")
+@cache_options
 @click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")

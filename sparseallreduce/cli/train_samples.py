@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from sparseallreduce.cli.inputs import data_cache
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
@@ -45,11 +46,12 @@ class Samples:
 def read_samples(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> Samples:
     """This rank's samples, labels and weights ready for the model; collective."""
     start = time.perf_counter()
+    cache = data_cache(chosen)
     with progress_bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
 
         def read(workers: Any) -> tuple[Dataset, Dataset | None]:
             how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")}
-            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, **how)
+            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, cache=cache, **how)
 
         serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)

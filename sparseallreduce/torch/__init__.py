@@ -8,6 +8,7 @@
 >>> optimizer.step()
 """
 
+from sparseallreduce.torch.cached import CachedDataset
 from sparseallreduce.torch.ddp import CommHook, comm_hook
 from sparseallreduce.torch.layerwise import LAMB, LARS
 from sparseallreduce.torch.optimizer import DistributedOptimizer
@@ -23,17 +24,20 @@ from sparseallreduce.torch.optimizers import (
     distributed,
 )
 from sparseallreduce.torch.parallel import parallel_map, parallel_operator
+from sparseallreduce.torch.sampler import HostSampler
 
 __all__ = [
     "LAMB",
     "LARS",
     "ApproximateTopKSGD",
     "AutoSGD",
+    "CachedDataset",
     "CommHook",
     "DenseSGD",
     "DistributedOptimizer",
     "GTopkSGD",
     "HiTopKSGD",
+    "HostSampler",
     "MSTopKSGD",
     "OkTopkSGD",
     "TopKSGD",

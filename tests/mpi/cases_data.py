@@ -5,10 +5,13 @@ import shutil
 
 import malformed
 import numpy as np
+import pytest
 from cases_train import shared_folder
 from mpi_cases import each, skip
 
 import sparseallreduce as sar
+from sparseallreduce.data_cache import CachedFile, DataCache
+from sparseallreduce.data_cache import files as cached_files
 from sparseallreduce.linear import DatasetError, generate, load
 from sparseallreduce.linear.data.binary.writer import write_binary
 from sparseallreduce.linear.data.convert import convert
@@ -46,6 +49,20 @@ def case_ranks_share_the_samples(comm, suffix):
         mine, _ = load(path, comm=comm, n_features=2000)
         check_parts(comm, mine, load(path, comm=sar.SERIAL, n_features=2000)[0])
         assert max(comm.allgather(mine.nnz)) < 1.3 * comm.allreduce(mine.nnz) / comm.size + 200
+
+
+@each(suffix=[".svm", ".svm.gz", ".csr"])
+def case_ranks_read_each_piece_of_a_cached_file_once(comm, suffix):
+    fetched, kept = [], CachedFile._fetched
+    with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
+        path = made(comm, folder / f"a{suffix}")
+        patch.setattr(cached_files, "PIECE", 4096)
+        patch.setattr(CachedFile, "_fetched", lambda file, number: (fetched.append(number), kept(file, number))[1])
+        for _ in range(2):
+            mine, _ = load(path, comm=comm, n_features=2000, cache=DataCache(folder / "cache"))
+            check_parts(comm, mine, load(path, comm=sar.SERIAL, n_features=2000)[0])
+            numbers = [number for each in comm.allgather(fetched) for number in each]
+            assert len(numbers) == len(set(numbers)) >= -(-path.stat().st_size // 4096) - 1
 
 
 @each(block=[64, 4096])

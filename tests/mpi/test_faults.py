@@ -1,6 +1,7 @@
 """What no case can try, because it ends the launch: ranks that die, leave or raise; and eight ranks that compile at once."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from mpi_launch import FOREIGN, ROOT, SETTINGS, launcher
 
 import sparseallreduce as sar
+from sparseallreduce.linear import generate
 
 SECONDS = 60  # within which mpiexec has to end; MPICH takes two of them, start included, and Open MPI six
 
@@ -88,6 +90,43 @@ def reduce_until_the_end_of_rank_1(how, algorithm, progress="manual"):
                 os.kill(os.getpid(), signal.SIGKILL)
             os._exit(3)
         sar.Request.waitall(requests)
+
+
+def test_a_rank_killed_while_it_caches_leaves_nothing_that_is_read(mpi_run, tmp_path):
+    generate("url-like", tmp_path / "samples.csr", samples=500, features=2000)
+    run = mpi_run(3, load_until_the_end_of_rank_1, "kill", tmp_path, timeout=SECONDS, check=False)
+    assert run.returncode != 0 and "samples" not in run.stdout
+    kept = len([path for path in (tmp_path / "cache").rglob("*") if len(path.name) == 30])
+    run = mpi_run(3, load_until_the_end_of_rank_1, "go on", tmp_path, timeout=SECONDS)
+    samples, fetched = zip(*(map(int, re.findall("[0-9]+", line)) for line in run.stdout.splitlines()))
+    pieces = -(-(tmp_path / "samples.csr").stat().st_size // 4096)
+    assert set(samples) == {500} and pieces - kept - 1 <= sum(fetched) <= pieces - kept < pieces
+    assert not list((tmp_path / "cache/writing").iterdir())
+
+
+def load_until_the_end_of_rank_1(how, folder):
+    """Read a file by way of a cache, in which rank 1 is killed half way through writing a piece."""
+    from mpi4py import MPI
+
+    from sparseallreduce.data_cache import CachedFile, DataCache, files
+    from sparseallreduce.linear import load
+
+    comm, folder, fetched = MPI.COMM_WORLD, Path(folder), []
+    files.PIECE, write, fetch = 4096, os.pwritev, CachedFile._fetched
+
+    def killing(file, views, offset):
+        if how == "kill" and comm.rank == 1 and len(fetched) == 3:
+            os.pwrite(file, bytes(views[0])[:5], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(file, views, offset)
+
+    CachedFile._fetched = lambda file, number: (fetched.append(number), fetch(file, number))[1]
+    with mock.patch.object(os, "pwritev", killing):
+        mine, _ = load(folder / "samples.csr", comm=comm, cache=DataCache(folder / "cache"))
+    whole, _ = load(folder / "samples.csr", comm=sar.SERIAL)
+    begin, end = whole.indptr[[mine.first_sample, mine.first_sample + mine.rows]]
+    assert (mine.indices == whole.indices[begin:end]).all() and (mine.values == whole.values[begin:end]).all()
+    print(f"samples {comm.allreduce(mine.rows)}, fetched {len(fetched)}", flush=True)
 
 
 def test_exception_on_one_rank_of_a_command_ends_all(mpi_run):

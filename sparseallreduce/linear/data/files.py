@@ -1,9 +1,10 @@
-"""Files of samples: opening them, and errors that name them."""
+"""Files of samples: opening them, by way of a cache or not, and errors that name them."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import shutil
@@ -16,10 +17,23 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, cast
 
+from sparseallreduce.data_cache import CachedFile, DataCache, FileVersion
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, gather
 
-__all__ = ["STANDARD_INPUT", "PathLike", "Progress", "StandardInput", "first_bytes", "input_file", "open_text", "readable", "written"]
+__all__ = [
+    "STANDARD_INPUT",
+    "CachedInput",
+    "PathLike",
+    "Progress",
+    "StandardInput",
+    "first_bytes",
+    "input_file",
+    "open_input",
+    "open_text",
+    "readable",
+    "written",
+]
 
 PathLike = str | os.PathLike[str]
 #: What stands for the standard input in the place of a file's name.
@@ -56,8 +70,18 @@ def first_bytes(path: PathLike, count: int) -> bytes:
         mode = os.stat(path).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise OSError("not a regular file")
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             return file.read(count)
+
+
+def open_input(path: PathLike) -> BinaryIO:
+    """A file of samples, open for reading.
+
+    Raises
+    ------
+    OSError
+    """
+    return cast(BinaryIO, io.BufferedReader(path.opened())) if isinstance(path, CachedInput) else open(path, "rb")
 
 
 class StandardInput:
@@ -73,9 +97,25 @@ class StandardInput:
         return "standard input"
 
 
+class CachedInput:
+    """A file on a slow store, of which ranks read what is in a cache of their host, and bring there what is not: a path by another name."""
+
+    def __init__(self, path: PathLike, cache: DataCache, version: FileVersion) -> None:
+        self._path, self._cache, self._version = os.fspath(path), cache, version
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def __str__(self) -> str:
+        return self._path
+
+    def opened(self) -> CachedFile:
+        return CachedFile(self._path, self._cache, self._version)
+
+
 @contextmanager
-def input_file(path: PathLike, comm: Any) -> Iterator[PathLike]:
-    """A file to read samples from: ``path`` itself, or for ``-`` all that comes on standard input of rank 0; collective.
+def input_file(path: PathLike, comm: Any, cache: DataCache | None = None) -> Iterator[PathLike]:
+    """A file to read samples from: ``path`` itself, by way of a cache, or for ``-`` all that comes on standard input of rank 0; collective.
 
     How many samples there are is known at the end, and every rank takes a contiguous share: so rank 0 first copies its standard
     input to the disk, into the folder for temporary files, and reads it from there.
@@ -86,6 +126,13 @@ def input_file(path: PathLike, comm: Any) -> Iterator[PathLike]:
         On every rank alike, if the standard input cannot be read, or there is no room for it on the disk.
     """
     if os.fspath(path) != STANDARD_INPUT:
+        if cache is not None:
+
+            def version() -> FileVersion:
+                with readable(path):
+                    return FileVersion.of(path)
+
+            path = CachedInput(path, cache, gather(comm, agreed(comm, version))[0])  # of one time, for all ranks
         yield path
         return
     with ExitStack() as stack:

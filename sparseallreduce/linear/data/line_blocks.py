@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, first_bytes, readable
+from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, first_bytes, open_input, readable
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = [
@@ -106,7 +106,7 @@ def line_number(path: PathLike, block: LineBlock, place: int) -> int:
     count = 0
     if block.origin == 0:
         return block.line + block.text.count(b"\n", 0, place) + 1
-    with readable(path), open(path, "rb") as text:
+    with readable(path), open_input(path) as text:
         left = block.origin
         while left > 0 and (before := text.read(min(left, _BLOCK))):
             count += before.count(b"\n")
@@ -118,7 +118,7 @@ def line_number(path: PathLike, block: LineBlock, place: int) -> int:
 def _opened(path: PathLike) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """A file, and the text in it."""
     opener = _compression(path)
-    with readable(path), open(path, "rb") as file:
+    with readable(path), open_input(path) as file:
         if opener is None:
             yield file, file
         else:
@@ -206,7 +206,7 @@ def _receive(comm: Any) -> Generator[LineBlock]:
 def _shares(path: PathLike, ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:
     """The blocks of a compressed text in their order, each with the rank that it is for."""
     with _opened(path) as (file, text):
-        size = os.fstat(file.fileno()).st_size
+        size = os.stat(path).st_size
         blocks = _positioned(path, file, text, progress)
         dealt: Iterator[tuple[int, bytes]]
         head = list(itertools.islice(blocks, _SHORT))

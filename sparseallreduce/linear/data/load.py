@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparseallreduce.data_cache import DataCache
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.reader import read_binary
 from sparseallreduce.linear.data.collected import collected
@@ -31,6 +32,7 @@ def load(
     zero_based: str = "no",
     hash_bits: int | None = None,
     unlabelled: bool = False,
+    cache: DataCache | None = None,
 ) -> tuple[Dataset, Dataset | None]:
     """Read a training set, and a test set if given, into one feature space; collective over ``comm``.
 
@@ -53,6 +55,8 @@ def load(
         Of ``.vw`` and ``.tsv``: N is two to the power of it; 18 unless ``n_features`` says another.
     unlabelled : bool
         Whether samples of other formats than svmlight may have no labels, which are then NaN.
+    cache : DataCache, optional
+        For files on a slow store: what a host reads of them is kept there in pieces of 1 MiB, each of which is read from the store once.
 
     Raises
     ------
@@ -60,20 +64,22 @@ def load(
         On every rank alike, with the file, the line or sample, and what is wrong with it.
     """
     reading = Reading(format, zero_based, hash_bits, unlabelled)
-    training = _read(train, comm, n_features, reading, progress)
+    training = _read(train, comm, n_features, reading, progress, cache)
     testing = None
     if test is not None:
         if training.zero_based is not None:
             reading = replace(reading, zero_based="yes" if training.zero_based else "no")
-        testing = _read(test, comm, n_features, reading, progress)
+        testing = _read(test, comm, n_features, reading, progress, cache)
         with np.errstate(over="ignore"):  # what becomes infinite is refused where it is checked
             testing = replace(testing, values=testing.values.astype(training.values.dtype, copy=False))
     features = n_features or max(training.features, testing.features if testing else 1)
     return _widened(training, features), None if testing is None else _widened(testing, features)
 
 
-def _read(path: PathLike, comm: Any, n_features: int | None, reading: Reading, progress: Progress) -> Dataset:
-    with input_file(path, comm) as file:
+def _read(
+    path: PathLike, comm: Any, n_features: int | None, reading: Reading, progress: Progress, cache: DataCache | None = None
+) -> Dataset:
+    with input_file(path, comm, cache) as file:
         chosen = format_of(file, reading, comm)
         if chosen == "binary":
             dataset = read_binary(file, comm)

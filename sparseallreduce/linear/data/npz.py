@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import NONZEROS_AT_ONCE, checked_block
-from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes
+from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input
 from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["npz_blocks"]
@@ -227,7 +227,7 @@ def _arrays(path: PathLike) -> Iterator[_Arrays]:
     first_bytes(path, 1)
     try:
         with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(path))
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_input(path))))
             yield _Arrays(path, archive, stack)
     except DatasetError:
         raise

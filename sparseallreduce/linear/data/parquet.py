@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import checked_block
-from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes
+from sparseallreduce.linear.data.files import CachedInput, PathLike, Progress, first_bytes, open_input
 from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["parquet_blocks"]
@@ -153,8 +153,9 @@ def _opened(path: PathLike) -> Iterator[Any]:
     except ImportError:
         raise DatasetError(f"cannot read {path}: Parquet takes pyarrow: install sparseallreduce[parquet]") from None
     try:
-        with pyarrow.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-            yield file
+        with ExitStack() as stack:
+            source = stack.enter_context(open_input(path)) if isinstance(path, CachedInput) else path
+            yield stack.enter_context(pyarrow.parquet.ParquetFile(source, memory_map=True, page_checksum_verification=True))
     except DatasetError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError, EOFError) as error:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.limits import memory_left
 
-__all__ = ["PAGE", "Mapping", "SharedFile", "page_multiple", "rounded_up", "shared_file", "shared_memory"]
+__all__ = ["PAGE", "Mapping", "SharedFile", "map_rows", "page_multiple", "rounded_up", "shared_file", "shared_memory"]
 
 T = TypeVar("T")
 
@@ -79,25 +79,11 @@ class SharedFile:
         OSError
             If there is no address space left.
         """
-        calls, length = _calls(), page_multiple(nbytes) * len(places)
-        aligned = _LARGE_PAGE if nbytes >= _LARGE_PAGE else PAGE
-        # Rows lie side by side, as compiled code has them, in addresses that are taken first.
-        start = calls.map(None, length + aligned, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-        if start in (None, _FAILED):
-            raise OSError(ctypes.get_errno(), f"no address space for {length} bytes of shared memory")
-        begin = -(-start // aligned) * aligned
-        for address, rest in ((start, begin - start), (begin + length, start + aligned - begin)):
-            if rest:
-                calls.unmap(address, rest)
-        mapping = Mapping(begin, length, (len(places), nbytes), writeable)
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writeable else 0)
-        for row, place in enumerate(places):
-            mapped = calls.map(begin + row * nbytes, page_multiple(nbytes), protection, mmap.MAP_SHARED | _MAP_FIXED, self.file, place)
-            if mapped in (None, _FAILED):
-                raise OSError(ctypes.get_errno(), f"cannot map {nbytes} bytes of shared memory")
+        array = map_rows([(self.file, place) for place in places], nbytes, writeable)
+        length = page_multiple(nbytes) * len(places)
         if length >= _LARGE:
-            calls.advise(begin, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # which not every system has, nor has to
-        return np.asarray(mapping)
+            _calls().advise(array.ctypes.data, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # which not every system has, nor has to
+        return array
 
     def read(self, place: int, out: NDArray[np.uint8]) -> None:
         """Fill an array with the bytes from a place on, which need not be mapped.
@@ -150,6 +136,40 @@ class SharedFile:
         array = self.map([begin], max(_LARGE, page_multiple(place + nbytes - begin)))
         untouched = (place - begin) // PAGE * PAGE
         _calls().advise(array.ctypes.data + untouched, page_multiple(place + nbytes - begin) - untouched, _MADV_POPULATE_WRITE)
+
+
+def map_rows(places: Sequence[tuple[int, int]], nbytes: int, writeable: bool = False) -> NDArray[np.uint8]:
+    """Pieces of files as rows of one array; unmapped when the array and all views of it are gone.
+
+    Parameters
+    ----------
+    places : sequence of (int, int)
+        The descriptor of a file, which may be closed afterwards, and where its piece begins, a multiple of :data:`PAGE`.
+    nbytes, writeable
+        As for :meth:`SharedFile.map`.
+
+    Raises
+    ------
+    OSError
+        If there is no address space left, or the system maps no more pieces.
+    """
+    calls, length = _calls(), page_multiple(nbytes) * len(places)
+    aligned = _LARGE_PAGE if nbytes >= _LARGE_PAGE else PAGE
+    # Rows lie side by side, as compiled code has them, in addresses that are taken first.
+    start = calls.map(None, length + aligned, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if start is None or start == _FAILED:
+        raise OSError(ctypes.get_errno(), f"no address space for {length} bytes of shared memory")
+    begin = -(-start // aligned) * aligned
+    for address, rest in ((start, begin - start), (begin + length, start + aligned - begin)):
+        if rest:
+            calls.unmap(address, rest)
+    mapping = Mapping(begin, length, (len(places), nbytes), writeable)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writeable else 0)
+    for row, (file, place) in enumerate(places):
+        mapped = calls.map(begin + row * nbytes, page_multiple(nbytes), protection, mmap.MAP_SHARED | _MAP_FIXED, file, place)
+        if mapped in (None, _FAILED):
+            raise OSError(ctypes.get_errno(), f"cannot map {nbytes} bytes of shared memory")
+    return np.asarray(mapping)
 
 
 def shared_file(

@@ -2,7 +2,8 @@
 
 One process maps the file into memory and copies nothing. Several read it at once through MPI-IO, each the blocks that its rows lie in; but
 where the file takes more than half of the memory that is left to any of them, they map it as well. What is mapped the system reads when
-it is needed, and may drop at any time: so a file may be much larger than the memory.
+it is needed, and may drop at any time: so a file may be much larger than the memory. By way of a cache, files are read, or their cached
+pieces are mapped.
 
 Either way a rank checks all that it takes: the checksum of every block, and that rows, indices, values and labels keep their promises.
 """
@@ -15,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import numba
@@ -29,7 +29,7 @@ from sparseallreduce.linear.data.binary.format import HEADER_BYTES, MAGIC, Heade
 from sparseallreduce.linear.data.binary.ones import repeated_ones
 from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.files import PathLike, first_bytes, readable
+from sparseallreduce.linear.data.files import CachedInput, PathLike, first_bytes, open_input, readable
 from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.compilation import compiled_entry
@@ -71,7 +71,6 @@ def read_binary(path: PathLike, comm: Any) -> Dataset:
     DatasetError
         On every rank alike, with the file, the offset and what is wrong there.
     """
-    path = Path(path)
     plan = agreed(comm, lambda: _plan(path, comm.size) if comm.rank == 0 else None)
     header, checksums, bounds = cast("tuple[Header, Array, list[int]]", gather(comm, plan)[0])
     first, last = bounds[comm.rank : comm.rank + 2]
@@ -82,27 +81,40 @@ def read_binary(path: PathLike, comm: Any) -> Dataset:
         return agreed(comm, lambda: rows.dataset(first, last, indptr))
 
 
-def _plan(path: Path, ranks: int) -> tuple[Header, Array, list[int]]:
+def _plan(path: PathLike, ranks: int) -> tuple[Header, Array, list[int]]:
     """The header, the checksums, and the row with which each rank begins, and the last one ends."""
-    with readable(path), open(path, "rb") as file:
-        header = Header.from_bytes(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, path)
+    with readable(path), open_input(path) as file:
+        header = Header.from_bytes(file.read(HEADER_BYTES), file.seek(0, os.SEEK_END), path)
         file.seek(header.checksums.offset)
         table = file.read(header.checksums.length)
         if zlib.crc32(table) != header.checksums_crc:
             raise DatasetError(f"{path}, offset {header.checksums.offset}: the checksums do not match their own: they are altered")
-        indptr = np.memmap(file, header.dtype("indptr"), "r", header.sections["indptr"].offset, (header.samples + 1,))
-    # A sample counts as one non-zero more, for what it costs by itself.
-    everything = header.nonzeros + header.samples
-    rows = range(header.samples + 1)
-    inner = (bisect.bisect_left(rows, everything * rank // ranks, key=lambda row: int(indptr[row]) + row) for rank in range(1, ranks))
-    # In a damaged file they may be out of order; what is wrong shows when the rows are read.
-    bounds = np.maximum.accumulate(np.fromiter((0, *inner, header.samples), np.int64, ranks + 1))
+        offset, dtype = header.sections["indptr"].offset, header.dtype("indptr")
+
+        def weight(row: int) -> int:
+            """Of the samples before one; each counts as one non-zero more, for what it costs by itself."""
+            file.seek(offset + row * dtype.itemsize)
+            begin = file.read(dtype.itemsize)
+            if len(begin) < dtype.itemsize:
+                raise EOFError("it was truncated while it was read")
+            return int(np.frombuffer(begin, dtype)[0]) + row
+
+        everything = header.nonzeros + header.samples
+        rows = range(header.samples + 1)
+        inner = (bisect.bisect_left(rows, everything * rank // ranks, key=weight) for rank in range(1, ranks))
+        # In a damaged file they may be out of order; what is wrong shows when the rows are read.
+        bounds = np.maximum.accumulate(np.fromiter((0, *inner, header.samples), np.int64, ranks + 1))
     return header, np.frombuffer(table, "<u4"), np.minimum(bounds, header.samples).tolist()
 
 
 @contextmanager
-def _bytes(path: Path, comm: Any, large: bool) -> Iterator[Bytes]:
-    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO, unless it is large."""
+def _bytes(path: PathLike, comm: Any, large: bool) -> Iterator[Bytes]:
+    """The bytes of a file: a rank alone maps it into memory, several open it together by MPI-IO, unless it is large or cached."""
+    if isinstance(path, CachedInput):
+        with path.opened() as cached:
+            take = cached.map_at if large else cached.read_at
+            yield lambda offset, length: _taken(path, take, offset, length)
+        return
     if comm.size == 1 or large:
         mapped = agreed(comm, lambda: _mapped(path))
         yield lambda offset, length: mapped[offset : offset + length]
@@ -122,12 +134,17 @@ def _bytes(path: Path, comm: Any, large: bool) -> Iterator[Bytes]:
         file.Close()
 
 
-def _mapped(path: Path) -> Array:
+def _taken(path: PathLike, take: Bytes, offset: int, length: int) -> Array:
+    with readable(path):
+        return take(offset, length)
+
+
+def _mapped(path: PathLike) -> Array:
     with readable(path):
         return np.asarray(np.memmap(path, np.uint8, "r"))
 
 
-def _read(path: Path, file: Any, offset: int, length: int) -> Array:
+def _read(path: PathLike, file: Any, offset: int, length: int) -> Array:
     # Each rank reads one long piece of each section: nothing that reading collectively could bring together.
     from mpi4py import MPI
 
@@ -147,7 +164,7 @@ def _read(path: Path, file: Any, offset: int, length: int) -> Array:
 class _Rows:
     """Reads and checks some rows of a file."""
 
-    def __init__(self, path: Path, header: Header, checksums: Array, source: Bytes, large: bool = False) -> None:
+    def __init__(self, path: PathLike, header: Header, checksums: Array, source: Bytes, large: bool = False) -> None:
         self._path, self._header, self._checksums, self._source, self._large = path, header, checksums, source, large
 
     def indptr(self, first: int, last: int) -> Array:

@@ -1,0 +1,347 @@
+"""One level of the cache: a folder of checked entries, whose bytes are bounded.
+
+``ab/cd...``   an entry, by the digest of its key: its content, and behind that a record that tells what it is
+``writing/``   entries that are being written, each locked by its writer; what nobody has locked is left of one that was killed
+``usage``      bytes in all, as counted when entries were added; never less than there are
+``lock``       whose bytes are the locks
+
+An entry gets its name when it is whole. It is not forced to the disk: after a crash of the machine its checksum tells whether it got there.
+What is evicted or replaced stays readable for who has it open or mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import secrets
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.data_cache.locks import BUSY, HELD, Locks
+
+__all__ = ["DAMAGED", "Level", "Name"]
+
+Bytes = NDArray[np.uint8]
+Part = Any  # whatever has bytes
+
+_MAGIC = b"\x89SARe01\n"
+_DIGEST = 16  # bytes
+_RECORD = struct.Struct(f"<8s{_DIGEST}s{_DIGEST}sQI")  # magic, key, version, length of the content, its checksum
+_CHECKSUM = struct.Struct("<I")  # of the record
+_BEHIND = _RECORD.size + _CHECKSUM.size
+_WRITING, _USAGE = "writing", "usage"
+_COUNT = struct.Struct("<Q")
+_HEX = "0123456789abcdef"
+
+_USAGE_LOCK = 1 << 61  # the number of the lock of `usage`; those of entries are below
+_PATIENCE = 10.0  # seconds to wait for who counts or evicts: an entry is rather not kept
+_RETRY = 60.0  # seconds without another try after a folder could not be written to
+_MOST_PARTS = 512  # of one call that writes; systems allow 1,024
+_SLACK = 16  # the part of the bound that is made free at once, where entries are so small that looking through all each time would cost
+
+
+class Name(NamedTuple):
+    """What an entry is of."""
+
+    key: bytes
+    version: bytes
+
+    @staticmethod
+    def of(key: str, version: str) -> Name:
+        return Name(*(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest() for text in (key, version)))
+
+    @property
+    def number(self) -> int:
+        """Of its lock."""
+        return int.from_bytes(self.key[:7], "little")
+
+
+class _Damaged:
+    """In the place of an entry that does not match its checksums."""
+
+
+DAMAGED = _Damaged()
+
+
+class Level:
+    """A folder of entries.
+
+    Parameters
+    ----------
+    folder : path
+        Of which other files are left alone; made when the first entry is added.
+    bound : int
+        Bytes of entries, whole pages each, what is being written included. Of processes with different bounds the least counts whenever
+        they add to it.
+    room : callable, optional
+        Whether there is room for so many bytes besides.
+    verified : bool
+        Whether contents are checked when they are read, and not only the records behind them.
+    """
+
+    def __init__(self, folder: Path, bound: int, *, room: Callable[[int], bool] = lambda _: True, verified: bool = True) -> None:
+        self.folder, self.bound = folder, bound
+        self.locks = Locks(folder / "lock")
+        self.warned = False
+        self._room, self._verified = room, verified
+        self._closed_until = 0.0
+
+    def accepts(self, nbytes: int = 0) -> bool:
+        """Whether an entry of so many bytes can be expected to be kept."""
+        return 0 < self.bound >= _pages(nbytes) and time.monotonic() >= self._closed_until
+
+    def has(self, name: Name) -> bool:
+        """Whether there is an entry, going by its record."""
+        with self._opened(name) as (file, size):
+            return file >= 0 and _length(_record(file, size), name) == size - _BEHIND
+
+    def get(self, name: Name) -> Bytes | _Damaged | None:
+        """The content of an entry, in memory of the caller's own; None if there is none of this key and version.
+
+        An entry that is damaged is gone afterwards.
+        """
+        with self._opened(name) as (file, size):
+            if file < 0 or not self.bound:
+                return None
+            try:
+                record = _record(file, size)
+                length = _length(record, name)
+                if length is None:
+                    return None
+                content = np.empty(max(size - _BEHIND, 0), np.uint8)
+                whole = length == len(content) and _filled(file, content)
+            except OSError:  # of the disk
+                whole = False
+            if not whole or (self._verified and zlib.crc32(content.data) != _RECORD.unpack_from(record)[4]):
+                return self._dropped(name)
+            with contextlib.suppress(OSError):  # of another user's file, which is then evicted by when it was added
+                now = time.time_ns()
+                os.utime(file, ns=(now, now))
+            return content
+
+    def open(self, name: Name) -> int | None:
+        """A descriptor of an entry, which is the caller's to close, after its content was checked; None if there is none."""
+        with self._opened(name) as (file, _):
+            return os.dup(file) if isinstance(self.get(name), np.ndarray) and file >= 0 else None
+
+    def put(self, name: Name, parts: Sequence[Part], unused_since: int | None = None) -> bool:
+        """Add an entry, of parts behind each other, and evict others where needed. Returns whether it is there.
+
+        Parameters
+        ----------
+        unused_since : int, optional
+            In ns since 1970: what has been used, or added, since then is not evicted for it.
+
+        Warns
+        -----
+        RuntimeWarning
+            The first time that the folder cannot be written to, as on a full disk. There is no other try for a minute then.
+        """
+        views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+        length, checksum = sum(len(view) for view in views), 0
+        if not self.accepts(length + _BEHIND) or not self._room(length):
+            return False
+        for view in views:
+            checksum = zlib.crc32(view, checksum)
+        record = _RECORD.pack(_MAGIC, name.key, name.version, length, checksum)
+        views.append(memoryview(record + _CHECKSUM.pack(zlib.crc32(record))))
+        part: Path | None = None
+        try:
+            part, file = self._reserved(length + _BEHIND, unused_since)
+            if part is None:
+                return False
+            try:
+                _write(file, views)
+                self._rename(part, self._path(name))
+                part = None
+            finally:
+                os.close(file)
+        except OSError as error:
+            self._close(error)
+            return False
+        finally:
+            if part is not None:
+                with contextlib.suppress(OSError):
+                    part.unlink()
+        return True
+
+    def _path(self, name: Name) -> Path:
+        digest = name.key.hex()
+        return self.folder / digest[:2] / digest[2:]
+
+    @contextlib.contextmanager
+    def _opened(self, name: Name) -> Iterator[tuple[int, int]]:
+        """The file of an entry, and its bytes; -1 if there is none."""
+        try:
+            file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            yield -1, 0
+            return
+        try:
+            yield file, os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def _dropped(self, name: Name) -> _Damaged:
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
+        return DAMAGED
+
+    def _close(self, error: OSError) -> None:
+        self._closed_until = time.monotonic() + _RETRY
+        if not self.warned:
+            self.warned = True
+            what = f"cannot cache samples in {self.folder}: {error.strerror or error}"
+            warnings.warn(f"{what}; they come from the next level, or the store", RuntimeWarning, stacklevel=2)
+
+    def _reserved(self, nbytes: int, unused_since: int | None) -> tuple[Path | None, int]:
+        """A file of so many bytes to write to, locked, that counts from now on; None if there is no room."""
+        (self.folder / _WRITING).mkdir(parents=True, exist_ok=True)
+        with self.locks.held(_USAGE_LOCK, _PATIENCE) as state:
+            if state == BUSY:
+                raise OSError(errno.EBUSY, "another process has kept it locked")
+            used, needed = self._used(), _pages(nbytes)
+            if used is None or used + needed > self.bound:
+                used = self._evicted(needed, unused_since)
+            if used + needed > self.bound:
+                return None, -1
+            part = self.folder / _WRITING / secrets.token_hex(12)
+            file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.truncate(file, nbytes)  # so that who looks through the folder meanwhile counts it
+                self._count(used + needed)
+            except BaseException:
+                os.close(file)
+                part.unlink(missing_ok=True)
+                raise
+        return part, file
+
+    def _rename(self, part: Path, path: Path) -> None:
+        try:
+            os.replace(part, path)
+        except FileNotFoundError:
+            path.parent.mkdir(exist_ok=True)
+            os.replace(part, path)
+
+    def _used(self) -> int | None:
+        """Bytes in all by the last count; None if there was none."""
+        try:
+            record = (self.folder / _USAGE).read_bytes()
+        except FileNotFoundError:
+            return None
+        return int(_COUNT.unpack(record)[0]) if len(record) == _COUNT.size else None
+
+    def _count(self, used: int) -> None:
+        file = os.open(self.folder / _USAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.pwrite(file, _COUNT.pack(used), 0)
+        finally:
+            os.close(file)
+
+    def _evicted(self, needed: int, unused_since: int | None) -> int:
+        """Remove what has not been used for longest until there is room for so many bytes; returns what is left. By who counts alone."""
+        used = self._cleared()
+        entries = sorted(self._entries())
+        used += sum(size for _, size, _ in entries)
+        if used + needed <= self.bound:
+            return used
+        target = self.bound - needed - (self.bound // _SLACK if self.bound >= 8 * _SLACK * needed else 0)
+        for last, size, path in entries:
+            if used <= target or (unused_since is not None and last >= unused_since):
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            used -= size
+        return used
+
+    def _entries(self) -> Iterator[tuple[int, int, str]]:
+        """When each entry was last used, its bytes, and its path."""
+        for first in (high + low for high in _HEX for low in _HEX):
+            try:
+                found = os.scandir(self.folder / first)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            with found:
+                for each in found:
+                    if len(each.name) == 2 * _DIGEST - 2 and not each.name.strip(_HEX):
+                        with contextlib.suppress(FileNotFoundError):
+                            status = each.stat(follow_symlinks=False)
+                            yield status.st_mtime_ns, _pages(status.st_size), each.path
+
+    def _cleared(self) -> int:
+        """Bytes of entries that are being written, after those are removed whose writers have ended. By who counts alone."""
+        used = 0
+        for path in (self.folder / _WRITING).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                except BlockingIOError:
+                    used += _pages(os.fstat(file).st_size)
+                finally:
+                    os.close(file)
+        return used
+
+    def clear_left(self) -> None:
+        """Remove what killed writers have left, if that can be done now."""
+        with contextlib.suppress(OSError):
+            if any((self.folder / _WRITING).iterdir()):
+                with self.locks.held(_USAGE_LOCK, 0.0) as state:
+                    if state == HELD:
+                        self._cleared()
+
+
+def _record(file: int, size: int) -> bytes:
+    """What lies behind the content."""
+    return os.pread(file, _BEHIND, max(size - _BEHIND, 0))
+
+
+def _length(record: bytes, name: Name) -> int | None:
+    """The bytes of the content that a record is of: None if that is another's, -1 if it is damaged."""
+    body = record[: _RECORD.size]
+    if len(record) < _BEHIND or not body.startswith(_MAGIC) or _CHECKSUM.unpack(record[_RECORD.size :])[0] != zlib.crc32(body):
+        return -1
+    _, key, version, length, _ = _RECORD.unpack(body)
+    return length if (key, version) == name else None
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _filled(file: int, content: Bytes) -> bool:
+    """Read a file from its beginning; whether there was enough."""
+    done, view = 0, memoryview(content)  # type: ignore[arg-type]
+    while done < len(content):
+        count = os.preadv(file, [view[done:]], done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def _write(file: int, views: list[memoryview]) -> None:
+    offset = 0
+    while views:
+        written = os.pwritev(file, views[:_MOST_PARTS], offset)
+        if not written:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        offset += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
