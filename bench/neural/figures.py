@@ -232,7 +232,8 @@ def formulas(ranks: int, k: float) -> tuple[float, float]:
 
 def plot_long_vectors(results: Results, picture: Picture) -> None:
     for axes, mark in zip(picture.subplots(1, 2), (" 25 million", "32 ranks")):
-        chosen = {key: row for key, row in results.items() if mark in key}
+        keys = sorted((key for key in results if mark in key), key=lambda key: results[key]["gTopk, formula"])
+        chosen = {key: results[key] for key in keys}
         for name in next(iter(results.values())):
             axes.plot(list(chosen), [1e3 * row[name] for row in chosen.values()], "--" if "formula" in name else "o-", label=name)
         axes.set(ylabel="ms a sum", yscale="log")
@@ -314,8 +315,8 @@ def selectors(sizes: Sizes) -> Results:
     rng, results = np.random.default_rng(0), {}
     for power in range(18, 28, 2):
         if 2**power <= sizes.longest:
-            array = rng.standard_normal(2**power).astype(np.float32)
-            row = {name: select_seconds(make, array, max(1, 2**power // 1000), 5) for name, make in SELECTORS.items()}
+            arrays = [rng.standard_normal(2**power).astype(np.float32) for _ in range(2)]
+            row = {name: select_seconds(make, arrays, max(1, 2**power // 1000), 5) for name, make in SELECTORS.items()}
             results[str(2**power)] = row
             print(f"d = {2**power:,}: " + ", ".join(f"{name} {1e3 * each:.2f} ms" for name, each in row.items()), flush=True)
     return results

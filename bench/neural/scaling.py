@@ -101,31 +101,32 @@ def compute_seconds(model: str, samples: int, width: int = 32) -> float:
     return float(np.median(times))
 
 
+def accumulators(model: str, samples: int, ranks: int, density: float, width: int = 32) -> list[Array]:
+    """What each rank selects from."""
+    return [accumulator(model, samples, rank, density, width) for rank in range(ranks)]
+
+
 @cache
-def accumulators(model: str, samples: int, ranks: int, density: float, width: int = 32, rounds: int = 3) -> list[Array]:
-    """What each rank selects from: residuals of some gradients of its own, of which the largest values have been sent, and one more."""
+def accumulator(model: str, samples: int, rank: int, density: float, width: int, rounds: int = 3) -> Array:
+    """The residual of some gradients of a rank's own, of which the largest values have been sent, and one more gradient."""
     net = trained(model, samples, width)
-    size = count(net)
-    select = ExactTopK(max(1, round(density * size)))
-    found = []
-    for rank in range(ranks):
-        residual = np.zeros(size, np.float32)
-        for number in range(rounds - 1):
-            residual += gradient(net, batch(model, samples, 100 + rank * rounds + number))
-            residual[select(residual).indices] = 0
-        found.append(residual + gradient(net, batch(model, samples, 100 + (rank + 1) * rounds - 1)))
-    return found
+    select = ExactTopK(max(1, round(density * count(net))))
+    residual = np.zeros(count(net), np.float32)
+    for number in range(rounds):
+        residual[select(residual).indices] = 0
+        residual += gradient(net, batch(model, samples, 100 + rank * rounds + number))
+    return residual
 
 
-def select_seconds(make_selector: Callable[[int], Any], array: Array, k: int, calls: int = PERIOD) -> float:
-    """Of a selection, on one core, in time of the processor: the mean of a period, without the first call, which prepares."""
+def select_seconds(make_selector: Callable[[int], Any], arrays: Sequence[Array], k: int, calls: int = PERIOD) -> float:
+    """Of a selection from these in turn, on one core, in time of the processor: the mean of a period, behind a call that prepares."""
     select = make_selector(k)
-    select(array)
+    select(arrays[0])
     select = make_selector(k)
     times = []
-    for _ in range(calls):
+    for number in range(calls):
         start = process_time()
-        select(array)
+        select(arrays[number % len(arrays)])
         times.append(process_time() - start)
     return float(np.mean(times))
 
@@ -149,8 +150,8 @@ def communication_seconds(method: str, arrays: Sequence[Array], density: float, 
 def selection_of(method: str, model: str, samples: int, density: float, width: int) -> float:
     """Seconds of a method's selection from an accumulator of this model."""
     _, selector = METHODS[method]
-    (array,) = accumulators(model, samples, 1, density, width)
-    return 0.0 if selector is None else select_seconds(selector, array, max(1, round(density * len(array))))
+    arrays = accumulators(model, samples, 4, density, width)  # of several ranks, as those of several steps differ, too
+    return 0.0 if selector is None else select_seconds(selector, arrays, max(1, round(density * len(arrays[0]))))
 
 
 def step_of(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .data import Samples, data_of
 from .models import make
-from .training import EPOCHS, RATES, loss_of
+from .training import RATES, loss_of
 
 __all__ = ["Network"]
 
@@ -27,7 +27,7 @@ class Network:
         self.learning_rate, momentum = RATES[model]
         self.settings: dict[str, Any] = {"momentum": momentum}  # of the optimisers
         data = data_of(model)
-        passes = -(-steps * batch // len(data.train.y)) if EPOCHS[model] > 1 else 1
+        passes = -(-steps * batch // len(data.train.y))
         self.rows = np.tile(np.arange(len(data.train.y)), passes)[: steps * batch]  # an epoch of the task is all steps
         self.y = self.rows
         self.train, self.test = data.train, data.test

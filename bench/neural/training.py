@@ -38,8 +38,8 @@ OPTIMISERS = {
     "hitopk": "HiTopKSGD",
 }
 #: Rate and momentum of each model, with which dense SGD does well on a batch of 64.
-RATES = {"vgg": (0.02, 0.9), "resnet": (0.05, 0.9), "perceptron": (0.05, 0.9), "lstm": (0.5, 0.9), "transformer": (0.3, 0.9)}
-EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 1, "transformer": 1}
+RATES = {"vgg": (0.02, 0.9), "resnet": (0.05, 0.9), "perceptron": (0.05, 0.9), "lstm": (1.0, 0.9), "transformer": (0.3, 0.9)}
+EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 4, "transformer": 4}
 WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities of gTop-k section IV-B
 POINTS = 8  # at which a model is evaluated
 
