@@ -188,7 +188,7 @@ def recorded(settings: Iterable[Setting], path: Path, seconds: float = float("in
     for ranks in sorted({setting.ranks for setting in wanted}):
         found = records(path)
         missing = [setting for setting in wanted if setting.ranks == ranks and setting.key not in found]
-        if missing:
+        if missing and perf_counter() < end:
             launch(missing, path, end - perf_counter())
     found = records(path)
     left = [setting for setting in wanted if setting.key not in found]
