@@ -30,12 +30,12 @@ def parts_of(stream: SparseStream, parts: int) -> list[int]:
 
 
 def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:
-    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy."""
+    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy, owned if it is."""
     if stream.is_dense:
         present = stream._present
         first, last = lo - stream.lo, hi - stream.lo
         part = None if present is None else present[first:last]
-        return SparseStream._dense_form(stream._stored[first:last], stream.size, lo, hi, part, stream.switch_density)
+        return SparseStream._dense_form(stream._stored[first:last], stream.size, lo, hi, part, stream.switch_density, stream._owned)
     indices, values = stream._entries()
     first, last = _positions(indices, [lo, hi], stream)
     return SparseStream._sparse_form(indices[first:last], values[first:last], stream.size, lo, hi, stream.switch_density)
@@ -102,7 +102,7 @@ def _joined(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStre
     np.concatenate([stream._stored for stream in streams], out=array)
     reduction.dense_work += array.size
     present = None if first._present is None else np.concatenate([stream._present for stream in streams])
-    return SparseStream._dense_form(array, first.size, first.lo, hi, present, reduction.switch_density)
+    return SparseStream._dense_form(array, first.size, first.lo, hi, present, reduction.switch_density, owned=True)
 
 
 def _positions(indices: np.ndarray, bounds: Sequence[int], stream: SparseStream) -> list[int]:

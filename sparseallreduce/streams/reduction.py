@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.dtypes import BFLOAT16
+from sparseallreduce.streams.kernels.backend import mark_read_only
 from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
@@ -44,9 +45,9 @@ class Reduction:
 
     Notes
     -----
-    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense array which
-    is writeable belongs to the algorithm that made it, and may be reused for the result; :meth:`freeze` ends that. Whatever a
-    user passes in, and whatever has been sent, is frozen.
+    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense stream that is
+    owned has its array from the algorithm that made it, which may be reused for the result; :meth:`freeze` ends that. Whatever a
+    user passes in, and whatever has been sent, is frozen. The stream says which it is, whatever kind of array it holds.
 
     Between :meth:`enter` and :meth:`leave` the absent positions of a dense array hold the neutral element, and for operators
     other than the sum a mask tells which are absent; a stream that a user sees has zeros there.
@@ -98,24 +99,24 @@ class Reduction:
         """``stream`` as a user takes it: frozen, and zero where no entry is."""
         present = stream._present
         if present is not None and not present.all():
-            array = stream._stored if stream._stored.flags.writeable else stream._stored.copy()
+            array = stream._stored if stream._owned else stream._stored.copy()
             array[~present] = 0
             stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
-        stream._own = False
         stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
         return self.freeze(stream)
 
     @staticmethod
     def freeze(stream: SparseStream) -> SparseStream:
-        """``stream``, of which no later reduction reuses the array."""
-        if stream.is_dense:
-            stream._stored.flags.writeable = False
+        """``stream``, of which nobody owns the arrays any more: no later reduction reuses them."""
+        stream._owned = False
+        if stream._array is not None:
+            mark_read_only(stream._array)
         return stream
 
     def densify(self, stream: SparseStream) -> SparseStream:
         """``stream`` in the dense form, in an array that may be reused."""
         if stream.is_dense:
-            return stream if stream._stored.flags.writeable else self._copied(stream)
+            return stream if stream._owned else self._copied(stream)
         indices, values = stream._entries()
         shape = (stream.extent, *values.shape[1:])
         neutral = self.op.neutral_of(values.dtype)
@@ -124,7 +125,7 @@ class Reduction:
         present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
         self.dense_work += array.size
         self.scattered(len(indices), array)
-        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density, owned=True)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         """The reduction of two streams on the same range (thesis cases 1.a to 1.d).
@@ -164,15 +165,16 @@ class Reduction:
         a, b = first._stored, second._stored
         # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
         # of the two arrays may be reused differs between the ranks.
-        out = next((array for array in (a, b) if array.flags.writeable and array.size > 1), None)
+        reusable = a if first._owned else b if second._owned else None
+        out = reusable if a.size > 1 else None
         self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
         present = None if self.op.is_sum else self._both(first, second)
-        return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density)
+        return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density, owned=True)
 
     def _into(self, dense: SparseStream, sparse: SparseStream) -> SparseStream:
-        target = dense if dense._stored.flags.writeable else self._copied(dense)
+        target = dense if dense._owned else self._copied(dense)
         indices, values = sparse._entries()
         self.scattered(len(indices), target._stored)
         kernels.scatter(indices, values, target.lo, self.op, target._stored)
@@ -189,7 +191,7 @@ class Reduction:
     def _copied(self, stream: SparseStream) -> SparseStream:
         array = memory.copy(stream._stored)
         self.dense_work += array.size
-        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density, owned=True)
 
     @staticmethod
     def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.dtypes import BFLOAT16, DTYPES, HALVES, NAMES, as_dtype, is_float
+from sparseallreduce.streams.kernels.backend import mark_read_only, may_be_written
 from sparseallreduce.streams.kernels.reference import places
 from sparseallreduce.streams.operator import SUM
 
@@ -116,7 +117,7 @@ class SparseStream:
 
     __array_ufunc__ = None  # an array on the left of an operator leaves it to the stream, and is not multiplied by it element by element
 
-    __slots__ = ("_array", "_indices", "_own", "_present", "_values", "hi", "lo", "size", "switch_density")
+    __slots__ = ("_array", "_indices", "_owned", "_present", "_values", "hi", "lo", "size", "switch_density")
 
     # Exactly one of the two forms is there: _indices and _values, or _array with _values and _indices None. In the dense form
     # _present says which positions hold an entry; None stands for "those that are not zero".
@@ -124,7 +125,9 @@ class SparseStream:
     _values: Array | None
     _array: Array | None
     _present: NDArray[np.bool_] | None
-    _own: bool  # whether a user may write to the values: they are a copy that is nobody else's
+    # Whether who holds the stream may write to its arrays, which are nobody else's: a reduction that made a dense array, or a user that
+    # made a copy. Of every other stream they are borrowed, or frozen. No flag of the arrays says so: only NumPy's have one.
+    _owned: bool
 
     def __init__(self, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> None:
         size = _checked_size(size)
@@ -215,13 +218,14 @@ class SparseStream:
         hi: int | None = None,
         present: NDArray[np.bool_] | None = None,
         density: float | None = None,
+        owned: bool = False,
     ) -> SparseStream:
-        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows."""
+        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows; ``owned`` if nobody else has that array."""
         stream = cls.__new__(cls)
         stream._indices = stream._values = None
         stream._array = array
         stream._present = present
-        stream._own = False
+        stream._owned = owned
         stream.size, stream.lo, stream.hi = size, lo, size if hi is None else hi
         stream.switch_density = density
         return stream
@@ -229,7 +233,7 @@ class SparseStream:
     def _fill_sparse(self, indices: Array, values: Array, size: int, lo: int, hi: int, density: float | None) -> None:
         self._indices, self._values = indices, values
         self._array = self._present = None
-        self._own = False
+        self._owned = False
         self.size, self.lo, self.hi = size, lo, hi
         self.switch_density = density
 
@@ -326,11 +330,11 @@ class SparseStream:
             When assigned to a stream that is no copy, or something of another shape or dtype.
         """
         values = self._entries()[1]
-        return values.view() if self._own and not self.is_dense else _read_only(values)
+        return values.view() if self._owned and not self.is_dense else _read_only(values)
 
     @values.setter
     def values(self, values: ArrayLike) -> None:
-        if not self._own:
+        if not self._owned:
             raise StreamError("the values of this stream are read-only: write to those of its copy()")
         refuse_masked(values)
         try:
@@ -484,7 +488,7 @@ class SparseStream:
         arrays = (None if array is None else array.copy() for array in self._arrays)
         stream = type(self).__new__(type(self))
         stream._indices, stream._values, stream._array, stream._present = arrays
-        stream._own = True
+        stream._owned = True
         stream.size, stream.lo, stream.hi, stream.switch_density = self.size, self.lo, self.hi, self.switch_density
         return stream
 
@@ -524,7 +528,7 @@ class SparseStream:
                 f"cannot add a stream of size {self.size} and dtype {stored.dtype} to an array of shape {array.shape} and dtype "
                 f"{array.dtype}: both must agree"
             )
-        if not array.flags.writeable:
+        if not may_be_written(array):
             raise StreamError("cannot add a stream to an array that is read-only: pass a copy")
         if self.is_dense:
             array[self.lo : self.hi] += stored
@@ -589,7 +593,7 @@ class SparseStream:
 
 def _read_only(array: Array) -> Array:
     view = array.view()
-    view.flags.writeable = False
+    mark_read_only(view)
     return view
 
 

@@ -57,7 +57,7 @@ class _SharedReduction(Reduction):
 
 def _is_own(stream: SparseStream) -> bool:
     """Whether the stream may be changed in place by the rank that holds it, which is then the only one."""
-    return stream.is_dense and bool(stream._stored.flags.writeable)
+    return stream.is_dense and stream._owned
 
 
 class Outputs:

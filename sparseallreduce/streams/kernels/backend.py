@@ -10,7 +10,7 @@ import numpy as np
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 
-__all__ = ["array_module", "backend_of", "cuda_kernels"]
+__all__ = ["array_module", "backend_of", "cuda_kernels", "mark_read_only", "may_be_written"]
 
 _COMPILED = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64", "uint32", "uint64", "complex64", "complex128"))
 
@@ -43,6 +43,19 @@ def backend_of(array: Any) -> str:
     if hasattr(array, "__cuda_array_interface__"):
         return "cuda"
     raise StreamTypeError(f"no kernels work on {type(array).__name__}: pass an array of NumPy, or one of CuPy or with its interface")
+
+
+def mark_read_only(array: Any) -> None:
+    """Let NumPy refuse to write to an array, as a courtesy: others have no such mark, and nothing is decided by it."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+
+
+def may_be_written(array: Any) -> bool:
+    """Whether a user's array that is to be changed can be, as far as the array says."""
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.writeable)
+    return not array.__cuda_array_interface__["data"][1]
 
 
 def array_module(array: Any) -> ModuleType:

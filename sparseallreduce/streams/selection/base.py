@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import may_be_written
 from sparseallreduce.streams.kernels.selection import put_back
 from sparseallreduce.streams.stream import SparseStream, refuse_masked
 
@@ -83,7 +84,7 @@ def checked(accumulator: Array, gradient: Array | None = None, clear: bool = Fal
         raise StreamTypeError(f"values are selected from an array of float32 or float64, not {kind}: convert it")
     if accumulator.ndim != 1 or not accumulator.flags.c_contiguous:
         raise StreamError(f"values are selected from a contiguous vector, not shape {accumulator.shape}, strides {accumulator.strides}")
-    if clear and not accumulator.flags.writeable:
+    if clear and not may_be_written(accumulator):
         raise StreamError("the accumulator is read-only, and what is chosen cannot be taken out of it: pass a copy")
     if gradient is None:
         return
@@ -92,7 +93,7 @@ def checked(accumulator: Array, gradient: Array | None = None, clear: bool = Fal
         raise StreamTypeError(f"the gradient is of {gradient.dtype}, but the accumulator of {accumulator.dtype}")
     if gradient.shape != accumulator.shape or not gradient.flags.c_contiguous:
         raise StreamError(f"a gradient of shape {gradient.shape} does not fit an accumulator of shape {accumulator.shape}, or has gaps")
-    if not accumulator.flags.writeable:
+    if not may_be_written(accumulator):
         raise StreamError("the accumulator is read-only, and a gradient cannot be added to it: pass a copy")
 
 
