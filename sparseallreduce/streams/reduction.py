@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import StreamError
+from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.dtypes import BFLOAT16
-from sparseallreduce.streams.kernels.backend import mark_read_only
-from sparseallreduce.streams.kernels.reference import places
+from sparseallreduce.streams.kernels.backend import MIXED, array_module, mark_read_only
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
@@ -71,7 +70,11 @@ class Reduction:
         ------
         StreamError
             If they differ in size, dtype or width.
+        StreamTypeError
+            If one lies on the host and the other on a GPU.
         """
+        if first.on_device != second.on_device:
+            raise StreamTypeError(MIXED)
         for name in ("size", "dtype", "width"):
             ours, theirs = getattr(first, name), getattr(second, name)
             if ours != theirs:
@@ -120,9 +123,10 @@ class Reduction:
         indices, values = stream._entries()
         shape = (stream.extent, *values.shape[1:])
         neutral = self.op.neutral_of(values.dtype)
-        array = memory.full(shape, neutral)
+        xp = array_module(values)
+        array = memory.full(shape, neutral, xp)
         kernels.scatter_set(indices, values, stream.lo, array)
-        present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
+        present = None if self.op.is_sum else self._mask(stream, xp.zeros(stream.extent, np.bool_))
         self.dense_work += array.size
         self.scattered(len(indices), array)
         return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density, owned=True)
@@ -155,11 +159,8 @@ class Reduction:
         self.work += len(ia) + len(ib)
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        room = len(ia) + len(ib)
-        indices = memory.empty(room, ia.dtype)
-        values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
-        count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
-        return SparseStream._sparse_form(indices[:count], values[:count], first.size, first.lo, first.hi, self.switch_density)
+        indices, values = kernels.merged(ia, va, ib, vb, self.op)
+        return SparseStream._sparse_form(indices, values, first.size, first.lo, first.hi, self.switch_density)
 
     def _dense_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         a, b = first._stored, second._stored
@@ -196,7 +197,7 @@ class Reduction:
     @staticmethod
     def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         indices, _ = sparse._entries()
-        mask[places(indices, sparse.lo, len(mask))] = True
+        mask[kernels.places(indices, sparse.lo, len(mask))] = True
         return mask
 
     @staticmethod
@@ -207,7 +208,7 @@ class Reduction:
 
 def divided(stream: SparseStream, ranks: int) -> SparseStream:
     """A sum of so many ranks divided by their number, in memory of its own: the mean, as a user takes it."""
-    values = memory.empty(stream._stored.shape, stream.dtype)
+    values = memory.empty(stream._stored.shape, stream.dtype, array_module(stream._stored))
     divide(stream._stored, ranks, values)
     if stream._indices is None:
         mean = SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)
