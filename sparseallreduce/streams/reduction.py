@@ -73,12 +73,9 @@ class Reduction:
         StreamTypeError
             If one lies on the host and the other on a GPU.
         """
-        if first.on_device != second.on_device:
-            raise StreamTypeError(MIXED)
-        for name in ("size", "dtype", "width"):
-            ours, theirs = getattr(first, name), getattr(second, name)
-            if ours != theirs:
-                raise StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
+        a, b = first._stored, second._stored
+        if first.size != second.size or a.dtype != b.dtype or a.shape[1:] != b.shape[1:] or type(a) is not type(b):
+            raise _unlike(first, second)
         result = self.pair(self.enter(first), self.enter(second))
         return self.leave(result.copy() if result.overlaps(first) or result.overlaps(second) else result)
 
@@ -104,6 +101,7 @@ class Reduction:
         if present is not None and not present.all():
             array = stream._stored if stream._owned else stream._stored.copy()
             array[~present] = 0
+            stream._owned = False  # its array is the user's from now on
             stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
         stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
         return self.freeze(stream)
@@ -140,7 +138,7 @@ class Reduction:
             return self._into(first, second) if not second.is_dense else self._dense_pair(first, second)
         if second.is_dense:
             return self._into(second, first)
-        if len(first._stored) + len(second._stored) > self.limit(first):
+        if len(first._values) + len(second._values) > self.limit(first):  # type: ignore[arg-type]  # both are sparse
             return self._into(self.densify(first), second)
         return self._sparse_pair(first, second)
 
@@ -154,23 +152,30 @@ class Reduction:
         return tree.result()
 
     def _sparse_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
-        ia, va = first._entries()
-        ib, vb = second._entries()
-        self.work += len(ia) + len(ib)
+        entries: Any = first._indices, first._values, second._indices, second._values
+        ia, va, ib, vb = entries
+        room = len(ia) + len(ib)
+        self.work += room
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        indices, values = kernels.merged(ia, va, ib, vb, self.op)
-        return SparseStream._sparse_form(indices, values, first.size, first.lo, first.hi, self.switch_density)
+        if va.__class__ is not np.ndarray:  # on a device, where room is made once the entries are counted
+            return SparseStream._sparse_form(*kernels.merged(ia, va, ib, vb, self.op), first.size, first.lo, first.hi, self.switch_density)
+        indices = memory.empty(room, ia.dtype)
+        values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
+        count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
+        return SparseStream._sparse_form(indices[:count], values[:count], first.size, first.lo, first.hi, self.switch_density)
 
     def _dense_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         a, b = first._stored, second._stored
         # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
         # of the two arrays may be reused differs between the ranks.
-        reusable = a if first._owned else b if second._owned else None
-        out = reusable if a.size > 1 else None
+        reused = first if first._owned else second if second._owned else None
+        out = None if reused is None or a.size <= 1 else reused._stored
         self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
+        if reused is not None:
+            reused._owned = False  # whether its array was taken or not: what is done with the result later is not done to it
         present = None if self.op.is_sum else self._both(first, second)
         return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density, owned=True)
 
@@ -204,6 +209,15 @@ class Reduction:
     def _both(first: SparseStream, second: SparseStream) -> NDArray[np.bool_]:
         assert first._present is not None and second._present is not None
         return np.logical_or(first._present, second._present)
+
+
+def _unlike(first: SparseStream, second: SparseStream) -> StreamError | StreamTypeError:
+    """The error for streams that cannot be reduced together."""
+    for name in ("size", "dtype", "width"):
+        ours, theirs = getattr(first, name), getattr(second, name)
+        if ours != theirs:
+            return StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
+    return StreamTypeError(MIXED)
 
 
 def divided(stream: SparseStream, ranks: int) -> SparseStream:

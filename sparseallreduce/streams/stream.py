@@ -534,9 +534,10 @@ class SparseStream:
 
     def overlaps(self, other: SparseStream) -> bool:
         """Whether an array of this stream may share memory with one of the other."""
-        xp = array_module(self._stored)
-        return xp is array_module(other._stored) and any(
-            xp.may_share_memory(ours, theirs)
+        mine = self._stored
+        may_share = np.may_share_memory if type(mine) is np.ndarray else array_module(mine).may_share_memory
+        return type(mine) is type(other._stored) and any(
+            may_share(ours, theirs)
             for ours in self._arrays
             for theirs in other._arrays
             if ours is not None and theirs is not None and len(ours) and len(theirs)

@@ -101,6 +101,21 @@ def test_a_dense_stream_that_is_owned_is_reused():
         assert np.shares_memory(reduction.pair(*pair)._stored, pair[place]._stored)
 
 
+def test_an_array_has_one_owner_at_a_time():
+    for op in ALL_OPERATORS.values():
+        reduction = Reduction(op)
+        with without_marks():
+            first, second = (reduction.densify(operand(reduction, seed, "sent")) for seed in range(2))
+            total = reduction.pair(first, second)
+            assert total._owned and not first._owned and total._stored is first._stored
+            left = reduction.leave(total)
+            before = held(left)
+            reduction.leave(total)
+            for other in (first, total):
+                reduction.pair(other, second)
+            assert not total._owned and held(left) == before
+
+
 def test_parts_of_what_is_owned_are_owned_and_of_what_is_frozen_frozen():
     reduction = Reduction()
     with without_marks():

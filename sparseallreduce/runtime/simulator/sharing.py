@@ -79,6 +79,8 @@ def same_bits(first: SparseStream, second: SparseStream) -> bool:
     """Whether two streams have the same form and hold the same bytes."""
     if first is second:
         return True
+    if first.on_device != second.on_device:
+        return False
     if (first.is_dense, first.dtype, first.size, first.lo, first.hi) != (second.is_dense, second.dtype, second.size, second.lo, second.hi):
         return False
     parts = zip(_arrays(first), _arrays(second))

@@ -45,7 +45,7 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
         If an index lies outside of ``dense``, after what lies inside has been combined; or, before anything has, if the first or the
         last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
     """
-    if not type(values) is type(dense) is np.ndarray:
+    if not values.__class__ is dense.__class__ is np.ndarray:
         device = device_kernels(indices, values, dense)
         if device is not None:
             device.scatter(indices, values, lo, op, dense)
@@ -66,7 +66,7 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
 
     Parameters and exceptions are those of :func:`scatter`.
     """
-    if not type(values) is type(dense) is np.ndarray:
+    if not values.__class__ is dense.__class__ is np.ndarray:
         device = device_kernels(indices, values, dense)
         if device is not None:
             device.scatter_set(indices, values, lo, dense)

@@ -21,9 +21,9 @@ __all__ = ["merge", "merged", "shared"]
 def merged(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator) -> tuple[Indices, Values]:
     """The union of two sorted index sets and their values, as :func:`merge` writes it, in arrays of its own.
 
-    On a device the entries are counted before there are arrays for them; here arrays with room for all are made, and cut.
+    On a device the entries are counted before there are arrays for them; on the host arrays with room for all are made, and cut.
     """
-    if not type(va) is type(vb) is np.ndarray:
+    if not va.__class__ is vb.__class__ is np.ndarray:
         device = device_kernels(ia, va, ib, vb)
         if device is not None:
             return device.merged(ia, va, ib, vb, op)  # type: ignore[no-any-return]
@@ -64,7 +64,7 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
     ranges are disjoint or one input is many times longer than the other.
     """
-    if not type(va) is type(vb) is np.ndarray:
+    if not va.__class__ is vb.__class__ is np.ndarray:
         device = device_kernels(ia, va, ib, vb, iout, vout)
         if device is not None:
             return device.merge(ia, va, ib, vb, op, iout, vout)  # type: ignore[no-any-return]
