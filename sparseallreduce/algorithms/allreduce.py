@@ -51,8 +51,10 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
             raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
         call = checked(stream, op, algorithm, dict(options))
         operator, chosen = operator_term(call, stream.dtype), tuple(call.options.items())
-        vector = stream.size, stream.dtype, stream.width, stream.on_device
-        terms = _terms(*vector, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding)
+        dtype, device = stream.dtype, stream.on_device
+        terms = _terms(
+            stream.size, dtype, stream.width, device, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
+        )
         return call, Intent(terms, stream.stored)
     except BaseException as error:
         return None, Intent((), 0, error)

@@ -268,8 +268,8 @@ class SparseStream:
     @property
     def on_device(self) -> bool:
         """Whether the arrays lie in a GPU's memory."""
-        stored = self._stored
-        return type(stored) is not np.ndarray and on_device(stored)
+        stored = self._values if self._array is None else self._array
+        return stored.__class__ is not np.ndarray and on_device(stored)
 
     @property
     def extent(self) -> int:
@@ -534,9 +534,9 @@ class SparseStream:
 
     def overlaps(self, other: SparseStream) -> bool:
         """Whether an array of this stream may share memory with one of the other."""
-        mine = self._stored
-        may_share = np.may_share_memory if type(mine) is np.ndarray else array_module(mine).may_share_memory
-        return type(mine) is type(other._stored) and any(
+        mine, their = self._stored, other._stored
+        may_share = np.may_share_memory if mine.__class__ is np.ndarray else array_module(mine).may_share_memory
+        return mine.__class__ is their.__class__ and any(
             may_share(ours, theirs)
             for ours in self._arrays
             for theirs in other._arrays
