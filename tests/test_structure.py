@@ -195,3 +195,10 @@ def test_files_and_functions_of_the_runtime_and_of_torch_are_short(module):
             lengths[f"{node.name}, line {node.lineno}"] = node.end_lineno - node.lineno + 1
     long = {what: lines for what, lines in lengths.items() if lines > (FILE_LINES if what == "the file" else FUNCTION_LINES)}
     assert not long, f"more than {FILE_LINES} lines of a file, or {FUNCTION_LINES} of a function with its docstring"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) not in (None, "kernels")], ids=short)
+def test_who_owns_an_array_is_not_read_off_its_flags(module):
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        reads = isinstance(node, ast.Attribute) and node.attr == "writeable" and isinstance(node.ctx, ast.Load)
+        assert not reads, f"{short(module)}:{node.lineno} asks NumPy's flag: ask the stream, or may_be_written of a user's array"

@@ -14,8 +14,10 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.choose import choose, choose_levels, problem_of
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import Overlap
+from sparseallreduce.algorithms.staging import staged
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import AlgorithmError, StreamTypeError
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.kernels.contract import LONG_FLOATS
 from sparseallreduce.streams.operator import Operator, as_operator
 from sparseallreduce.streams.reduction import Reduction
@@ -49,8 +51,9 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
             raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
         call = checked(stream, op, algorithm, dict(options))
         operator, chosen = operator_term(call, stream.dtype), tuple(call.options.items())
+        dtype, device = stream.dtype, stream.on_device
         terms = _terms(
-            stream.size, stream.dtype, stream.width, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
+            stream.size, dtype, stream.width, device, operator, call.algorithm, chosen, call.switch_density, call.machine, call.encoding
         )
         return call, Intent(terms, stream.stored)
     except BaseException as error:
@@ -82,8 +85,10 @@ def allreduce(
             levels = choose_levels(problem, machine) if ALGORITHMS[name].options else {}
             levels |= {level: chosen for level, chosen in options.items() if chosen != AUTO}
             options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
-    result = yield from ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
-    result = decoded(result)
+    schedule = ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
+    if call.stream.on_device:
+        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact)
+    result = decoded((yield from schedule))
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
 
@@ -97,6 +102,7 @@ def _terms(
     size: int,
     dtype: np.dtype[Any],
     width: int | None,
+    on_device: bool,
     operator: str,
     algorithm: str,
     options: tuple[tuple[str, Any], ...],
@@ -105,7 +111,8 @@ def _terms(
     encoding: Encoding,
 ) -> tuple[tuple[str, str], ...]:
     vector = ("size", str(size)), ("dtype", dtype.name), ("row width", str(width))
-    return (*vector, ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
+    memory = ("memory of the streams", "a GPU's" if on_device else "the host's")
+    return (*vector, memory, ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
 
 
 def _arguments(

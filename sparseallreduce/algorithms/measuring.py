@@ -109,7 +109,7 @@ def measure(
     blocks = tuple(pairwise(boundaries(1 << 20, ranks)))
     low, high = blocks[rank]
     for _ in range(3):
-        block = SparseStream._dense_form(np.ones(high - low, np.float32), 1 << 20, low, high)
+        block = SparseStream._dense_form(np.ones(high - low, np.float32), 1 << 20, low, high, owned=True)
         start = yield Clock()
         if ranks > 1:
             yield DenseAllgather(block, blocks, SUM)
@@ -181,7 +181,7 @@ def unpack_machine(packed: bytes) -> Machine:
 
 
 def _ones(size: int) -> SparseStream:
-    return SparseStream._dense_form(np.ones(size, np.float32), size)
+    return SparseStream._dense_form(np.ones(size, np.float32), size, owned=True)
 
 
 def _evenly(entries: int, size: int) -> SparseStream:

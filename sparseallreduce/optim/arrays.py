@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, viewed
+from sparseallreduce.streams.kernels.backend import may_be_written
 
 __all__ = ["as_array", "as_flat_parameter"]
 
@@ -56,7 +57,7 @@ def as_flat_parameter(given: Any) -> Array:
     view = as_array(given)
     if not view.flags.c_contiguous:
         raise StreamError(f"parameters are changed in place, without gaps in C order; one of shape {view.shape} is not: make it contiguous")
-    if not view.flags.writeable:
+    if not may_be_written(view):
         raise StreamError(f"parameters are changed in place, but one of shape {view.shape} is read-only: pass one that can be written to")
     return view.reshape(-1)
 
@@ -66,7 +67,7 @@ def _writeable(view: Array, given: Any) -> Array:
 
     DLPack before version 1.0 cannot say that memory may be written to, and NumPy then assumes that it may not.
     """
-    if view.flags.writeable or not hasattr(given, "__array__"):
+    if may_be_written(view) or not hasattr(given, "__array__"):
         return view
     other = np.asarray(given)
-    return other if other.flags.writeable and np.may_share_memory(view, other) else view
+    return other if may_be_written(other) and np.may_share_memory(view, other) else view

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams.kernels.backend import on_device
 
 __all__ = ["DTYPES", "as_vector", "is_array", "viewed"]
 
@@ -58,6 +59,8 @@ def viewed(array: Any) -> NDArray[Any]:
         raise StreamTypeError("a masked array has values that do not count: pass array.filled(0)")
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # not a subclass of it
+    if on_device(array):
+        raise StreamTypeError(f"this {type(array).__name__} lies on a GPU, and one of the host is needed: pass a copy, as of array.get()")
     if not is_array(array):
         raise StreamTypeError(f"an array is needed (buffer protocol, __array_interface__ or DLPack), not {type(array).__name__}")
     try:

@@ -20,6 +20,7 @@ from sparseallreduce.reducers.arrays import as_vector
 from sparseallreduce.reducers.by_hosts import ByHosts
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.launching import launch
+from sparseallreduce.streams.kernels.backend import may_be_written
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -260,7 +261,7 @@ class Reducer(ABC):
         checked = gradient if isinstance(gradient, SparseStream) else as_vector(gradient, self.size)
         if checked.dtype != residual.dtype:
             raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {residual.dtype}: convert one of them")
-        if not residual.flags.writeable:
+        if not may_be_written(residual):
             raise StreamError("the residual is read-only, and a gradient cannot be added to it: make it writeable")
         if not isinstance(checked, SparseStream):
             if np.may_share_memory(checked, residual):

@@ -18,5 +18,6 @@ class Dense(Reducer):
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         add(accumulator, gradient)
-        total = yield DenseAllreduce(SparseStream._dense_form(memory.copy(accumulator), self.size), self.reduction.op)
+        own = SparseStream._dense_form(memory.copy(accumulator), self.size, owned=True)
+        total = yield DenseAllreduce(own, self.reduction.op)
         return Reduced(self.reduction.leave(total), slice(None))

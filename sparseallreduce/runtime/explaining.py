@@ -110,7 +110,7 @@ def explain(
 
 def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:
     assert call is not None, "all ranks have been told of the error"
-    stream, reduction = call.stream, Reduction(call.op, call.switch_density)
+    stream, reduction = call.stream.to_host(), Reduction(call.op, call.switch_density)
     if ranks == 1:
         return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
     channel = channel_of(comm)

@@ -66,7 +66,7 @@ def start(
     operation: Any = None
     try:
         stored = stream._stored
-        key = (stream.size, stored.dtype, stored.shape[1:], op, algorithm) if fusion is None else (fusion, op, algorithm)
+        key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
         signature = channel.signatures.get(key)
         if signature is None:
             signature = _signature_of(key, stream, op, algorithm, channel, fusion)

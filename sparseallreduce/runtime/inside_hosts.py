@@ -169,7 +169,7 @@ def _until_at(host: HostMemory, places: Sequence[int] | set[int], line: int, wor
 
 def _copied(stream: SparseStream) -> SparseStream:
     copied = stream.copy()
-    copied._own = False
+    copied._owned = False
     return copied
 
 

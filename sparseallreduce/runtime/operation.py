@@ -424,7 +424,7 @@ class Operation(Failing):
         entered = [number for number, sequence, *_ in self.channel.collectives.unfinished if sequence == self.sequence]
         if entered:  # it could not be complete without all of them
             self.channel.collectives.forget(entered[-1])
-        return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density)
+        return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density, owned=True)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
         for counts in self.traces:

@@ -179,6 +179,8 @@ def fusion_of(streams: Sequence[Any]) -> Fusion:
     for place, stream in enumerate(streams):
         if not isinstance(stream, SparseStream):
             raise StreamTypeError(f"element {place} of the list is no SparseStream, but of type {type(stream).__name__}")
+        if stream.on_device:
+            raise StreamTypeError(f"element {place} of the list lies on a GPU: lists and plans take those of the host, as stream.to_host()")
     return _fusion(tuple(stream.size for stream in streams), tuple((stream.dtype, stream._stored.shape[1:]) for stream in streams))
 
 
@@ -189,7 +191,7 @@ def fused_alike(streams: Sequence[Any]) -> tuple[Fusion, SparseStream] | None:
     values = [stream._values for stream in streams]
     if sum([each is None for each in values]):
         return None
-    if len({each.dtype for each in values}) > 1 or len({each.shape[1:] for each in values}) > 1:
+    if set(map(type, values)) != {np.ndarray} or len({each.dtype for each in values}) > 1 or len({each.shape[1:] for each in values}) > 1:
         return None
     kind = values[0].dtype, values[0].shape[1:]
     fusion = _fusion_alike(tuple([stream.size for stream in streams]), kind)

@@ -46,12 +46,16 @@ class _Pool:
 _pool = _Pool()
 
 
-def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike, xp: Any = np) -> NDArray[Any]:
     """As ``numpy.empty``; the memory comes back when the array and all views of it are gone.
+
+    Of another array module, whose arrays lie on a device, it is what that has: CuPy keeps memory itself.
 
     >>> empty((2, 3), "float32").shape
     (2, 3)
     """
+    if xp is not np:
+        return xp.empty(shape, dtype)  # type: ignore[no-any-return]
     dtype = np.dtype(dtype)
     nbytes = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
     if nbytes < SMALLEST:
@@ -62,12 +66,14 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return np.asarray(_Lease(block))[:nbytes].view(dtype).reshape(shape)
 
 
-def full(shape: int | tuple[int, ...], value: Any) -> NDArray[Any]:
+def full(shape: int | tuple[int, ...], value: Any, xp: Any = np) -> NDArray[Any]:
     """As ``numpy.full``, of the dtype of ``value``.
 
     >>> full(2, np.float32(1))
     array([1., 1.], dtype=float32)
     """
+    if xp is not np:
+        return xp.full(shape, value, value.dtype)  # type: ignore[no-any-return]
     if not value and math.prod(shape if isinstance(shape, tuple) else (shape,)) * value.itemsize <= FRESH:
         return np.zeros(shape, value.dtype)
     array = empty(shape, value.dtype)
@@ -81,7 +87,7 @@ def copy(array: NDArray[Any]) -> NDArray[Any]:
     >>> copy(full(2, np.float32(1)))
     array([1., 1.], dtype=float32)
     """
-    if array.nbytes <= FRESH:
+    if array.nbytes <= FRESH or type(array) is not np.ndarray:
         return array.copy()
     copied = empty(array.shape, array.dtype)
     np.copyto(copied, array)

@@ -61,6 +61,8 @@ class Merging:
         """None where both would have to be here in whole."""
         mine, reduction = self._mine, self._reduction
         indices, _ = theirs.prefix()
+        if mine.on_device:  # what arrives comes to the host, and is moved once all is there
+            return None
         if indices is None or not theirs.stored or not mine.stored:
             return None
         if not mine.is_dense and mine.stored + theirs.stored <= reduction.limit(mine):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from sparseallreduce.streams import kernels, memory
-from sparseallreduce.streams.kernels.reference import places
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -30,14 +28,14 @@ def parts_of(stream: SparseStream, parts: int) -> list[int]:
 
 
 def slice_range(stream: SparseStream, lo: int, hi: int) -> SparseStream:
-    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy."""
+    """The entries of ``stream`` on ``[lo, hi)``, which lies within its range, as views without a copy, owned if it is."""
     if stream.is_dense:
         present = stream._present
         first, last = lo - stream.lo, hi - stream.lo
         part = None if present is None else present[first:last]
-        return SparseStream._dense_form(stream._stored[first:last], stream.size, lo, hi, part, stream.switch_density)
+        return SparseStream._dense_form(stream._stored[first:last], stream.size, lo, hi, part, stream.switch_density, stream._owned)
     indices, values = stream._entries()
-    first, last = _positions(indices, [lo, hi], stream)
+    first, last = kernels.cuts(indices, [lo, hi], stream.lo, stream.hi)
     return SparseStream._sparse_form(indices[first:last], values[first:last], stream.size, lo, hi, stream.switch_density)
 
 
@@ -51,7 +49,7 @@ def split(stream: SparseStream, bounds: Sequence[int]) -> list[SparseStream]:
     if stream.is_dense:
         return [slice_range(stream, lo, hi) for lo, hi in ranges]
     indices, values = stream._entries()
-    cuts = _positions(indices, bounds, stream)
+    cuts = kernels.cuts(indices, bounds, stream.lo, stream.hi)
     return [
         SparseStream._sparse_form(indices[first:last], values[first:last], stream.size, lo, hi, stream.switch_density)
         for (lo, hi), (first, last) in zip(ranges, pairwise(cuts), strict=True)
@@ -67,13 +65,14 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
     first, last = streams[0], streams[-1]
     if len(streams) == 1:
         return first
-    shape, dtype = first._stored.shape[1:], first.dtype
-    whole = SparseStream._sparse_form(np.empty(0, index_dtype(first.size)), np.empty((0, *shape), dtype), first.size, first.lo, last.hi)
+    shape, dtype, xp = first._stored.shape[1:], first.dtype, array_module(first._stored)
+    nothing = xp.empty(0, index_dtype(first.size)), xp.empty((0, *shape), dtype)
+    whole = SparseStream._sparse_form(*nothing, first.size, first.lo, last.hi)
     if sum(stream.stored for stream in streams) <= reduction.limit(whole):
         entries = [stream._entries() for stream in streams]
         count = sum(len(part[0]) for part in entries)
-        indices = np.concatenate([part[0] for part in entries], out=memory.empty(count, index_dtype(first.size)))
-        values = np.concatenate([part[1] for part in entries], out=memory.empty((count, *shape), dtype))
+        indices = xp.concatenate([part[0] for part in entries], out=memory.empty(count, index_dtype(first.size), xp))
+        values = xp.concatenate([part[1] for part in entries], out=memory.empty((count, *shape), dtype, xp))
         return SparseStream._sparse_form(indices, values, first.size, first.lo, last.hi, reduction.switch_density)
     if all(stream.is_dense for stream in streams):
         return _joined(streams, reduction)
@@ -91,22 +90,16 @@ def concatenate(streams: Sequence[SparseStream], reduction: Reduction) -> Sparse
             kernels.scatter_set(indices, values, first.lo, array)
             reduction.scattered(len(indices), array)
             if present is not None:
-                present[places(indices, first.lo, len(present))] = True
+                present[kernels.places(indices, first.lo, len(present))] = True
     return joined
 
 
 def _joined(streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
     """As :func:`concatenate`, of dense streams, whose array need not be filled before they are copied to it."""
     first, hi = streams[0], streams[-1].hi
-    array = memory.empty((hi - first.lo, *first._stored.shape[1:]), first.dtype)
-    np.concatenate([stream._stored for stream in streams], out=array)
+    xp = array_module(first._stored)
+    array = memory.empty((hi - first.lo, *first._stored.shape[1:]), first.dtype, xp)
+    xp.concatenate([stream._stored for stream in streams], out=array)
     reduction.dense_work += array.size
-    present = None if first._present is None else np.concatenate([stream._present for stream in streams])
-    return SparseStream._dense_form(array, first.size, first.lo, hi, present, reduction.switch_density)
-
-
-def _positions(indices: np.ndarray, bounds: Sequence[int], stream: SparseStream) -> list[int]:
-    # The last bound may be one more than the index dtype can hold (2**32), so the ends are known rather than searched.
-    inner = np.asarray([bound for bound in bounds if stream.lo < bound < stream.hi], dtype=indices.dtype)
-    found = iter(np.searchsorted(indices, inner).tolist())
-    return [0 if bound <= stream.lo else len(indices) if bound >= stream.hi else next(found) for bound in bounds]
+    present = None if first._present is None else xp.concatenate([stream._present for stream in streams])
+    return SparseStream._dense_form(array, first.size, first.lo, hi, present, reduction.switch_density, owned=True)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import StreamError
+from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.dtypes import BFLOAT16
-from sparseallreduce.streams.kernels.reference import places
+from sparseallreduce.streams.kernels.backend import MIXED, array_module, mark_read_only
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
@@ -44,9 +44,9 @@ class Reduction:
 
     Notes
     -----
-    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense array which
-    is writeable belongs to the algorithm that made it, and may be reused for the result; :meth:`freeze` ends that. Whatever a
-    user passes in, and whatever has been sent, is frozen.
+    Streams are values: operands are left as they were, with one exception that saves a pass over memory. A dense stream that is
+    owned has its array from the algorithm that made it, which may be reused for the result; :meth:`freeze` ends that. Whatever a
+    user passes in, and whatever has been sent, is frozen. The stream says which it is, whatever kind of array it holds.
 
     Between :meth:`enter` and :meth:`leave` the absent positions of a dense array hold the neutral element, and for operators
     other than the sum a mask tells which are absent; a stream that a user sees has zeros there.
@@ -70,11 +70,12 @@ class Reduction:
         ------
         StreamError
             If they differ in size, dtype or width.
+        StreamTypeError
+            If one lies on the host and the other on a GPU.
         """
-        for name in ("size", "dtype", "width"):
-            ours, theirs = getattr(first, name), getattr(second, name)
-            if ours != theirs:
-                raise StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
+        a, b = first._stored, second._stored
+        if first.size != second.size or a.dtype != b.dtype or a.shape[1:] != b.shape[1:] or type(a) is not type(b):
+            raise _unlike(first, second)
         result = self.pair(self.enter(first), self.enter(second))
         return self.leave(result.copy() if result.overlaps(first) or result.overlaps(second) else result)
 
@@ -98,33 +99,35 @@ class Reduction:
         """``stream`` as a user takes it: frozen, and zero where no entry is."""
         present = stream._present
         if present is not None and not present.all():
-            array = stream._stored if stream._stored.flags.writeable else stream._stored.copy()
+            array = stream._stored if stream._owned else stream._stored.copy()
             array[~present] = 0
+            stream._owned = False  # its array is the user's from now on
             stream = SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present)
-        stream._own = False
         stream.switch_density = self.switch_density  # which does not travel: a stream off the wire has none
         return self.freeze(stream)
 
     @staticmethod
     def freeze(stream: SparseStream) -> SparseStream:
-        """``stream``, of which no later reduction reuses the array."""
-        if stream.is_dense:
-            stream._stored.flags.writeable = False
+        """``stream``, of which nobody owns the arrays any more: no later reduction reuses them."""
+        stream._owned = False
+        if stream._array is not None:
+            mark_read_only(stream._array)
         return stream
 
     def densify(self, stream: SparseStream) -> SparseStream:
         """``stream`` in the dense form, in an array that may be reused."""
         if stream.is_dense:
-            return stream if stream._stored.flags.writeable else self._copied(stream)
+            return stream if stream._owned else self._copied(stream)
         indices, values = stream._entries()
         shape = (stream.extent, *values.shape[1:])
         neutral = self.op.neutral_of(values.dtype)
-        array = memory.full(shape, neutral)
+        xp = array_module(values)
+        array = memory.full(shape, neutral, xp)
         kernels.scatter_set(indices, values, stream.lo, array)
-        present = None if self.op.is_sum else self._mask(stream, np.zeros(stream.extent, np.bool_))
+        present = None if self.op.is_sum else self._mask(stream, xp.zeros(stream.extent, np.bool_))
         self.dense_work += array.size
         self.scattered(len(indices), array)
-        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density)
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, present, self.switch_density, owned=True)
 
     def pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         """The reduction of two streams on the same range (thesis cases 1.a to 1.d).
@@ -135,7 +138,7 @@ class Reduction:
             return self._into(first, second) if not second.is_dense else self._dense_pair(first, second)
         if second.is_dense:
             return self._into(second, first)
-        if len(first._stored) + len(second._stored) > self.limit(first):
+        if len(first._values) + len(second._values) > self.limit(first):  # type: ignore[arg-type]  # both are sparse
             return self._into(self.densify(first), second)
         return self._sparse_pair(first, second)
 
@@ -149,12 +152,14 @@ class Reduction:
         return tree.result()
 
     def _sparse_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
-        ia, va = first._entries()
-        ib, vb = second._entries()
-        self.work += len(ia) + len(ib)
+        entries: Any = first._indices, first._values, second._indices, second._values
+        ia, va, ib, vb = entries
+        room = len(ia) + len(ib)
+        self.work += room
         if not len(ia) or not len(ib):
             return first if len(ia) else second
-        room = len(ia) + len(ib)
+        if va.__class__ is not np.ndarray:  # on a device, where room is made once the entries are counted
+            return SparseStream._sparse_form(*kernels.merged(ia, va, ib, vb, self.op), first.size, first.lo, first.hi, self.switch_density)
         indices = memory.empty(room, ia.dtype)
         values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
         count = kernels.merge(ia, va, ib, vb, self.op, indices, values)
@@ -164,15 +169,18 @@ class Reduction:
         a, b = first._stored, second._stored
         # NumPy takes a single element in place for a reduction and swaps the operands, which shows in the sign of a NaN; and which
         # of the two arrays may be reused differs between the ranks.
-        out = next((array for array in (a, b) if array.flags.writeable and array.size > 1), None)
+        reused = first if first._owned else second if second._owned else None
+        out = None if reused is None or a.size <= 1 else reused._stored
         self.dense_work += a.size
         with np.errstate(all="ignore"):
             array = self.op.ufunc(a, b) if out is None else self.op.ufunc(a, b, out=out)
+        if reused is not None:
+            reused._owned = False  # whether its array was taken or not: what is done with the result later is not done to it
         present = None if self.op.is_sum else self._both(first, second)
-        return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density)
+        return SparseStream._dense_form(array, first.size, first.lo, first.hi, present, self.switch_density, owned=True)
 
     def _into(self, dense: SparseStream, sparse: SparseStream) -> SparseStream:
-        target = dense if dense._stored.flags.writeable else self._copied(dense)
+        target = dense if dense._owned else self._copied(dense)
         indices, values = sparse._entries()
         self.scattered(len(indices), target._stored)
         kernels.scatter(indices, values, target.lo, self.op, target._stored)
@@ -189,12 +197,12 @@ class Reduction:
     def _copied(self, stream: SparseStream) -> SparseStream:
         array = memory.copy(stream._stored)
         self.dense_work += array.size
-        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density)
+        return SparseStream._dense_form(array, stream.size, stream.lo, stream.hi, stream._present, self.switch_density, owned=True)
 
     @staticmethod
     def _mask(sparse: SparseStream, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         indices, _ = sparse._entries()
-        mask[places(indices, sparse.lo, len(mask))] = True
+        mask[kernels.places(indices, sparse.lo, len(mask))] = True
         return mask
 
     @staticmethod
@@ -203,9 +211,18 @@ class Reduction:
         return np.logical_or(first._present, second._present)
 
 
+def _unlike(first: SparseStream, second: SparseStream) -> StreamError | StreamTypeError:
+    """The error for streams that cannot be reduced together."""
+    for name in ("size", "dtype", "width"):
+        ours, theirs = getattr(first, name), getattr(second, name)
+        if ours != theirs:
+            return StreamError(f"streams of {name} {ours} and {theirs} cannot be reduced: convert one of them")
+    return StreamTypeError(MIXED)
+
+
 def divided(stream: SparseStream, ranks: int) -> SparseStream:
     """A sum of so many ranks divided by their number, in memory of its own: the mean, as a user takes it."""
-    values = memory.empty(stream._stored.shape, stream.dtype)
+    values = memory.empty(stream._stored.shape, stream.dtype, array_module(stream._stored))
     divide(stream._stored, ranks, values)
     if stream._indices is None:
         mean = SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)

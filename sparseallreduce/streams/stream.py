@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.dtypes import BFLOAT16, DTYPES, HALVES, NAMES, as_dtype, is_float
-from sparseallreduce.streams.kernels.reference import places
+from sparseallreduce.streams.kernels.backend import array_module, device_kernels, device_module, mark_read_only, may_be_written, on_device
 from sparseallreduce.streams.operator import SUM
 
 __all__ = ["DTYPES", "SparseStream", "index_dtype", "refuse_masked", "switch_point"]
@@ -116,7 +116,7 @@ class SparseStream:
 
     __array_ufunc__ = None  # an array on the left of an operator leaves it to the stream, and is not multiplied by it element by element
 
-    __slots__ = ("_array", "_indices", "_own", "_present", "_values", "hi", "lo", "size", "switch_density")
+    __slots__ = ("_array", "_indices", "_owned", "_present", "_values", "hi", "lo", "size", "switch_density")
 
     # Exactly one of the two forms is there: _indices and _values, or _array with _values and _indices None. In the dense form
     # _present says which positions hold an entry; None stands for "those that are not zero".
@@ -124,13 +124,17 @@ class SparseStream:
     _values: Array | None
     _array: Array | None
     _present: NDArray[np.bool_] | None
-    _own: bool  # whether a user may write to the values: they are a copy that is nobody else's
+    # Whether who holds the stream may write to its arrays, which are nobody else's: a reduction that made a dense array, or a user that
+    # made a copy. Of every other stream they are borrowed, or frozen. No flag of the arrays says so: only NumPy's have one.
+    _owned: bool
 
     def __init__(self, indices: ArrayLike, values: ArrayLike, size: int, *, switch_density: float | None = None) -> None:
         size = _checked_size(size)
         density = _checked_density(switch_density)
         value_array = _checked_values(values)
         index_array = _checked_indices(indices, size, value_array.shape[0])
+        if type(value_array) is not np.ndarray or type(index_array) is not np.ndarray:
+            _module_of_both(index_array, value_array)
         self._fill_sparse(index_array, value_array, size, 0, size, density)
         self._switch()
 
@@ -192,9 +196,10 @@ class SparseStream:
         value_array = _checked_values(values)
         index_array = _integers(indices, value_array.shape[0])
         _check_range(index_array, size)
-        index_array = np.ascontiguousarray(index_array, dtype=index_dtype(size))
-        order = np.argsort(index_array, kind="stable")
-        summed = kernels.sum_duplicates(index_array[order], np.ascontiguousarray(value_array[order]))
+        xp = _module_of_both(index_array, value_array)
+        index_array = xp.ascontiguousarray(index_array, dtype=index_dtype(size))
+        order = xp.argsort(index_array, kind="stable")
+        summed = kernels.sum_duplicates(index_array[order], xp.ascontiguousarray(value_array[order]))
         return cls(*summed, size, switch_density=switch_density)
 
     @classmethod
@@ -215,13 +220,14 @@ class SparseStream:
         hi: int | None = None,
         present: NDArray[np.bool_] | None = None,
         density: float | None = None,
+        owned: bool = False,
     ) -> SparseStream:
-        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows."""
+        """A dense stream on ``[lo, hi)`` of an array of ``hi - lo`` values, or rows; ``owned`` if nobody else has that array."""
         stream = cls.__new__(cls)
         stream._indices = stream._values = None
         stream._array = array
         stream._present = present
-        stream._own = False
+        stream._owned = owned
         stream.size, stream.lo, stream.hi = size, lo, size if hi is None else hi
         stream.switch_density = density
         return stream
@@ -229,7 +235,7 @@ class SparseStream:
     def _fill_sparse(self, indices: Array, values: Array, size: int, lo: int, hi: int, density: float | None) -> None:
         self._indices, self._values = indices, values
         self._array = self._present = None
-        self._own = False
+        self._owned = False
         self.size, self.lo, self.hi = size, lo, hi
         self.switch_density = density
 
@@ -237,12 +243,13 @@ class SparseStream:
         """Take the dense form if there are more entries than the switch point allows."""
         if self._indices is None or self._values is None or len(self._indices) <= self.switch_point:
             return
-        array = np.zeros((self.extent, *self._values.shape[1:]), self._values.dtype)
+        xp = array_module(self._values)
+        array = xp.zeros((self.extent, *self._values.shape[1:]), self._values.dtype)
         kernels.scatter_set(self._indices, self._values, self.lo, array)
-        zero = ~np.any(self._values.reshape(len(self._values), -1), axis=1)
+        zero = ~xp.any(self._values.reshape(len(self._values), -1), axis=1)
         if zero.any():  # entries that are zero are told from absent ones by a mask of their own
-            self._present = np.zeros(self.extent, np.bool_)
-            self._present[places(self._indices, self.lo, self.extent)] = True
+            self._present = xp.zeros(self.extent, np.bool_)
+            self._present[kernels.places(self._indices, self.lo, self.extent)] = True
         self._array = array
         self._indices = self._values = None
 
@@ -257,6 +264,12 @@ class SparseStream:
     def is_dense(self) -> bool:
         """Whether the stream is held as an array of all its values."""
         return self._array is not None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the arrays lie in a GPU's memory."""
+        stored = self._values if self._array is None else self._array
+        return stored.__class__ is not np.ndarray and on_device(stored)
 
     @property
     def extent(self) -> int:
@@ -299,9 +312,9 @@ class SparseStream:
         if self._indices is not None:
             return len(self._indices)
         if self._present is not None:
-            return int(np.count_nonzero(self._present))
+            return int(array_module(self._present).count_nonzero(self._present))
         array = self._stored
-        return int(np.count_nonzero(array if array.ndim == 1 else array.any(axis=1)))
+        return int(array_module(array).count_nonzero(array if array.ndim == 1 else array.any(axis=1)))
 
     @property
     def density(self) -> float:
@@ -326,20 +339,22 @@ class SparseStream:
             When assigned to a stream that is no copy, or something of another shape or dtype.
         """
         values = self._entries()[1]
-        return values.view() if self._own and not self.is_dense else _read_only(values)
+        return values.view() if self._owned and not self.is_dense else _read_only(values)
 
     @values.setter
     def values(self, values: ArrayLike) -> None:
-        if not self._own:
+        if not self._owned:
             raise StreamError("the values of this stream are read-only: write to those of its copy()")
         refuse_masked(values)
+        xp = array_module(self._stored)
         try:
+            given: Any = values if xp is np else xp.asarray(values)
             if self._array is None:
-                np.copyto(self._stored, values)
+                xp.copyto(self._stored, given)
                 return
             present = self._mask()
-            written = np.empty((np.count_nonzero(present), *self._array.shape[1:]), self.dtype)
-            np.copyto(written, values)
+            written = xp.empty((self.nnz, *self._array.shape[1:]), self.dtype)
+            xp.copyto(written, given)
         except (TypeError, ValueError) as error:
             raise StreamError(f"the {self.nnz} values of {self.dtype} cannot become these: {error}") from None
         self._array[present] = written
@@ -350,14 +365,14 @@ class SparseStream:
         if self._present is not None:
             return self._present
         array = self._stored
-        return np.asarray(array != 0 if array.ndim == 1 else array.any(axis=1))
+        return array_module(array).asarray(array != 0 if array.ndim == 1 else array.any(axis=1))  # type: ignore[no-any-return]
 
     def _entries(self) -> tuple[Array, Array]:
         if self._indices is not None and self._values is not None:
             return self._indices, self._values
         if self._present is None:
             return kernels.gather_present(self._stored, self.lo, index_dtype(self.size))
-        where = np.flatnonzero(self._present)
+        where = array_module(self._present).flatnonzero(self._present)
         return (where + self.lo).astype(index_dtype(self.size)), self._stored[where]
 
     def to_dense(self) -> Array:
@@ -371,7 +386,7 @@ class SparseStream:
         stored = self._stored
         if self.is_dense and self.extent == self.size:
             return stored.copy()
-        array = np.zeros((self.size, *stored.shape[1:]), stored.dtype)
+        array: Array = array_module(stored).zeros((self.size, *stored.shape[1:]), stored.dtype)
         if self.is_dense:
             array[self.lo : self.hi] = stored
         else:
@@ -402,7 +417,7 @@ class SparseStream:
             raise StreamTypeError(f"scipy has no sparse arrays of {self.dtype}: take those of astype('float32')")
         from scipy.sparse import csr_array  # only here: to import it takes as long as everything else
 
-        indices, values = self._entries()
+        indices, values = self.to_host()._entries()
         width = self.width or 1
         largest = max(self.size, values.size)
         numbers = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
@@ -459,14 +474,14 @@ class SparseStream:
             values = convert(stored)
             return self._sparse_form(self._indices.copy(), values, self.size, self.lo, self.hi, self.switch_density)
         # What is absent is left out: of a zero there it might make NaN, or warn of it.
-        present = self._mask()
+        xp, present = array_module(stored), self._mask()
         everything = bool(present.all())
         values = convert(stored if everything else stored[present])
         array = values
         if not everything:
-            array = np.zeros(stored.shape, values.dtype)
+            array = xp.zeros(stored.shape, values.dtype)
             array[present] = values
-        kept = np.count_nonzero(values if values.ndim == 1 else values.any(axis=1)) == len(values)
+        kept = xp.count_nonzero(values if values.ndim == 1 else values.any(axis=1)) == len(values)
         return self._dense_form(array, self.size, self.lo, self.hi, None if kept else present.copy(), self.switch_density)
 
     def copy(self) -> SparseStream:
@@ -484,16 +499,45 @@ class SparseStream:
         arrays = (None if array is None else array.copy() for array in self._arrays)
         stream = type(self).__new__(type(self))
         stream._indices, stream._values, stream._array, stream._present = arrays
-        stream._own = True
+        stream._owned = True
         stream.size, stream.lo, stream.hi, stream.switch_density = self.size, self.lo, self.hi, self.switch_density
         return stream
 
     __copy__ = copy
 
+    def to_host(self) -> SparseStream:
+        """The same stream on NumPy arrays: a copy of one on a GPU, and otherwise the stream itself."""
+        return self._moved(lambda array: array.get()) if self.on_device else self  # type: ignore[attr-defined]
+
+    def to_device(self, xp: Any = None) -> SparseStream:
+        """The same stream on arrays of CuPy, or of a module made like it: a copy of one on the host, and otherwise the stream itself.
+
+        Raises
+        ------
+        StreamError
+            If there is no GPU here, or CuPy is not installed.
+        StreamTypeError
+            For values of bfloat16, which CuPy does not have.
+        """
+        if self.on_device:
+            return self
+        _check_device_dtype(self.dtype)
+        return self._moved((xp or device_module()).asarray)
+
+    def _moved(self, move: Callable[[Array], Array]) -> SparseStream:
+        arrays = (None if array is None else move(array) for array in self._arrays)
+        stream = SparseStream.__new__(SparseStream)
+        stream._indices, stream._values, stream._array, stream._present = arrays
+        stream._owned = False
+        stream.size, stream.lo, stream.hi, stream.switch_density = self.size, self.lo, self.hi, self.switch_density
+        return stream
+
     def overlaps(self, other: SparseStream) -> bool:
         """Whether an array of this stream may share memory with one of the other."""
-        return any(
-            np.may_share_memory(ours, theirs)
+        mine, their = self._stored, other._stored
+        may_share = np.may_share_memory if mine.__class__ is np.ndarray else array_module(mine).may_share_memory
+        return mine.__class__ is their.__class__ and any(
+            may_share(ours, theirs)
             for ours in self._arrays
             for theirs in other._arrays
             if ours is not None and theirs is not None and len(ours) and len(theirs)
@@ -513,10 +557,12 @@ class SparseStream:
             If its shape or dtype differs, it is read-only, or an index has been changed to one out of range: of the entries in range
             some or all have been added then.
         StreamTypeError
-            If it is no NumPy array, or a masked one.
+            If it is no NumPy array, or a masked one; of a stream on a GPU if it is none of CuPy's.
         """
         refuse_masked(array)
-        if not isinstance(array, np.ndarray):
+        if self.on_device or on_device(array):
+            device_kernels(array, self._stored)  # both or none
+        elif not isinstance(array, np.ndarray):
             raise StreamTypeError(f"a stream is added to a NumPy array, not to {type(array).__name__}")
         stored = self._stored
         if array.shape != (self.size, *stored.shape[1:]) or array.dtype != stored.dtype:
@@ -524,7 +570,7 @@ class SparseStream:
                 f"cannot add a stream of size {self.size} and dtype {stored.dtype} to an array of shape {array.shape} and dtype "
                 f"{array.dtype}: both must agree"
             )
-        if not array.flags.writeable:
+        if not may_be_written(array):
             raise StreamError("cannot add a stream to an array that is read-only: pass a copy")
         if self.is_dense:
             array[self.lo : self.hi] += stored
@@ -533,7 +579,7 @@ class SparseStream:
             kernels.scatter(self._indices, stored, 0, SUM, array)
         else:
             assert self._indices is not None
-            array[places(self._indices, 0, self.size)] += stored
+            array[kernels.places(self._indices, 0, self.size)] += stored
 
     def __add__(self, other: object) -> SparseStream:
         """The sum of two streams of one size, dtype and width (thesis section 4.1.3)."""
@@ -589,7 +635,7 @@ class SparseStream:
 
 def _read_only(array: Array) -> Array:
     view = array.view()
-    view.flags.writeable = False
+    mark_read_only(view)
     return view
 
 
@@ -639,19 +685,37 @@ def refuse_masked(array: Any) -> None:
 
 def _checked_values(values: ArrayLike) -> Array:
     refuse_masked(values)
-    array = np.asarray(values)
+    array = _as_array(values)
     if array.dtype.newbyteorder("=") not in DTYPES:
         raise StreamTypeError(f"values of dtype {array.dtype} are not supported: convert them to one of {NAMES}")
     if array.ndim not in (1, 2):
         raise StreamError(f"values must have shape (nnz,) or (nnz, width), not {array.shape}")
     if array.ndim == 2 and array.shape[1] == 0:
         raise StreamError("rows of width 0 hold no value: give at least one column")
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    if on_device(array):
+        _check_device_dtype(array.dtype)
+    return array_module(array).ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))  # type: ignore[no-any-return]
+
+
+def _as_array(given: Any) -> Any:
+    """A NumPy array, or one of CuPy's of what lies on a GPU."""
+    return array_module(given).asarray(given) if on_device(given) else np.asarray(given)
+
+
+def _module_of_both(indices: Any, values: Any) -> Any:
+    """The array module of indices and values."""
+    device_kernels(indices, values)  # an error unless both lie in one place
+    return array_module(values)
+
+
+def _check_device_dtype(dtype: np.dtype[Any]) -> None:
+    if dtype == BFLOAT16:
+        raise StreamTypeError("CuPy has no arrays of bfloat16: take those of astype('float32')")
 
 
 def _integers(indices: ArrayLike, count: int) -> Array:
     refuse_masked(indices)
-    array = np.asarray(indices)
+    array = _as_array(indices)
     if array.ndim != 1:
         raise StreamError(f"indices must have one dimension, not shape {array.shape}")
     if array.dtype.kind not in "iu":
@@ -660,7 +724,7 @@ def _integers(indices: ArrayLike, count: int) -> Array:
         array = array.astype(np.uint32)  # an empty list has no dtype of its own
     if len(array) != count:
         raise StreamError(f"{len(array)} indices but {count} values: there must be one value, or one row, an index")
-    return array
+    return array  # type: ignore[no-any-return]
 
 
 def _check_range(indices: Array, size: int) -> None:
@@ -672,7 +736,8 @@ def _check_range(indices: Array, size: int) -> None:
 
 
 def _checked_indices(indices: ArrayLike, size: int, count: int) -> Array:
-    array = np.ascontiguousarray(_integers(indices, count))
+    array = _integers(indices, count)
+    array = array_module(array).ascontiguousarray(array)
     wanted = index_dtype(size)
     if array.dtype == wanted:
         checked = array
@@ -688,4 +753,4 @@ def _checked_indices(indices: ArrayLike, size: int, count: int) -> Array:
         if value == before:
             raise StreamError(f"index {value} occurs twice, at positions {position - 1} and {position}: from_coo adds up duplicates")
         raise StreamError(f"indices must be increasing, but {value} follows {before} at position {position}: from_coo sorts them")
-    return checked if checked.dtype == wanted else checked.astype(wanted)
+    return checked if checked.dtype == wanted else checked.astype(wanted)  # type: ignore[no-any-return]

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparseallreduce import SparseStream
 from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams.kernels import backend
 from sparseallreduce.streams.kernels.backend import array_module, backend_of, cuda_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +48,13 @@ def test_where_there_is_no_gpu_one_line_says_so(monkeypatch):
     from numba import cuda
 
     monkeypatch.setattr(cuda, "is_available", lambda: False)
-    with pytest.raises(StreamError, match=r"^there is no GPU here[^\n]*$"):
+    monkeypatch.setattr(backend, "_loaded", None)
+    one_line = r"^there is no GPU here[^\n]*$"
+    with pytest.raises(StreamError, match=one_line):
+        SparseStream([1], [2.0], 4).to_device()
+    with pytest.raises(StreamError, match=one_line):
+        SparseStream.from_dense(OnDevice())
+    with pytest.raises(StreamError, match=one_line):
         cuda_kernels()
 
 
@@ -68,7 +76,7 @@ def test_nothing_of_cuda_is_imported_until_it_is_asked_for():
 
 def test_the_simulator_counts_as_a_gpu():
     code = "from sparseallreduce.streams.kernels.backend import cuda_kernels; print(cuda_kernels().__name__)"
-    assert python(code, NUMBA_ENABLE_CUDASIM="1").strip() == "sparseallreduce.streams.kernels.cuda"
+    assert python(code, NUMBA_ENABLE_CUDASIM="1").strip() == "sparseallreduce.streams.kernels.cuda.functions"
 
 
 def test_the_cuda_kernels_under_the_simulator():

@@ -76,7 +76,7 @@ def operand(reduction, seed, dtype, width, size, density, form):
 
 def held(stream):
     """All that may not change: the arrays of an operand that is frozen or sparse."""
-    return None if stream.is_dense and stream._stored.flags.writeable else stream._stored.tobytes()
+    return None if stream.is_dense and stream._owned else stream._stored.tobytes()
 
 
 STEPS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 700)), max_size=12)

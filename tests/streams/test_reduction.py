@@ -25,7 +25,7 @@ def entered(entries, reduction, dense=False, lo=0, hi=SIZE, owned=True):
     stream = slice_range(reduction.enter(SparseStream(entries.indices, entries.values, SIZE)), lo, hi)
     if dense:
         stream = reduction.densify(stream)
-        assert stream.is_dense and stream._stored.flags.writeable
+        assert stream.is_dense and stream._owned
     return stream if owned else reduction.freeze(stream)
 
 
@@ -145,7 +145,7 @@ def test_any_two_streams_reduce_to_the_dense_reduction(case, forms, owned):
     )
     if not owned:
         first, second = reduction.freeze(first), reduction.freeze(second)
-    reusable = any(stream.is_dense and stream._stored.flags.writeable for stream in (first, second))
+    reusable = any(stream.is_dense and stream._owned for stream in (first, second))
     before = bits(first), bits(second)
     result = reduction.pair(first, second)
     if not reusable:

@@ -57,7 +57,7 @@ class _SharedReduction(Reduction):
 
 def _is_own(stream: SparseStream) -> bool:
     """Whether the stream may be changed in place by the rank that holds it, which is then the only one."""
-    return stream.is_dense and bool(stream._stored.flags.writeable)
+    return stream.is_dense and stream._owned
 
 
 class Outputs:
@@ -79,6 +79,8 @@ def same_bits(first: SparseStream, second: SparseStream) -> bool:
     """Whether two streams have the same form and hold the same bytes."""
     if first is second:
         return True
+    if first.on_device != second.on_device:
+        return False
     if (first.is_dense, first.dtype, first.size, first.lo, first.hi) != (second.is_dense, second.dtype, second.size, second.lo, second.hi):
         return False
     parts = zip(_arrays(first), _arrays(second))

@@ -20,8 +20,9 @@ from sparseallreduce.streams.kernels.bitmap import decode_bitmap, decode_nonzero
 from sparseallreduce.streams.kernels.contract import PIECE, QSGD_BLOCK
 from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatter_set
 from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
-from sparseallreduce.streams.kernels.merging import merge, shared
+from sparseallreduce.streams.kernels.merging import merge, merged, shared
 from sparseallreduce.streams.kernels.order import first_violation, sum_duplicates
+from sparseallreduce.streams.kernels.partition import cuts, places
 from sparseallreduce.streams.kernels.quantisation import narrow, quantise, restore, widen
 from sparseallreduce.streams.kernels.rows import cut_rows, estimate_union, inner_sums, sum_cut_rows, sum_rows, write_past
 from sparseallreduce.streams.operator import SUM, Operator
@@ -30,6 +31,7 @@ __all__ = [
     "PIECE",
     "QSGD_BLOCK",
     "cut_rows",
+    "cuts",
     "decode_bitmap",
     "decode_gaps",
     "decode_nonzero",
@@ -42,7 +44,9 @@ __all__ = [
     "gather_present",
     "inner_sums",
     "merge",
+    "merged",
     "narrow",
+    "places",
     "quantise",
     "restore",
     "scatter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,20 @@ import numpy as np
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 
-__all__ = ["array_module", "backend_of", "cuda_kernels"]
+__all__ = [
+    "MIXED",
+    "array_module",
+    "backend_of",
+    "cuda_kernels",
+    "device_kernels",
+    "device_module",
+    "mark_read_only",
+    "may_be_written",
+    "on_device",
+]
+
+MIXED = "arrays of the host and of a GPU meet: move one of the streams, as with stream.to_device() or stream.to_host()"
+_loaded: ModuleType | None = None  # what cuda_kernels has loaded
 
 _COMPILED = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64", "uint32", "uint64", "complex64", "complex128"))
 
@@ -45,24 +59,85 @@ def backend_of(array: Any) -> str:
     raise StreamTypeError(f"no kernels work on {type(array).__name__}: pass an array of NumPy, or one of CuPy or with its interface")
 
 
-def array_module(array: Any) -> ModuleType:
-    """NumPy or CuPy: what makes arrays beside this one, and where it lies."""
-    return import_module("cupy" if backend_of(array) == "cuda" else "numpy")
+def mark_read_only(array: Any) -> None:
+    """Let NumPy refuse to write to an array, as a courtesy: others have no such mark, and nothing is decided by it."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+
+
+def may_be_written(array: Any) -> bool:
+    """Whether a user's array that is to be changed can be, as far as the array says."""
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.writeable)
+    return not array.__cuda_array_interface__["data"][1]
+
+
+def on_device(array: Any) -> bool:
+    """Whether an array lies in a GPU's memory."""
+    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+
+
+def array_module(array: Any) -> Any:
+    """What makes arrays beside this one, and where it lies: NumPy, CuPy, or another module that is made like CuPy and has this array.
+
+    Raises
+    ------
+    StreamError
+        For an array on a device, if there is no CuPy.
+    """
+    if type(array) is np.ndarray or isinstance(array, np.ndarray):
+        return np
+    found = sys.modules.get(type(array).__module__.partition(".")[0])
+    return found if isinstance(array, getattr(found, "ndarray", ())) else device_module()
+
+
+def device_module() -> Any:
+    """CuPy.
+
+    Raises
+    ------
+    StreamError
+        If it is not installed, or there is no GPU that it can use.
+    """
+    cuda_kernels()
+    try:
+        return import_module("cupy")
+    except ImportError as error:
+        raise StreamError(f"arrays on a GPU need CuPy, which cannot be imported ({error}): install the extra gpu") from None
+
+
+def device_kernels(*arrays: Any) -> Any:
+    """What works on arrays of which one at least is no plain NumPy array: None if all are the host's.
+
+    Raises
+    ------
+    StreamTypeError
+        If some lie on a device and others do not.
+    """
+    places = {on_device(array) for array in arrays}
+    if places == {False}:
+        return None
+    if len(places) > 1:
+        raise StreamTypeError(MIXED)
+    return cuda_kernels()
 
 
 def cuda_kernels() -> ModuleType:
-    """The package of the CUDA kernels, which is loaded only here.
+    """The functions of :mod:`~sparseallreduce.streams.kernels` for arrays on a GPU, which are loaded only here.
 
     Raises
     ------
     StreamError
         If there is no GPU that numba can use.
     """
-    from numba import cuda
+    global _loaded
+    if _loaded is None:
+        from numba import cuda
 
-    if not cuda.is_available():
-        raise StreamError("there is no GPU here that numba can use: take NumPy arrays, or run where the CUDA driver finds a device")
-    return import_module("sparseallreduce.streams.kernels.cuda")
+        if not cuda.is_available():
+            raise StreamError("there is no GPU here that numba can use: take NumPy arrays, or run where the CUDA driver finds a device")
+        _loaded = import_module("sparseallreduce.streams.kernels.cuda.functions")
+    return _loaded
 
 
 def _compiles() -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, UINT64, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import bitmap as reference
@@ -43,6 +44,11 @@ def encode_bitmap(indices: Indices, lo: int, extent: int, out: Bytes) -> None:
     >>> bits, decode_bitmap(bits, 100, 12, indices)
     (array([3, 2], dtype=uint8), True)
     """
+    if not type(indices) is type(out) is np.ndarray:
+        device = device_kernels(indices, out)
+        if device is not None:
+            device.encode_bitmap(indices, lo, extent, out)
+            return
     _check_bytes("encoded", out, indices=indices)
     _check_writeable(out)
     key = ("bitmap.encode", None, indices.dtype, UINT32, 1)
@@ -67,6 +73,10 @@ def decode_bitmap(bits: Bytes, lo: int, extent: int, out: Indices) -> bool:
     StreamError
         If ``bits`` is of another length than ``extent`` takes, the range leaves the dtype, or an array has gaps or another dtype.
     """
+    if not type(bits) is type(out) is np.ndarray:
+        device = device_kernels(bits, out)
+        if device is not None:
+            return device.decode_bitmap(bits, lo, extent, out)  # type: ignore[no-any-return]
     _check_bytes("decoded", bits, out=out)
     _check_writeable(out)
     key = ("bitmap.decode", None, out.dtype, UINT32, 1)
@@ -107,6 +117,10 @@ def encode_nonzero(dense: Values, bits: Bytes, out: Values) -> int:
     >>> bits, values[:count], decode_nonzero(bits, values[:count], dense)
     (array([10], dtype=uint8), array([ 1.5, -0. ]), True)
     """
+    if not type(dense) is type(out) is np.ndarray:
+        device = device_kernels(dense, bits, out)
+        if device is not None:
+            return device.encode_nonzero(dense, bits, out)  # type: ignore[no-any-return]
     _check_bytes("encoded", bits, dense=dense, out=out)
     _check_writeable(bits, out)
     if len(bits) != -(-len(dense) // 8):
@@ -141,6 +155,10 @@ def decode_nonzero(bits: Bytes, values: Values, out: Values) -> bool:
     StreamError
         As :func:`encode_nonzero`.
     """
+    if not type(values) is type(out) is np.ndarray:
+        device = device_kernels(bits, values, out)
+        if device is not None:
+            return device.decode_nonzero(bits, values, out)  # type: ignore[no-any-return]
     _check_bytes("decoded", bits, values=values, out=out)
     _check_writeable(out)
     if len(bits) != -(-len(out) // 8):

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.dtypes import HALVES, is_float
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, UINT64, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import dense as reference
@@ -44,6 +45,11 @@ def scatter(indices: Indices, values: Values, lo: int, op: Operator, dense: Valu
         If an index lies outside of ``dense``, after what lies inside has been combined; or, before anything has, if the first or the
         last does, lengths, widths, dimensions or dtypes do not fit together, an array has gaps, or ``dense`` is read-only.
     """
+    if not values.__class__ is dense.__class__ is np.ndarray:
+        device = device_kernels(indices, values, dense)
+        if device is not None:
+            device.scatter(indices, values, lo, op, dense)
+            return
     if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
         raise unlike("scattered", indices=indices, values=values, dense=dense)
     entry = known(("dense.scatter", op.ufunc, indices.dtype, values.dtype, values.ndim)) or find(
@@ -60,6 +66,11 @@ def scatter_set(indices: Indices, values: Values, lo: int, dense: Values) -> Non
 
     Parameters and exceptions are those of :func:`scatter`.
     """
+    if not values.__class__ is dense.__class__ is np.ndarray:
+        device = device_kernels(indices, values, dense)
+        if device is not None:
+            device.scatter_set(indices, values, lo, dense)
+            return
     if indices.ndim != 1 or dense.ndim != values.ndim or dense.dtype != values.dtype or not dense.flags.writeable:
         raise unlike("scattered", indices=indices, values=values, dense=dense)
     if values.dtype in HALVES:
@@ -105,6 +116,10 @@ def gather_present(dense: Values, lo: int, index_dtype: DTypeLike) -> tuple[Indi
     StreamError
         If ``dense`` is not C-contiguous.
     """
+    if type(dense) is not np.ndarray:
+        device = device_kernels(dense)
+        if device is not None:
+            return device.gather_present(dense, lo, index_dtype)  # type: ignore[no-any-return]
     index_dtype = np.dtype(index_dtype)
     complex_ = dense.dtype.kind == "c"  # which are rows of real and imaginary parts
     dtype = dense.real.dtype if complex_ else dense.dtype

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import GAPS_BLOCK, GAPS_HEADER, GAPS_LOW, MALFORMED, UINT32, Indices, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import gaps as reference
@@ -60,6 +61,10 @@ def encode_gaps(indices: Indices, lo: int, out: Bytes) -> int:
     >>> length, decode_gaps(out[:length], 0, 10_000, indices)
     (27, True)
     """
+    if not type(indices) is type(out) is np.ndarray:
+        device = device_kernels(indices, out)
+        if device is not None:
+            return device.encode_gaps(indices, lo, out)  # type: ignore[no-any-return]
     if indices.ndim != 1 or out.ndim != 1 or out.dtype != _BYTES or not out.flags.writeable:
         raise unlike("encoded", indices=indices, out=out)
     key = ("gaps.encode", None, indices.dtype, UINT32, 1)
@@ -97,6 +102,10 @@ def decode_gaps(octets: Bytes, lo: int, hi: int, out: Indices) -> bool:
     StreamError
         If an array has gaps or another dtype.
     """
+    if not type(octets) is type(out) is np.ndarray:
+        device = device_kernels(octets, out)
+        if device is not None:
+            return device.decode_gaps(octets, lo, hi, out)  # type: ignore[no-any-return]
     if octets.ndim != 1 or out.ndim != 1 or octets.dtype != _BYTES or not out.flags.writeable:
         raise unlike("decoded", octets=octets, out=out)
     key = ("gaps.decode", None, out.dtype, UINT32, 1)

@@ -6,14 +6,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.dtypes import HALVES
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import merging as reference
 from sparseallreduce.streams.kernels.reference.arrays import combine
 from sparseallreduce.streams.operator import Operator
 
-__all__ = ["merge", "shared"]
+__all__ = ["merge", "merged", "shared"]
+
+
+def merged(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator) -> tuple[Indices, Values]:
+    """The union of two sorted index sets and their values, as :func:`merge` writes it, in arrays of its own.
+
+    On a device the entries are counted before there are arrays for them; on the host arrays with room for all are made, and cut.
+    """
+    if not va.__class__ is vb.__class__ is np.ndarray:
+        device = device_kernels(ia, va, ib, vb)
+        if device is not None:
+            return device.merged(ia, va, ib, vb, op)  # type: ignore[no-any-return]
+    room = len(ia) + len(ib)
+    indices = memory.empty(room, ia.dtype)
+    values = memory.empty(room if va.ndim == 1 else (room, *va.shape[1:]), va.dtype)
+    count = merge(ia, va, ib, vb, op, indices, values)
+    return indices[:count], values[:count]
 
 
 def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: Indices, vout: Values) -> int:
@@ -46,6 +64,10 @@ def merge(ia: Indices, va: Values, ib: Indices, vb: Values, op: Operator, iout: 
     The time per output does not depend on the order of the indices or on how many are shared; it is that of a copy where the
     ranges are disjoint or one input is many times longer than the other.
     """
+    if not va.__class__ is vb.__class__ is np.ndarray:
+        device = device_kernels(ia, va, ib, vb, iout, vout)
+        if device is not None:
+            return device.merge(ia, va, ib, vb, op, iout, vout)  # type: ignore[no-any-return]
     if not (
         ia.ndim == ib.ndim == iout.ndim == 1
         and va.ndim == vb.ndim == vout.ndim
@@ -101,6 +123,10 @@ def shared(ia: Indices, ib: Indices) -> tuple[NDArray[np.uint64], NDArray[np.uin
     StreamError
         If dtypes or dimensions are others, or an array has gaps.
     """
+    if not type(ia) is type(ib) is np.ndarray:
+        device = device_kernels(ia, ib)
+        if device is not None:
+            return device.shared(ia, ib)  # type: ignore[no-any-return]
     if not (ia.ndim == ib.ndim == 1 and ia.dtype == ib.dtype):
         raise unlike("compared", ia=ia, ib=ib)
     entry = find("merging.shared", None, ia.dtype, UINT32, 1)

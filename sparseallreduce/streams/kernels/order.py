@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, Indices, Values, unlike
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import order as reference
@@ -34,6 +35,10 @@ def first_violation(indices: Indices, size: int) -> int:
     StreamError
         If ``indices`` is no vector, or not C-contiguous.
     """
+    if type(indices) is not np.ndarray:
+        device = device_kernels(indices)
+        if device is not None:
+            return device.first_violation(indices, size)  # type: ignore[no-any-return]
     if indices.ndim != 1:
         raise unlike("checked", indices=indices)
     entry = known(("order.first_violation", None, indices.dtype, UINT32, 1)) or find(
@@ -69,6 +74,10 @@ def sum_duplicates(indices: Indices, values: Values, op: Operator = SUM) -> tupl
     StreamError
         If there are not as many values as indices, an array has gaps, or the indices change meanwhile.
     """
+    if not type(indices) is type(values) is np.ndarray:
+        device = device_kernels(indices, values)
+        if device is not None:
+            return device.sum_duplicates(indices, values, op)  # type: ignore[no-any-return]
     if indices.ndim != 1:
         raise unlike("added up", indices=indices, values=values)
     entry = find("order.sum_duplicates", op.ufunc, indices.dtype, values.dtype, values.ndim)

@@ -12,12 +12,14 @@ accumulator that is to be changed but read-only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels.backend import device_kernels
 from sparseallreduce.streams.kernels.contract import UINT32, Array
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import selection as reference
@@ -63,6 +65,8 @@ def select(
     reached : int
         Up to which place the array was treated; N unless there were more than ``most``.
     """
+    if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
+        return device.select(accumulator, gradient, over, index_dtype, clear)  # type: ignore[no-any-return]
     _check(accumulator, gradient, clear or gradient is not None)
     name = "selection.select" if gradient is None else "selection.select_of_sum"
     bits = magnitude.bits_of(accumulator)
@@ -162,9 +166,12 @@ def draw(
     indices, values : ndarray, shape (n,)
         In increasing order.
     """
-    _check(accumulator, gradient, clear or gradient is not None)
     if bucket < 1:
         raise StreamError(f"a bucket holds at least one value, not {bucket}")
+    if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
+        drawn = {"bucket": bucket, "share": share, "at_most": at_most, "fixed": fixed, "seed": seed, "clear": clear}
+        return device.draw(accumulator, gradient, index_dtype, **drawn)  # type: ignore[no-any-return]
+    _check(accumulator, gradient, clear or gradient is not None)
     name = "selection.draw" if gradient is None else "selection.draw_of_sum"
     bits = magnitude.bits_of(accumulator)
     options = bucket, share, at_most, fixed, seed, clear
@@ -222,6 +229,8 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     k : int
         From 1 to N.
     """
+    if type(array) is not np.ndarray and (device := _device(array)) is not None:
+        return device.kth(array, k)  # type: ignore[no-any-return]
     _check(array)
     if not 1 <= k <= len(array):
         raise StreamError(f"there is no magnitude of rank {k} among {len(array)}: k is out of range, or the array has changed meanwhile")
@@ -234,9 +243,11 @@ def kth(array: Array, k: int) -> tuple[int, int]:
 
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
     """``count`` values of the array, or of the sum of two, evenly spread, at places that depend on nothing but the seed."""
-    _check(accumulator, gradient)
     if not 1 <= count <= len(accumulator):
         raise StreamError(f"{count} values cannot be sampled from {len(accumulator)}")
+    if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
+        return device.sample(accumulator, gradient, count, seed)  # type: ignore[no-any-return]
+    _check(accumulator, gradient)
     entry = find("selection.sample" if gradient is None else "selection.sample_of_sum", None, UINT32, accumulator.dtype)
     if entry is None:
         return reference.sample(accumulator, gradient, count, seed)
@@ -247,6 +258,8 @@ def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0
 
 def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and sum up the values and their squares, in float64, what is not finite as zeros."""
+    if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
+        return device.moments(accumulator, gradient)  # type: ignore[no-any-return]
     _check(accumulator, gradient, gradient is not None)
     entry = find("selection.moments" if gradient is None else "selection.moments_of_sum", None, UINT32, accumulator.dtype)
     total, squares = (entry or reference.moments)(accumulator, gradient)
@@ -255,6 +268,8 @@ def moments(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
 
 def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and find the sum of the magnitudes and the largest of them, what is not finite as zeros."""
+    if type(accumulator) is not np.ndarray and (device := _device(accumulator, gradient)) is not None:
+        return device.norms_of(accumulator, gradient)  # type: ignore[no-any-return]
     _check(accumulator, gradient, gradient is not None)
     entry = find("selection.norms" if gradient is None else "selection.norms_of_sum", None, UINT32, accumulator.dtype)
     total, largest = (entry or reference.norms)(accumulator, gradient)
@@ -263,6 +278,8 @@ def norms(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
 
 def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Array:
     """The places of magnitudes above a key, and the first ``ties`` places of those that equal it: together k, in increasing order."""
+    if type(array) is not np.ndarray and (device := _device(array)) is not None:
+        return device.top(array, key, ties, k, index_dtype)  # type: ignore[no-any-return]
     _check(array)
     places = np.empty(k + 1, index_dtype)
     entry = find("selection.top", None, places.dtype, array.dtype)
@@ -270,6 +287,11 @@ def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Ar
         return places[: reference.top(array, key, ties, places)]
     bits = magnitude.bits_of(array)
     return places[: entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), key, ties, places)]
+
+
+def _device(array: Array, gradient: Array | None = None) -> Any:
+    """What works on arrays that are not NumPy's; None for a subclass of NumPy's."""
+    return device_kernels(array) if gradient is None else device_kernels(array, gradient)
 
 
 def _check(accumulator: Array, gradient: Array | None = None, changed: bool = False) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module, device_kernels, may_be_written, on_device
 from sparseallreduce.streams.kernels.selection import put_back
 from sparseallreduce.streams.stream import SparseStream, refuse_masked
 
@@ -78,21 +79,23 @@ class Selector(ABC):
 def checked(accumulator: Array, gradient: Array | None = None, clear: bool = False) -> None:
     """Raise an error for arrays that selection does not take, or may not change although it would have to."""
     refuse_masked(accumulator)
-    if not isinstance(accumulator, np.ndarray) or accumulator.dtype not in (np.float32, np.float64):
+    if not (isinstance(accumulator, np.ndarray) or on_device(accumulator)) or accumulator.dtype not in (np.float32, np.float64):
         kind = getattr(accumulator, "dtype", type(accumulator).__name__)
         raise StreamTypeError(f"values are selected from an array of float32 or float64, not {kind}: convert it")
     if accumulator.ndim != 1 or not accumulator.flags.c_contiguous:
         raise StreamError(f"values are selected from a contiguous vector, not shape {accumulator.shape}, strides {accumulator.strides}")
-    if clear and not accumulator.flags.writeable:
+    if clear and not may_be_written(accumulator):
         raise StreamError("the accumulator is read-only, and what is chosen cannot be taken out of it: pass a copy")
     if gradient is None:
         return
     refuse_masked(gradient)
+    if type(accumulator) is not np.ndarray or type(gradient) is not np.ndarray:
+        device_kernels(accumulator, gradient)  # both or none on a GPU
     if gradient.dtype != accumulator.dtype:
         raise StreamTypeError(f"the gradient is of {gradient.dtype}, but the accumulator of {accumulator.dtype}")
     if gradient.shape != accumulator.shape or not gradient.flags.c_contiguous:
         raise StreamError(f"a gradient of shape {gradient.shape} does not fit an accumulator of shape {accumulator.shape}, or has gaps")
-    if not accumulator.flags.writeable:
+    if not may_be_written(accumulator):
         raise StreamError("the accumulator is read-only, and a gradient cannot be added to it: pass a copy")
 
 
@@ -115,4 +118,4 @@ def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
 
 def clear_places(accumulator: Array, indices: Array) -> None:
     """Set the accumulator to zero where values were chosen."""
-    kernels.scatter_set(indices, np.zeros(len(indices), accumulator.dtype), 0, accumulator)
+    kernels.scatter_set(indices, array_module(accumulator).zeros(len(indices), accumulator.dtype), 0, accumulator)

@@ -9,6 +9,7 @@ import numpy as np
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, add, before_adding, checked, clear_places
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -61,7 +62,7 @@ def kth_magnitude(array: Array, k: int) -> float:
 
 def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     """The key of the k-th magnitude, and how many that equal it are among the k largest."""
-    if len(array) <= SMALL:
+    if len(array) <= SMALL or on_device(array):  # where histograms of the whole take the place of a sample
         return loops.kth(array, k)
     low, high = bracket(array, None, k)
     above, inside, found = loops.collect(array, low - 1, high, len(array) // 16)
@@ -118,7 +119,7 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     size = len(accumulator)
     indices = index_dtype(size)
     reached = 0
-    if size > SMALL and k > 0:
+    if size > SMALL and k > 0 and not on_device(accumulator):
         with before_adding(accumulator, gradient):
             low, _ = bracket(accumulator, gradient, k)
         found, values, reached = loops.select(accumulator, gradient, low - 1, indices, expected=k + k // 2, most=2 * k + size // 16)
@@ -128,7 +129,8 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     # Small, or the sample misled, or so many values are equal that copying them all would take longer than a second look.
     add(accumulator[reached:], None if gradient is None else gradient[reached:])
     if k == 0:
-        return np.empty(0, indices), np.empty(0, accumulator.dtype)
+        xp = array_module(accumulator)
+        return xp.empty(0, indices), xp.empty(0, accumulator.dtype)
     places = loops.top(accumulator, *key_and_ties(accumulator, k), k, indices)
     return places, accumulator[places]
 
@@ -153,7 +155,7 @@ def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
     indices, values = stream_values(stream)
     if k >= len(indices):
         return stream
-    places = loops.top(values, *key_and_ties(values, k), k, np.uint64) if k else np.empty(0, np.uint64)
+    places = loops.top(values, *key_and_ties(values, k), k, np.uint64) if k else array_module(values).empty(0, np.uint64)
     return SparseStream._sparse_form(indices[places], values[places], stream.size, stream.lo, stream.hi, stream.switch_density)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import array_module, cuda_kernels, on_device
 from sparseallreduce.streams.selection.base import Array
 
 __all__ = ["mean_and_deviation", "mean_and_largest"]
@@ -39,13 +40,16 @@ def mean_and_deviation(accumulator: Array, gradient: Array | None) -> tuple[floa
     total = squares = 0.0
     for block in _scaled(accumulator, exponent):
         total += float(block.sum())
-        squares += float(np.dot(block, block))
+        squares += float(array_module(block).dot(block, block))
     mean, deviation = _of_sums(size, total, squares)
     return math.ldexp(mean, exponent), math.ldexp(deviation, exponent)
 
 
 def mean_and_largest(accumulator: Array, gradient: Array | None) -> tuple[float, float]:
     """Add the gradient, if there is one, and find mean and maximum of the magnitudes; what is not finite counts as zero."""
+    if on_device(accumulator):
+        found: tuple[float, float] = cuda_kernels().mean_and_largest(accumulator, gradient)
+        return found
     total, largest = loops.norms(accumulator, gradient)
     size = max(1, len(accumulator))
     if total < math.inf:
@@ -64,4 +68,4 @@ def _scaled(array: Array, exponent: int) -> Iterator[Array]:
     """The vector divided by a power of two, a block at a time, with zeros for what is not finite."""
     for begin in range(0, len(array), BLOCK):
         block = array[begin : begin + BLOCK]
-        yield np.ldexp(np.where(np.isfinite(block), block, 0), -exponent)
+        yield np.ldexp(array_module(block).where(np.isfinite(block), block, block.dtype.type(0)), -exponent)

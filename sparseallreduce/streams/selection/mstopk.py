@@ -9,6 +9,7 @@ import numpy as np
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import cuda_kernels, on_device
 from sparseallreduce.streams.kernels.searches import thresholds
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
 from sparseallreduce.streams.selection.exact import bracket
@@ -56,12 +57,24 @@ class MSTopK(Selector):
 
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         mean, largest = mean_and_largest(accumulator, gradient)
+        if on_device(accumulator):
+            return self._by_histograms(accumulator, (mean, largest), clear)
         indices, values, floor = self._largest(accumulator)
         upper, lower = thresholds(_magnitude(values, self.k + 1), mean, largest, self.searches, accumulator.dtype)
         if lower < floor:  # no search came as near as the sample
             indices, values, _ = loops.select(accumulator, None, lower - 1, indices.dtype)
         places = self._between(magnitude.keys(values), upper, lower)
         indices, values = indices[places], values[places]
+        if clear:
+            clear_places(accumulator, indices)
+        self.steps += 1
+        return indices, values
+
+    def _by_histograms(self, accumulator: Array, measures: tuple[float, float], clear: bool) -> tuple[Array, Array]:
+        """On a GPU, where histograms of the whole vector take the place of a sample and a copy."""
+        seeds, dtype = (self.seed, self.steps), index_dtype(len(accumulator))
+        indices = cuda_kernels().mstopk_places(accumulator, self.k, measures, dtype, self.searches, seeds)
+        values = accumulator[indices]
         if clear:
             clear_places(accumulator, indices)
         self.steps += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
 from sparseallreduce.streams.selection.exact import choose_top, key_and_ties
 from sparseallreduce.streams.selection.threshold import key_from
@@ -58,6 +59,8 @@ def choose_nonzero(
     """
     size, most = len(accumulator), _FEW * k
     over = key_from(threshold, accumulator.dtype) - 1
+    if over == 0 and on_device(accumulator):  # where all values would be copied, however many they are
+        return _nonzero_of_top(*choose_top(accumulator, gradient, k))
     indices, values, end = loops.select(accumulator, gradient, over, index_dtype(size), expected=most, most=most)
     reached = len(values)
     if end < size:
@@ -69,3 +72,9 @@ def choose_nonzero(
         places = loops.top(values, *key_and_ties(values, k), k, indices.dtype) if k else slice(0)
         indices, values = indices[places], values[places]
     return indices, values, reached
+
+
+def _nonzero_of_top(indices: Array, values: Array) -> tuple[Array, Array, int]:
+    """What is not zero of the largest magnitudes, and how many these are."""
+    present = array_module(values).flatnonzero(values != 0)
+    return indices[present], values[present], len(present)

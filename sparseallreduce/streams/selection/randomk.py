@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
 from sparseallreduce.streams.stream import index_dtype
 
@@ -38,6 +39,7 @@ class RandomK(Selector):
         size = len(accumulator)
         rng = np.random.default_rng([self.seed, self.steps])
         indices = np.sort(rng.choice(size, self.k, replace=False, shuffle=False)).astype(index_dtype(size))
+        indices = array_module(accumulator).asarray(indices)
         values = accumulator[indices]
         if clear:
             clear_places(accumulator, indices)

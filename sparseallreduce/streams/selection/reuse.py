@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
 from sparseallreduce.streams.selection.nonzero import choose_nonzero
 from sparseallreduce.streams.selection.period import AUTO, Drift
@@ -126,10 +127,19 @@ def choose_reusing(
     indices, values, reached = choose_nonzero(accumulator, gradient, k, reuse.threshold, least)
     slack = _controlled(reuse.slack, reached, k) if reuse.threshold > 0 else reuse.slack
     if len(values) == k:
-        right = float(np.fmin.reduce(np.abs(values), initial=np.inf))
+        right = _least(values)
     else:  # all that reached the threshold; or all there is, of which fewer did
         right = reuse.threshold if reached >= least else 0.0
     return indices, values, Reuse(right * math.exp(-slack), slack)
+
+
+def _least(values: Array) -> float:
+    """The smallest magnitude that is a number, infinity if there is none."""
+    magnitudes = np.abs(values)
+    if not on_device(values):
+        return float(np.fmin.reduce(magnitudes, initial=np.inf))
+    numbers = array_module(values).where(np.isnan(magnitudes), values.dtype.type(np.inf), magnitudes)
+    return float(numbers.min()) if len(values) else math.inf
 
 
 def _controlled(slack: float, reached: int, k: int) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.wire.header import Bytes
 
 __all__ = ["Bitmap", "nonzero_share", "read_nonzero", "write_nonzero"]
@@ -31,7 +32,7 @@ class Bitmap:
     def write(self, indices: NDArray[Any], lo: int, out: Bytes) -> int:
         length = self.bound(indices, lo)
         if length:
-            kernels.encode_bitmap(np.ascontiguousarray(indices), lo, int(indices[-1]) - lo + 1, out[:length])
+            kernels.encode_bitmap(array_module(indices).ascontiguousarray(indices), lo, int(indices[-1]) - lo + 1, out[:length])
         return length
 
     def read(self, payload: Bytes, lo: int, hi: int, out: NDArray[Any]) -> bool:

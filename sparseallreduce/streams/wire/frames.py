@@ -279,7 +279,7 @@ class Growing:
         if self._indices is not None:
             stream = SparseStream._sparse_form(self._indices, self._values, header.size, header.lo, header.hi)
         else:
-            stream = SparseStream._dense_form(self._values, header.size, header.lo, header.hi, self._present)
+            stream = SparseStream._dense_form(self._values, header.size, header.lo, header.hi, self._present, owned=True)
         return stream if self._codec is None else CodedStream.of(stream, self._values, self._codec, self._coded)
 
 

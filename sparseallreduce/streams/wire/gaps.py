@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.wire.header import Bytes
 
 _ROOT, _LOG2_E = 0.7071067811865476, 1.4426950408889634
@@ -30,7 +30,7 @@ class Gaps:
         return kernels.gaps_bound(len(indices), indices.dtype)
 
     def write(self, indices: NDArray[Any], lo: int, out: Bytes) -> int:
-        return kernels.encode_gaps(np.ascontiguousarray(indices), lo, out)
+        return kernels.encode_gaps(array_module(indices).ascontiguousarray(indices), lo, out)
 
     def read(self, payload: Bytes, lo: int, hi: int, out: NDArray[Any]) -> bool:
         return kernels.decode_gaps(payload, lo, hi, out)

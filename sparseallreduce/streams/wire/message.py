@@ -33,7 +33,7 @@ def encode(streams: Sequence[SparseStream]) -> Bytes:
 
 
 def decode(message: Bytes) -> list[SparseStream]:
-    """The streams of a message in one piece, on views of its bytes.
+    """The streams of a message in one piece, on views of its bytes, which they do not own.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def decode(message: Bytes) -> list[SparseStream]:
     for length in lengths:
         parts.append(message[at : at + length])
         at += length
-    return join(headers, parts)
+    return join(headers, parts, owned=False)
 
 
 def enclose(streams: Sequence[SparseStream]) -> tuple[Bytes, list[Bytes]]:
@@ -86,8 +86,8 @@ def part_lengths(headers: Sequence[Header]) -> list[int]:
     return lengths
 
 
-def join(headers: Sequence[Header], parts: Sequence[Bytes]) -> list[SparseStream]:
-    """The streams whose headers and parts these are, on the memory of the parts.
+def join(headers: Sequence[Header], parts: Sequence[Bytes], owned: bool = True) -> list[SparseStream]:
+    """The streams whose headers and parts these are, on the memory of the parts, which is theirs from then on if ``owned``.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def join(headers: Sequence[Header], parts: Sequence[Bytes]) -> list[SparseStream
     streams, at = [], 0
     for header in headers:
         count = len(_lengths(header))
-        streams.append(_joined(header, parts[at : at + count]))
+        streams.append(_joined(header, parts[at : at + count], owned))
         at += count
     return streams
 
@@ -124,7 +124,7 @@ def _lengths(header: Header) -> list[int]:
     return [values] if header.form == DENSE else [values, (header.stored + 7) // 8]
 
 
-def _joined(header: Header, parts: Sequence[Bytes]) -> SparseStream:
+def _joined(header: Header, parts: Sequence[Bytes], owned: bool) -> SparseStream:
     values = parts[0].view(header.dtype).reshape(header.stored, *header.shape)
     if header.form == SPARSE:
         indices = parts[1].view(index_dtype(header.size))
@@ -132,4 +132,4 @@ def _joined(header: Header, parts: Sequence[Bytes]) -> SparseStream:
             raise WireError(f"the positions of {header.stored} entries make no sense: the message was altered")
         return SparseStream._sparse_form(indices, values, header.size, header.lo, header.hi)
     present = np.unpackbits(parts[1], count=header.stored).astype(np.bool_) if header.form == DENSE_MASKED else None
-    return SparseStream._dense_form(values, header.size, header.lo, header.hi, present)
+    return SparseStream._dense_form(values, header.size, header.lo, header.hi, present, owned=owned)

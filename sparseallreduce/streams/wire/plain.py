@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.wire.header import Bytes
 
 __all__ = ["Plain"]
@@ -27,7 +28,7 @@ class Plain:
         return indices.nbytes
 
     def write(self, indices: NDArray[Any], lo: int, out: Bytes) -> int:
-        out[: indices.nbytes] = np.ascontiguousarray(indices).view(np.uint8)
+        out[: indices.nbytes] = array_module(indices).ascontiguousarray(indices).view(np.uint8)
         return indices.nbytes
 
     def read(self, payload: Bytes, lo: int, hi: int, out: NDArray[Any]) -> bool:

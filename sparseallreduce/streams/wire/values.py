@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams.kernels.backend import mark_read_only
 from sparseallreduce.streams.kernels.contract import QSGD_BLOCK
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire.header import Bytes
@@ -34,7 +35,7 @@ class CodedStream(SparseStream):
     @classmethod
     def of(cls, stream: SparseStream, values: NDArray[Any], codec: ValueCodec, coded: tuple[NDArray[Any], ...]) -> CodedStream:
         """A stream like another, with these values, which nobody may write to: the coded form would be that of others."""
-        values.flags.writeable = False
+        mark_read_only(values)
         form: Any
         if stream.is_dense:
             form = cls._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, stream.switch_density)

@@ -44,17 +44,34 @@ def launch(function: Any, threads: int, block: int, xp: Any, *arguments: Any) ->
     """
     if threads <= 0:
         return
-    if xp is np:
-        if not config.ENABLE_CUDASIM:
-            raise StreamError("CUDA kernels take NumPy arrays under numba's simulator alone (NUMBA_ENABLE_CUDASIM=1): pass CuPy's")
+    if config.ENABLE_CUDASIM:
         from numba.cuda.cudadrv.devicearray import FakeCUDAArray  # the simulator's; it would copy a plain array, and each view of it apart
 
-        given = [FakeCUDAArray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        given = [FakeCUDAArray(_on_host(each)) if _is_array(each) else each for each in arguments]
+        block = min(block, threads)  # each is a thread of Python's
         function[-(-threads // block), block](*given)
         return
+    if xp is np:
+        raise StreamError("CUDA kernels take NumPy arrays under numba's simulator alone (NUMBA_ENABLE_CUDASIM=1): pass CuPy's")
     stream = cuda.external_stream(xp.cuda.get_current_stream().ptr)
     given = [cuda.as_cuda_array(each, sync=False) if hasattr(each, "__cuda_array_interface__") else each for each in arguments]
     function[-(-threads // block), block, stream](*given)
+
+
+def _is_array(argument: Any) -> bool:
+    return isinstance(argument, np.ndarray) or hasattr(argument, "__cuda_array_interface__")
+
+
+class _HostView:
+    """What the simulator's device memory is to NumPy, for as long as a view of it lives."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.__array_interface__ = array.__cuda_array_interface__
+
+
+def _on_host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else np.asarray(_HostView(array))
 
 
 def exclusive(counts: Any, xp: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.cuda.arrays import larger, product_of, smaller
 from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, kernel, launch, threads_for
 
-__all__ = ["LANES", "add_and_sum_buckets", "mean_and_largest"]
+__all__ = ["LANES", "add_and_sum_buckets", "mean_and_largest", "sum_and_largest"]
 
 LANES = 8  # sums of a bucket that are added up at last, as the CPU has them
 _product = product_of(np.dtype(np.float64))
@@ -48,6 +48,11 @@ def mean_and_largest(accumulator: Any, gradient: Any | None, xp: Any, *, run: in
     exponent = math.frexp(largest)[1]
     scaled, _ = _sum_runs(accumulator, None, math.ldexp(1.0, -exponent), xp, run, block)
     return math.ldexp(scaled / size, exponent), largest
+
+
+def sum_and_largest(accumulator: Any, gradient: Any | None, xp: Any, *, run: int = RUN, block: int = BLOCK) -> tuple[float, float]:
+    """Add the gradient, if there is one, and find sum and maximum of the magnitudes, as :func:`mean_and_largest` finds the mean."""
+    return _sum_runs(accumulator, gradient, 1.0, xp, run, block)
 
 
 def _sum_runs(accumulator: Any, gradient: Any | None, unit: float, xp: Any, run: int, block: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.kernels.contract import Array
+from sparseallreduce.streams.kernels.contract import Array, Positions
 from sparseallreduce.streams.kernels.reference.arrays import split_mix
 
 __all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
@@ -56,11 +56,16 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     return int(key), k - int(np.count_nonzero(keys > key))
 
 
+def sample_places(size: int, count: int, seed: int) -> Positions:
+    """One of each stride, by a hash."""
+    stride = np.uint64(size // count)
+    numbers = np.arange(count, dtype=np.uint64)
+    return numbers * stride + split_mix(np.uint64(seed) + numbers) % stride
+
+
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int) -> Array:
     """One value of each stride, at a hashed place."""
-    stride = np.uint64(len(accumulator) // count)
-    numbers = np.arange(count, dtype=np.uint64)
-    places = numbers * stride + split_mix(np.uint64(seed) + numbers) % stride
+    places = sample_places(len(accumulator), count, seed)
     sampled: Array = accumulator[places]
     if gradient is not None:
         with np.errstate(all="ignore"):
