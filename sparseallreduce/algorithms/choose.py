@@ -101,6 +101,7 @@ def problem_of(
         local=1 if hosts is None else hosts.in_a_row,
         hosts=1 if hosts is None else len(hosts.members),
         lanes=1 if hosts is None else hosts.lanes,
+        share_memory=False if hosts is None else hosts.share_memory,
     )
 
 

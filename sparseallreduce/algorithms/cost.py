@@ -78,6 +78,7 @@ class Problem(NamedTuple):
     local: int = 1  # ranks next to each other that are on one host
     hosts: int = 1
     lanes: int = 1  # ranks of the smallest host
+    share_memory: bool = False  # whether on every host the ranks hand each other parts in memory
 
     def bytes(self, entries: float, extent: float) -> float:
         """Of a stream with ``entries`` on ``extent`` positions as it lies in memory, in the form that is smaller."""
@@ -385,6 +386,10 @@ def _hierarchical(problem: Problem, machine: Machine) -> float:
     if each == 1:
         return time
     here, extent = problem._replace(ranks=each, local=each), problem.size / problem.lanes
+    if problem.share_memory:  # as for the split in memory: written once, added up where it lies, and the result lies there for all
+        wait = machine.alpha if machine.alpha_local is None else machine.alpha_local
+        copied = problem.entries + problem.imbalance * problem.held(problem.ranks) / problem.lanes
+        return time + 4 * wait + machine.gamma / 2 * copied + problem.imbalance * tree_time(here, machine, problem.lanes)
     time += (each - 1) * step_time(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
     time += problem.imbalance * tree_time(here, machine, problem.lanes)
     total = problem.held(problem.ranks) / problem.lanes

@@ -21,6 +21,7 @@ class Hosts(NamedTuple):
     """Which ranks are on which host."""
 
     members: tuple[tuple[int, ...], ...]  # ranks of each host, increasing; hosts in the order of their first ranks
+    share_memory: bool = False  # whether on every host the ranks hand each other parts of streams in memory
 
     @classmethod
     def of(cls, host_of_rank: Sequence[Any]) -> Hosts:

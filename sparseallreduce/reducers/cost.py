@@ -78,6 +78,7 @@ class Case(NamedTuple):
             local=self.hosts.in_a_row,
             hosts=len(self.hosts.members),
             lanes=self.hosts.lanes,
+            share_memory=self.hosts.share_memory,
         )
 
 

@@ -181,7 +181,9 @@ class Channel:
             self.slots, self.areas = made or ([], [])
         if self.hosts.most > 1:
             self.host_memory = yield from self._outcome(setup.made_host_memory(self))
-        self.failed_through = yield from self._outcome(setup.last_failed(self.failed_through))
+        has_memory = self.host_memory is not None or len(self.hosts.members[self.hosts.place_of(self.rank)[0]]) == 1
+        self.failed_through, all_have = yield from self._outcome(setup.settled(self.failed_through, has_memory))
+        self.hosts = self.hosts._replace(share_memory=all_have)
         self.processes = group.processes if self.shares_memory else []
         for slot in self.slots:
             slot.first = self.failed_through + 1

@@ -35,19 +35,19 @@ __all__ = [
     "Group",
     "calibrated",
     "group_of_ranks",
-    "last_failed",
     "made_host_memory",
     "made_slots_and_areas",
     "made_sparse_memory",
     "own_operation",
     "pieces_pay",
+    "settled",
 ]
 
 _CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
 _NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _PROCESS = struct.Struct("<qq")  # a rank's process, and when that started
-_LAST = struct.Struct("<q")  # the last operation that failed with an earlier preparation
+_SETTLED = struct.Struct("<q?")  # the last operation that failed with an earlier preparation, and whether this host has memory
 _GROUPS = 256  # most of which constants are remembered
 
 _remembered: dict[bytes, Machine] = {}  # by the digest of a group, as `group_of_ranks` gives it
@@ -175,10 +175,11 @@ def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None
         records = [everyone[rank] for rank in members]
 
 
-def last_failed(failed_through: int) -> Generator[Step, Any, int]:
-    """At the end: the last operation that failed with an earlier preparation on any rank."""
-    records: list[bytes] = yield Share(_LAST.pack(failed_through))
-    return max(int(_LAST.unpack(record)[0]) for record in records)
+def settled(failed_through: int, has_memory: bool) -> Generator[Step, Any, tuple[int, bool]]:
+    """At the end: the last operation that failed with an earlier preparation on any rank, and whether all have memory."""
+    records: list[bytes] = yield Share(_SETTLED.pack(failed_through, has_memory))
+    failed, memory = zip(*map(_SETTLED.unpack, records), strict=True)
+    return max(failed), all(memory)
 
 
 def own_operation(channel: Channel, work: Preparing) -> Operation:

@@ -40,6 +40,8 @@ def case_a_step_is_the_simulated_one(comm, kind, settings):
         "by layer": {"by_layer": True, "momentum": 0.9, "momentum_correction": True, "weight_decay": 0.01},
         "adam": {"adam": Adam(), "weight_decay": 0.01},
     }[settings]
+    if kind is optim.AutoSGD:
+        settings["candidates"] = ["oktopk"]  # what is chosen of several depends on the network
     arguments = (lambda step: 0.1 / (1 + step), DensityWarmup(0.03, 2, (0.3, 0.1)))
     ours, simulated = parameters(), [parameters() for _ in range(comm.size)]
     optimizer = kind(ours, *arguments, comm, **settings)
