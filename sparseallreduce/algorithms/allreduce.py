@@ -87,7 +87,7 @@ def allreduce(
             options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
     schedule = ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     if call.stream.on_device:
-        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact)
+        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact, call.stream.dtype)
     result = decoded((yield from schedule))
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
