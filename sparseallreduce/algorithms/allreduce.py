@@ -24,7 +24,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
-__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "operator_term"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "operator_term"]
 
 
 class Call(NamedTuple):
@@ -97,6 +97,11 @@ def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
     return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
 
 
+def memory_term(on_device: bool) -> tuple[str, str]:
+    """What ranks tell each other of where their streams lie."""
+    return "memory of the streams", "a GPU's" if on_device else "the host's"
+
+
 @lru_cache(maxsize=256)
 def _terms(
     size: int,
@@ -111,8 +116,7 @@ def _terms(
     encoding: Encoding,
 ) -> tuple[tuple[str, str], ...]:
     vector = ("size", str(size)), ("dtype", dtype.name), ("row width", str(width))
-    memory = ("memory of the streams", "a GPU's" if on_device else "the host's")
-    return (*vector, memory, ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
+    return (*vector, memory_term(on_device), ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
 
 
 def _arguments(
