@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, viewed
-from sparseallreduce.streams.kernels.backend import may_be_written
+from sparseallreduce.streams.kernels.backend import may_be_written, on_device
 
 __all__ = ["as_array", "as_flat_parameter"]
 
@@ -40,6 +40,8 @@ def as_array(given: Any) -> Array:
     """
     if hasattr(given, "detach"):
         given = given.detach()
+    if on_device(given):
+        raise StreamTypeError(f"this {type(given).__name__} lies on a GPU, and optimisers take arrays of the host: pass a copy, as of array.get()")
     view = _writeable(viewed(given), given)
     if view.dtype not in DTYPES:
         raise StreamTypeError(f"parameters and gradients hold float32 or float64, not {view.dtype}: convert them")
