@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, viewed
-from sparseallreduce.streams.kernels.backend import may_be_written, on_device
+from sparseallreduce.streams.kernels.backend import may_be_written
 
 __all__ = ["as_array", "as_flat_parameter"]
 
@@ -17,12 +17,13 @@ Array = NDArray[Any]
 
 
 def as_array(given: Any) -> Array:
-    """The memory of ``given`` as an ndarray.
+    """The memory of ``given`` as an ndarray, or on a GPU as an array of CuPy's.
 
     Parameters
     ----------
     given : ndarray, or any object with the buffer protocol, ``__array_interface__`` or DLPack
-        Of float32 or float64, in the memory of the processor. A tensor that takes part in automatic differentiation is detached,
+        Of float32 or float64, in the memory of the processor; or with ``__cuda_array_interface__``, on a GPU. A tensor
+        that takes part in automatic differentiation is detached,
         which copies nothing.
 
     Raises
@@ -40,8 +41,6 @@ def as_array(given: Any) -> Array:
     """
     if hasattr(given, "detach"):
         given = given.detach()
-    if on_device(given):
-        raise StreamTypeError(f"this {type(given).__name__} lies on a GPU, and optimisers take arrays of the host: pass a copy, as of array.get()")
     view = _writeable(viewed(given), given)
     if view.dtype not in DTYPES:
         raise StreamTypeError(f"parameters and gradients hold float32 or float64, not {view.dtype}: convert them")

@@ -78,7 +78,7 @@ def viewed(array: Any) -> NDArray[Any]:
 
 def is_array(array: Any) -> bool:
     """Whether this is one array, of whatever library."""
-    if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__"):
+    if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__") or on_device(array):
         return True
     try:
         memoryview(array)
