@@ -190,13 +190,15 @@ def fusion_of(streams: Sequence[Any], *, on_host: bool = False) -> Fusion:
     StreamTypeError
         If something else is in it, or if they do not lie in one place.
     """
+    there = 0  # streams on a GPU
     for place, stream in enumerate(streams):
         if not isinstance(stream, SparseStream):
             raise StreamTypeError(f"element {place} of the list is no SparseStream, but of type {type(stream).__name__}")
-        if on_host and stream.on_device:
-            raise StreamTypeError(ON_HOST)
-    devices = [stream.on_device for stream in streams]
-    if len(set(devices)) > 1:
+        there += stream.on_device
+    if there and on_host:
+        raise StreamTypeError(ON_HOST)
+    if there not in (0, len(streams)):
+        devices = [stream.on_device for stream in streams]
         first, second = devices.index(True), devices.index(False)
         raise StreamTypeError(f"of the list element {first} lies on a GPU, and element {second} on the host: {MIXED}")
     return _fusion(tuple(stream.size for stream in streams), tuple((stream.dtype, stream._stored.shape[1:]) for stream in streams))
