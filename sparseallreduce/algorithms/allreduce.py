@@ -24,7 +24,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
-__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "operator_term"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "operator_term"]
 
 
 class Call(NamedTuple):
@@ -87,7 +87,7 @@ def allreduce(
             options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
     schedule = ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     if call.stream.on_device:
-        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact)
+        schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact, call.stream.dtype)
     result = decoded((yield from schedule))
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
 
@@ -95,6 +95,11 @@ def allreduce(
 def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:
     """What ranks tell each other of the arguments besides streams and operator."""
     return _arguments(call.algorithm, tuple(call.options.items()), call.switch_density, call.machine, call.encoding)
+
+
+def memory_term(on_device: bool) -> tuple[str, str]:
+    """What ranks tell each other of where their streams lie."""
+    return "memory of the streams", "a GPU's" if on_device else "the host's"
 
 
 @lru_cache(maxsize=256)
@@ -111,8 +116,7 @@ def _terms(
     encoding: Encoding,
 ) -> tuple[tuple[str, str], ...]:
     vector = ("size", str(size)), ("dtype", dtype.name), ("row width", str(width))
-    memory = ("memory of the streams", "a GPU's" if on_device else "the host's")
-    return (*vector, memory, ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
+    return (*vector, memory_term(on_device), ("operator", operator), *_arguments(algorithm, options, switch_density, machine, encoding))
 
 
 def _arguments(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO, Hosts
 from sparseallreduce.algorithms.agreement import STREAMS, Intent, digest_of
-from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, operator_term
+from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, memory_term, operator_term
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import StreamTypeError
@@ -90,7 +90,8 @@ def _made(fusion: Fusion, fused: tuple[SparseStream, ...], call: Call) -> tuple[
             operators.append(operator_term(call, group.dtype))
         except StreamTypeError as error:
             raise StreamTypeError(f"element {group.members[0]} of the list: {error}") from error
-    terms = _terms(fusion, "; ".join(dict.fromkeys(operators)), *arguments_of(call))
+    on_device = bool(fused) and fused[0].on_device
+    terms = _terms(fusion, on_device, "; ".join(dict.fromkeys(operators)), *arguments_of(call))
     return ListCall(call, fusion, fused), Intent(terms, sum(stream.stored for stream in fused), parts=_parts(fusion))
 
 
@@ -108,11 +109,12 @@ def _parts(fusion: Fusion) -> tuple[tuple[tuple[str, str], ...], ...]:
 
 
 @lru_cache(maxsize=256)
-def _terms(fusion: Fusion, operator: str, *arguments: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+def _terms(fusion: Fusion, on_device: bool, operator: str, *arguments: tuple[str, str]) -> tuple[tuple[str, str], ...]:
     count = len(fusion.sizes)
     return (
         ("size", f"a list of {count} stream{'' if count == 1 else 's'}"),
         (STREAMS, f"{digest_of(sum(_parts(fusion), ())):x}"),
+        memory_term(on_device),
         ("operator", operator or "none"),
         *arguments,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
+
 from sparseallreduce.algorithms.steps import (
     DenseAllgather,
     DenseAllreduce,
@@ -29,7 +31,7 @@ from sparseallreduce.streams.wire import CodedStream
 __all__ = ["staged"]
 
 
-def staged(schedule: Schedule, xp: Any, exact: bool) -> Generator[Step, Any, Any]:
+def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Generator[Step, Any, Any]:
     """The schedule of an algorithm on device streams, as one of which all that travels lies on the host.
 
     Parameters
@@ -39,8 +41,10 @@ def staged(schedule: Schedule, xp: Any, exact: bool) -> Generator[Step, Any, Any
         That makes arrays on the device.
     exact : bool
         Whether no values are quantised.
+    dtype : dtype
+        Of the values. Streams of another dtype are counts that ranks tell each other, which are and stay on the host.
     """
-    staging, value = _Staging(xp), None  # type: _Staging, Any
+    staging, value = _Staging(xp, dtype), None  # type: _Staging, Any
     while True:
         try:
             step = schedule.send(value)
@@ -68,8 +72,8 @@ def staged(schedule: Schedule, xp: Any, exact: bool) -> Generator[Step, Any, Any
 class _Staging:
     """Copies between host and device, and the coded forms in which streams have come, or were quantised, and are handed on."""
 
-    def __init__(self, xp: Any) -> None:
-        self._xp = xp
+    def __init__(self, xp: Any, dtype: np.dtype[Any]) -> None:
+        self._xp, self._dtype = xp, dtype
         self._coded: dict[int, tuple[SparseStream, CodedStream]] = {}  # by the id of the stream on the device, which is kept with it
 
     def to_host(self, payload: Any) -> Any:
@@ -89,8 +93,8 @@ class _Staging:
         """What has come, in arrays that may be reused."""
         if isinstance(payload, tuple):
             return tuple(map(self.to_device, payload))
-        if payload is None:
-            return None
+        if payload is None or payload.dtype != self._dtype:
+            return payload
         moved = payload.to_device(self._xp)
         if isinstance(payload, CodedStream):
             self._coded[id(moved)] = moved, payload

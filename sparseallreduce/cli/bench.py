@@ -21,6 +21,7 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, o
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.operator import OPERATORS, Operator
 from sparseallreduce.streams.wire import INDEX_NAMES
 
@@ -78,7 +79,9 @@ class Measured:
     "--index-codec", type=click.Choice(INDEX_NAMES), default="auto", show_default=True, help="How positions are written between hosts."
 )
 @lossy_options()
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
+@click.option(
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the streams lie; gpu takes CuPy and a GPU."
+)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
 @click.pass_context
 def bench(
@@ -93,7 +96,11 @@ def bench(
     With --lossy every rank has a dense gradient and a residual, and the reducers run instead. Selection, communication and their
     total are timed, also in multiples of an array copy. Checked are that all ranks end with the same bits, and that nothing is lost.
     --density is then 0.01 by default.
+
+    With --device gpu the streams lie on a GPU, and so do the results; a time ends when the device has nothing more to do. The two
+    baselines stay on the host.
     """
+    xp = _array_module(device, lossy)
     if lossy:
         bench_lossy.run(context, reducers, json_path, chosen)
         return
@@ -106,7 +113,7 @@ def bench(
     on_rank_0(comm, lambda: check_output(json_path))
     steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
     with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
-        measured = measure(setting, names, comm, bar.update)
+        measured = measure(setting, names, comm, bar.update, xp)
     surroundings = environment(comm)
     results = _results(setting, measured, comm.size)
     if comm.rank == 0:
@@ -118,8 +125,22 @@ def bench(
         raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
 
 
-def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None) -> dict[str, Measured]:
-    """Run the experiments; collective over ``comm``.
+def _array_module(device: str, lossy: bool) -> Any:
+    """CuPy for a GPU, None for the host; where there is neither CuPy nor a GPU, one line says so."""
+    if device == "cpu":
+        return None
+    if lossy:
+        raise click.UsageError("--device gpu measures sums of streams: leave it out, or leave out --lossy")
+    try:
+        return device_module()
+    except sar.StreamError as error:
+        raise click.UsageError(f"--device gpu: {error}") from error
+
+
+def measure(
+    setting: Setting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None, xp: Any = None
+) -> dict[str, Measured]:
+    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, the streams are made on the device.
 
     Returns
     -------
@@ -127,7 +148,8 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
         Of every algorithm in ``names``, after the two dense baselines.
     """
     dense = _Dense(setting, comm)
-    stream: Any = None
+    stream: Any = None  # of the host, and where it is summed
+    summed: Any = None
 
     options = {} if setting.index_codec == "auto" else {"index_codec": setting.index_codec}
 
@@ -136,9 +158,14 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
         dense.reduce()
 
     def algorithm(name: str) -> Callable[[], sar.SparseStream]:
-        if setting.non_blocking:
-            return lambda: sar.iallreduce(stream, comm, setting.op, name, **options).wait()
-        return lambda: sar.allreduce(stream, comm, setting.op, name, **options)
+        def blocking() -> Any:
+            return sar.allreduce(summed, comm, setting.op, name, **options)
+
+        def in_two_steps() -> Any:
+            return sar.iallreduce(summed, comm, setting.op, name, **options).wait()
+
+        call = in_two_steps if setting.non_blocking else blocking
+        return call if xp is None else lambda: _finished(call(), xp)
 
     calls: dict[str, Callable[[], Any]] = {DENSE: dense.reduce, DENSIFY: make_dense} | {name: algorithm(name) for name in names}
     measured = {name: Measured() for name in calls}
@@ -146,6 +173,7 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
     for experiment in range(setting.experiments):
         rng = np.random.default_rng((setting.seed, experiment, comm.rank))
         stream = sar.SparseStream(draw_positions(rng, setting.size, count), draw_values(rng, count, setting.dtype), setting.size)
+        summed = stream if xp is None else stream.to_device(xp)
         dense.expect(stream)
         for name in names:  # which also compiles, and measures the network for auto
             _check(calls[name], dense, comm, measured[name])
@@ -164,6 +192,12 @@ def measure(setting: Setting, names: list[str], comm: Any, on_step: Callable[[],
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured
+
+
+def _finished(result: sar.SparseStream, xp: Any) -> sar.SparseStream:
+    """A result, once the device has made it."""
+    xp.cuda.Device().synchronize()
+    return result
 
 
 class _Dense:
@@ -212,7 +246,7 @@ def _fill(array: Array, stream: sar.SparseStream, neutral: Any) -> None:
 def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measured: Measured) -> None:
     """Run once, untimed: whether rank 0's result is right, whether all ranks have the same bits, and what was sent."""
     with sar.trace() as traffic:
-        result = call()
+        result = call().to_host()
     ranks = comm.size
     ours = (checksum(result), traffic.bytes_sent, traffic.header_bytes, traffic.messages)
     rows = [ours] if ranks == 1 else comm.allgather(ours)

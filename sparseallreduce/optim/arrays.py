@@ -17,12 +17,13 @@ Array = NDArray[Any]
 
 
 def as_array(given: Any) -> Array:
-    """The memory of ``given`` as an ndarray.
+    """The memory of ``given`` as an ndarray, or on a GPU as an array of CuPy's.
 
     Parameters
     ----------
     given : ndarray, or any object with the buffer protocol, ``__array_interface__`` or DLPack
-        Of float32 or float64, in the memory of the processor. A tensor that takes part in automatic differentiation is detached,
+        Of float32 or float64, in the memory of the processor; or with ``__cuda_array_interface__``, on a GPU. A tensor
+        that takes part in automatic differentiation is detached,
         which copies nothing.
 
     Raises

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from sparseallreduce.optim.packs import Array, Pack, add_scaled
 from sparseallreduce.optim.rules import AdamRule, MomentumRule, PlainRule, Rule
 from sparseallreduce.optim.settings import Settings
@@ -39,7 +37,7 @@ class PackDescent:
         self.rate_first = rate_first
         self.feedback = ErrorFeedback(reducer, pack.dtype)
         self.rule = _rule(pack, settings)
-        self.velocity = np.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
+        self.velocity = pack.xp.zeros(pack.size, pack.dtype) if settings.momentum_correction else None
         self._spare: Array | None = None
 
     def fed(self, gradients: Sequence[Array], rate: float, clip: float) -> Array:
@@ -50,7 +48,7 @@ class PackDescent:
         if scale * clip == 1 and not penalty and self.velocity is None and len(gradients) == 1 and gradient.flags.c_contiguous:
             return gradient.reshape(-1)
         if self._spare is None:
-            self._spare = np.empty(self.pack.size, self.pack.dtype)
+            self._spare = self.pack.xp.empty(self.pack.size, self.pack.dtype)
         out = self._spare
         self.pack.write(gradients, scale * clip, out)
         if penalty:
@@ -87,7 +85,7 @@ class PackDescent:
         """Go on from a state."""
         self.feedback.restore(state)
         if self.velocity is not None:
-            self.velocity[:] = state["local_velocity"]
+            self.velocity[:] = self.pack.xp.asarray(state["local_velocity"])
         self.rule.restore(state)
 
 

@@ -26,6 +26,7 @@ from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.launching import agree
+from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Optimizer(ABC):
     ----------
     parameters : array, or sequence of arrays
         Of float32 or float64, C-contiguous, of any shapes: ndarrays, PyTorch CPU tensors, or anything else with the buffer
-        protocol, ``__array_interface__`` or DLPack. They are changed in place, and have to be the same on all ranks.
+        protocol, ``__array_interface__`` or DLPack; or on a GPU, as of CuPy, and then the gradients are there, too. They are changed in
+        place, and have to be the same on all ranks.
     learning_rate : float or callable
         The rate, at least 0, or what tells it from the number of the step, counted from 0. At a rate of 0 a step moves no parameter:
         it counts, velocity and moments go on, and what is summed has had its effect.
@@ -248,7 +250,7 @@ class Optimizer(ABC):
         state: dict[str, Any] = {"optimizer": self.name, "steps": self.steps}
         for number, descent in enumerate(self._descents):
             for name, value in descent.state().items():
-                state[f"{number}.{name}"] = np.copy(value) if isinstance(value, np.ndarray) else value
+                state[f"{number}.{name}"] = _copied(value)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -393,16 +395,24 @@ class Optimizer(ABC):
         digest = hashlib.blake2b(digest_size=8)
         for descent in self._descents:
             for parameter in descent.pack.parameters:
-                digest.update(parameter.data)
+                digest.update(as_host(parameter).data)
         shapes = [shape for descent in self._descents for shape in descent.pack.shapes]
         said = {"optimiser": self.name, "settings": self.settings, "options": self.options, "shapes of the parameters": shapes}
         said["dtypes of the parameters"] = [descent.pack.dtype.name for descent in self._descents]
+        said["memory of the parameters"] = ["a GPU's" if descent.pack.on_device else "the host's" for descent in self._descents]
         said["parameters, whose digest is"] = digest.hexdigest()
         return tuple((name, _ADDRESS.sub("", str(value))) for name, value in said.items())
 
     def _agree(self, intent: Intent) -> Request:
         """An operation that only makes sure that all ranks want the same, or raises on all of them what is wrong on one."""
         return agree(self.comm, intent, blocking=False)
+
+
+def _copied(value: Any) -> Any:
+    """A value of a state that does not change: of arrays a copy, on the host."""
+    if isinstance(value, np.ndarray):
+        return np.copy(value)
+    return as_host(value) if on_device(value) else value
 
 
 class Prepared(NamedTuple):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.optim.arrays import as_array
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream
@@ -41,6 +42,10 @@ class Pack:
         Elements of all together.
     bounds : list of int
         Where each begins, and the last ends.
+    xp : module
+        That makes arrays beside them: NumPy, or CuPy.
+    on_device : bool
+        Whether they lie on a GPU.
     """
 
     def __init__(self, layers: Sequence[int], parameters: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -50,6 +55,10 @@ class Pack:
         self.bounds = [0, *accumulate(map(len, parameters))]
         self.size = self.bounds[-1]
         self.dtype = parameters[0].dtype
+        self.xp = array_module(parameters[0])
+        self.on_device = on_device(parameters[0])
+        if any(on_device(parameter) != self.on_device for parameter in parameters):
+            raise StreamTypeError("parameters that are packed into one vector have to lie on the host, or on a GPU: move some of them")
 
     def checked(self, gradients: Sequence[Any]) -> list[Array]:
         """The gradients of these parameters as arrays.
@@ -65,6 +74,8 @@ class Pack:
                 raise StreamError(f"the gradient of parameter {layer} has to have its shape, {shape}, not {array.shape}")
             if array.dtype != self.dtype:
                 raise StreamTypeError(f"the gradient of parameter {layer} has to be of its dtype, {self.dtype}, not {array.dtype}")
+            if on_device(array) != self.on_device:
+                raise StreamTypeError(f"the gradient of parameter {layer} and the parameter do not lie in one place: move one of them")
         return arrays
 
     def write(self, gradients: Sequence[Array], factor: float, out: Array) -> None:
@@ -88,13 +99,14 @@ class Pack:
                 kernels.scatter(part._entries()[0], step, part.lo, SUM, parameter)
 
 
-def blocks(size: int) -> Iterator[slice]:
-    """Cut a vector so that a piece stays in the cache."""
-    for start in range(0, size, _BLOCK):
-        yield slice(start, min(start + _BLOCK, size))
+def blocks(array: Array) -> Iterator[slice]:
+    """Cut a vector so that a piece stays in the cache; one on a GPU stays whole."""
+    size, step = len(array), _BLOCK if isinstance(array, np.ndarray) else max(1, len(array))
+    for start in range(0, size, step):
+        yield slice(start, min(start + step, size))
 
 
 def add_scaled(out: Array, array: Array, factor: float) -> None:
     """``out += factor * array`` in one pass over memory."""
-    for block in blocks(len(out)):
+    for block in blocks(out):
         out[block] += out.dtype.type(factor) * array[block]

@@ -50,21 +50,21 @@ class MomentumRule(Rule):
     def __init__(self, pack: Pack, momentum: float) -> None:
         super().__init__(pack)
         self.momentum = momentum
-        self.velocity = np.zeros(pack.size, pack.dtype)
+        self.velocity = pack.xp.zeros(pack.size, pack.dtype)
 
     def apply(self, update: SparseStream, rate: float) -> None:
         self.velocity *= self.pack.dtype.type(self.momentum)
         update.add_to(self.velocity)
         for parameter, own in self.pack.parts():
             velocity = self.velocity[own]
-            for block in blocks(len(parameter)):
+            for block in blocks(parameter):
                 parameter[block] -= self.pack.dtype.type(rate) * velocity[block]
 
     def state(self) -> dict[str, Any]:
         return {"velocity": self.velocity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.velocity[:] = state["velocity"]
+        self.velocity[:] = self.pack.xp.asarray(state["velocity"])
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class AdamRule(Rule):
         self.adam = adam
         self.weight_decay = weight_decay
         self.steps = 0
-        self.first, self.second = np.zeros((2, pack.size), pack.dtype)
+        self.first, self.second = pack.xp.zeros(pack.size, pack.dtype), pack.xp.zeros(pack.size, pack.dtype)
 
     def apply(self, update: SparseStream, rate: float) -> None:
         adam, number = self.adam, self.pack.dtype.type
@@ -105,7 +105,7 @@ class AdamRule(Rule):
         scale, root, kept = number(rate / corrections[0]), number(1 / math.sqrt(corrections[1])), number(1 - rate * self.weight_decay)
         for parameter, own in self.pack.parts():
             first, second = self.first[own], self.second[own]
-            for block in blocks(len(parameter)):
+            for block in blocks(parameter):
                 divisor = np.sqrt(second[block])
                 divisor *= root
                 divisor += number(adam.epsilon)
@@ -130,5 +130,5 @@ class AdamRule(Rule):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.steps = int(state["adam_steps"])
-        self.first[:] = state["first_moment"]
-        self.second[:] = state["second_moment"]
+        self.first[:] = self.pack.xp.asarray(state["first_moment"])
+        self.second[:] = self.pack.xp.asarray(state["second_moment"])

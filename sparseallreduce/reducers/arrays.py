@@ -1,4 +1,4 @@
-"""The border to other libraries: arrays of theirs as NumPy sees them, without a copy."""
+"""The border to other libraries: arrays of theirs as NumPy sees them, or CuPy those on a GPU, without a copy."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
-from sparseallreduce.streams.kernels.backend import on_device
+from sparseallreduce.streams.kernels.backend import array_module, on_device
+from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["DTYPES", "as_vector", "is_array", "viewed"]
+__all__ = ["DTYPES", "as_vector", "is_array", "no_indices", "nothing", "viewed"]
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def as_vector(array: Any, size: int) -> NDArray[Any]:
-    """The memory of ``array`` as an ndarray of shape (size,).
+    """The memory of ``array`` as a vector of shape (size,): an ndarray, or on a GPU one of CuPy's.
 
     Parameters
     ----------
     array : object
         With the buffer protocol, ``__array_interface__`` or DLPack, in the memory of the processor: an ndarray, an
-        ``array.array``, a PyTorch CPU tensor, ...
+        ``array.array``, a PyTorch CPU tensor, ... Or with ``__cuda_array_interface__``, on a GPU: CuPy's, a PyTorch CUDA tensor, ...
     size : int
 
     Returns
     -------
-    ndarray of float32 or float64
+    array of float32 or float64
         C-contiguous, on the same memory.
 
     Raises
@@ -54,13 +55,19 @@ def as_vector(array: Any, size: int) -> NDArray[Any]:
 
 
 def viewed(array: Any) -> NDArray[Any]:
-    """The memory of ``array`` as an ndarray; raises StreamTypeError if there is none that can be read in place, or a mask on it."""
+    """The memory of ``array`` as an ndarray, or on a GPU as an array of CuPy's.
+
+    Raises
+    ------
+    StreamTypeError
+        If there is none that can be read in place, or a mask on it.
+    """
     if isinstance(array, np.ma.MaskedArray):
         raise StreamTypeError("a masked array has values that do not count: pass array.filled(0)")
     if isinstance(array, np.ndarray):
         return np.asarray(array)  # not a subclass of it
     if on_device(array):
-        raise StreamTypeError(f"this {type(array).__name__} lies on a GPU, and one of the host is needed: pass a copy, as of array.get()")
+        return array_module(array).asarray(array)  # type: ignore[no-any-return]
     if not is_array(array):
         raise StreamTypeError(f"an array is needed (buffer protocol, __array_interface__ or DLPack), not {type(array).__name__}")
     try:
@@ -71,10 +78,21 @@ def viewed(array: Any) -> NDArray[Any]:
 
 def is_array(array: Any) -> bool:
     """Whether this is one array, of whatever library."""
-    if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__"):
+    if hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__") or on_device(array):
         return True
     try:
         memoryview(array)
     except TypeError:
         return False
     return True
+
+
+def no_indices(size: int, xp: Any = np) -> NDArray[Any]:
+    """An empty set of indices of a vector of that size."""
+    return xp.empty(0, index_dtype(size))  # type: ignore[no-any-return]
+
+
+def nothing(size: int, like: NDArray[Any]) -> SparseStream:
+    """A stream of that size without entries, of the dtype of an array, and where that lies."""
+    xp = array_module(like)
+    return SparseStream._sparse_form(no_indices(size, xp), xp.empty(0, like.dtype), size)

@@ -12,7 +12,8 @@ from numpy.typing import DTypeLike
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError, CheckpointError
-from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
+from sparseallreduce.reducers.arrays import nothing
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.by_hosts import timed
 from sparseallreduce.reducers.cost import CANDIDATES, Predicted, case_of, fastest, predicted
 from sparseallreduce.reducers.dense import Dense
@@ -23,7 +24,6 @@ from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 from sparseallreduce.runtime.launching import launch
 from sparseallreduce.streams.selection import ExactTopK, Selector
-from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -199,7 +199,7 @@ class Auto(Reducer):
             times = predicted(case, self.candidates)
             name = fastest(times)
             chosen = self._take(name, times[name].algorithm, ranks)
-        chosen.returned = SparseStream(no_indices(self.size), np.empty(0, accumulator.dtype), self.size)
+        chosen.returned = nothing(self.size, accumulator)
         reduced: Reduced = yield from timed(chosen.schedule(accumulator, gradient, rank, ranks), self)
         self.returned = chosen.returned
         chosen.steps += 1

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.staging import staged
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError, StreamTypeError
-from sparseallreduce.reducers.arrays import as_vector
+from sparseallreduce.reducers.arrays import as_vector, nothing
 from sparseallreduce.reducers.by_hosts import ByHosts
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.launching import launch
-from sparseallreduce.streams.kernels.backend import may_be_written
+from sparseallreduce.streams.kernels.backend import MIXED, array_module, may_be_written, on_device
 from sparseallreduce.streams.reduction import Reduction
-from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -112,14 +113,14 @@ class Reducer(ABC):
         ----------
         accumulator : ndarray of float32 or float64, shape (size,)
             Or anything with the buffer protocol, ``__array_interface__`` or DLPack, such as a PyTorch CPU tensor; it is read in place
-            and left as it is.
+            and left as it is. An array on a GPU, as of CuPy, is selected from there, and so it is on all ranks or on none.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
         Returns
         -------
         update : SparseStream
-            A sum, not a mean; the same on every rank, to the bit.
+            A sum, not a mean; the same on every rank, to the bit. It lies where the accumulator does.
         contributed : ndarray
             The indices, in increasing order, of the values of ``accumulator`` that are in it.
 
@@ -165,6 +166,7 @@ class Reducer(ABC):
             said = {"reducer": self.name, "size": self.size, "k": self.k, "dtype": vector.dtype.name, **self.options()}
             said["hosts first"] = self.hosts
             said["error feedback"] = bool(gradient)
+            said["memory of the accumulators"] = "a GPU's" if on_device(vector) else "the host's"
             said["number of operations before this one"] = self.steps
             operation = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
         except Exception as error:
@@ -261,10 +263,13 @@ class Reducer(ABC):
         checked = gradient if isinstance(gradient, SparseStream) else as_vector(gradient, self.size)
         if checked.dtype != residual.dtype:
             raise StreamTypeError(f"the gradient is of {checked.dtype}, but the residual of {residual.dtype}: convert one of them")
+        place = checked._stored if isinstance(checked, SparseStream) else checked
+        if on_device(place) != on_device(residual):
+            raise StreamTypeError(MIXED)
         if not may_be_written(residual):
             raise StreamError("the residual is read-only, and a gradient cannot be added to it: make it writeable")
         if not isinstance(checked, SparseStream):
-            if np.may_share_memory(checked, residual):
+            if array_module(residual).may_share_memory(checked, residual):
                 raise StreamError("the gradient lies in the memory of the residual, which changes: pass a copy")
         elif checked.size != self.size or checked.width is not None:
             shape = (checked.size,) if checked.width is None else (checked.size, checked.width)
@@ -333,8 +338,10 @@ class ReducerOperation:
         accumulator, reducer = self.accumulator, self.reducer
         assert accumulator is not None
         assert not isinstance(self.gradient, SparseStream)
-        reducer.returned = SparseStream(no_indices(reducer.size), np.empty(0, accumulator.dtype), reducer.size)
-        schedule = reducer.schedule(accumulator, self.gradient, rank, ranks)
+        reducer.returned = nothing(reducer.size, accumulator)
+        schedule: Any = reducer.schedule(accumulator, self.gradient, rank, ranks)
+        if not isinstance(accumulator, np.ndarray):
+            schedule = staged(schedule, array_module(accumulator), True, accumulator.dtype)
         with closing(schedule):
             try:
                 step = next(schedule)
@@ -359,11 +366,6 @@ class ReducerOperation:
     def _check_owner(self) -> None:
         if not self._owns():
             raise AlgorithmError(f"this operation of {self.reducer.name} was given up on one of its ranks before it was done")
-
-
-def no_indices(size: int) -> Array:
-    """An empty set of indices of a vector of that size."""
-    return np.empty(0, index_dtype(size))
 
 
 def _integer(name: str, value: Any) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Generator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.groups import on_group
 from sparseallreduce.algorithms.hierarchical import Hosts
 from sparseallreduce.algorithms.steps import HostGather, HostReduceScatter, Layout, Step
-from sparseallreduce.streams import kernels
+from sparseallreduce.reducers.arrays import nothing
 from sparseallreduce.streams.partition import boundaries
+from sparseallreduce.streams.selection.base import clear_places
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class ByHosts:
         bounds = tuple(boundaries(owner.size, lanes))
         own = reduction.enter(SparseStream._dense_form(accumulator.view(), owner.size))
         sums: SparseStream | None = yield HostReduceScatter(own, members, bounds, reduction)
-        update, left = None, _nothing(owner.size, accumulator.dtype)
+        update, left = None, nothing(owner.size, accumulator)
         if sums is not None:
-            values = np.array(sums._stored)  # a copy: of a host of one rank these are the accumulator's
+            values = sums._stored.copy()  # of a host of one rank these are the accumulator's
             part = self._reducer_of(len(values), min(len(values), -(-owner.k // lanes)), owner)
-            part.returned = _nothing(part.size, accumulator.dtype)
+            part.returned = nothing(part.size, accumulator)
             lane = hosts.lane(place)
             reduced: Reduced = yield from on_group(timed(part.reduce(values, None, host, len(lane)), owner), lane, host, reduction)
             update = _moved(reduced.update, bounds[place], bounds[place + 1], owner.size)
@@ -125,10 +125,6 @@ def timed(schedule: Reducing, owner: Reducer) -> Reducing:
         value = yield step
 
 
-def _nothing(size: int, dtype: np.dtype[Any]) -> SparseStream:
-    return SparseStream._sparse_form(np.empty(0, index_dtype(size)), np.empty(0, dtype), size)
-
-
 def _moved(stream: SparseStream, lo: int, hi: int, size: int) -> SparseStream:
     """The stream of a part as the whole vector's on the range of that part."""
     if stream.is_dense:
@@ -143,7 +139,7 @@ def _left(values: Array, contributed: Any, returned: SparseStream | None, lo: in
     if isinstance(contributed, slice):
         values[contributed] = 0
     else:
-        kernels.scatter_set(contributed, np.zeros(len(contributed), values.dtype), 0, values)
+        clear_places(values, contributed)
     if returned is not None and returned.stored:
         returned.add_to(values)
     return SparseStream._dense_form(values, size, lo, lo + len(values))

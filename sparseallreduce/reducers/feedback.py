@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import CheckpointError, StreamTypeError
-from sparseallreduce.reducers.arrays import DTYPES
-from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation, no_indices
+from sparseallreduce.reducers.arrays import DTYPES, no_indices
+from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module, as_host, on_device
 from sparseallreduce.streams.reduction import Reduction
+from sparseallreduce.streams.selection.base import clear_places
 from sparseallreduce.streams.stream import SparseStream
 
 if TYPE_CHECKING:
@@ -44,9 +47,10 @@ class ErrorFeedback:
 
     Attributes
     ----------
-    residual : ndarray, shape (size,)
-        What has come in on this rank and was not applied yet. It is the operation's own while one is in flight.
-    contributed : ndarray
+    residual : array, shape (size,)
+        What has come in on this rank and was not applied yet. It is the operation's own while one is in flight. It lies where the
+        gradients do: with the first of them, and the first after a :meth:`reset` or :meth:`restore`, it moves to a GPU or to the host.
+    contributed : array
         The indices of this rank's residual and gradient that were in the latest update, in increasing order; ``slice(None)`` where a
         reducer sums all.
     gradients : int
@@ -89,6 +93,7 @@ class ErrorFeedback:
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
         self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
+        self._settled = False  # whether a gradient has said where the residual is to lie
 
     @property
     def reduction(self) -> Reduction:
@@ -102,7 +107,7 @@ class ErrorFeedback:
         ----------
         gradient : ndarray, shape (size,)
             Of the residual's dtype, or anything with the buffer protocol, ``__array_interface__`` or DLPack; or a SparseStream, which
-            takes one pass over memory less. It is left as it is.
+            takes one pass over memory less. It is left as it is. All gradients lie on a GPU, on all ranks, or none does.
         comm : mpi4py.MPI.Intracomm or SERIAL, optional
             ``MPI.COMM_WORLD`` by default.
 
@@ -130,6 +135,11 @@ class ErrorFeedback:
 
     def planned(self, gradient: Any) -> ReducerOperation:
         """A step about to start; nothing is raised here."""
+        try:
+            if not self._settled:
+                self._place(gradient)
+        except Exception as error:  # the other ranks wait to be told of it
+            return _Step(self, self.reducer, Intent((), 0, error))
         return self.reducer.planned(self.residual, gradient, kind=partial(_Step, self))
 
     def reset(self) -> None:
@@ -138,16 +148,17 @@ class ErrorFeedback:
         self.residual[:] = 0
         self.contributed = no_indices(self.reducer.size)
         self.gradients = 0
+        self._settled = False
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, for checkpoints: the reducer's state, and a copy of the residual.
+        """All that later steps depend on, for checkpoints: the reducer's state, and a copy of the residual, which lies on the host.
 
         Raises
         ------
         AlgorithmError
             If a step is in flight.
         """
-        return {**self.reducer.state(), "residual": self.residual.copy(), "gradients": self.gradients}
+        return {**self.reducer.state(), "residual": as_host(self.residual.copy()), "gradients": self.gradients}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state`: the steps that follow are those that would have followed it, to the bit.
@@ -164,9 +175,17 @@ class ErrorFeedback:
             ours = f"shape {self.residual.shape} and dtype {self.residual.dtype}"
             raise CheckpointError(f"this state has a residual of shape {residual.shape} and dtype {residual.dtype}, not of {ours}")
         self.reducer.restore(state)
-        self.residual[:] = residual
+        self.residual[:] = array_module(self.residual).asarray(residual)
         self.contributed = no_indices(self.reducer.size)
         self.gradients = int(state["gradients"])
+        self._settled = False
+
+    def _place(self, gradient: Any) -> None:
+        """Have the residual lie where a gradient does."""
+        where = gradient._stored if isinstance(gradient, SparseStream) else gradient
+        if on_device(where) != on_device(self.residual):
+            self.reducer._check_idle()
+            self.residual = array_module(where).asarray(self.residual) if on_device(where) else as_host(self.residual)
 
 
 class _Step(ReducerOperation):
@@ -178,6 +197,7 @@ class _Step(ReducerOperation):
 
     def take_in(self) -> None:
         super().take_in()
+        self.feedback._settled = True
         self.feedback.gradients += 1
 
     def completed(self, reduced: Reduced, ranks: int) -> SparseStream:
@@ -196,7 +216,7 @@ def _take_out(residual: NDArray[Any], contributed: Any, returned: SparseStream) 
             residual[returned.lo : returned.hi] = returned._stored
         return
     taken = residual[contributed] if returned.stored else None
-    kernels.scatter_set(contributed, np.zeros(len(contributed), residual.dtype), 0, residual)
+    clear_places(residual, contributed)
     if taken is not None:
         try:
             returned.add_to(residual)

@@ -10,9 +10,11 @@ import numpy as np
 from sparseallreduce.algorithms.exchange import gather_parts
 from sparseallreduce.algorithms.steps import Recv, Send, Step
 from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
+from sparseallreduce.reducers.arrays import nothing
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.local import LocalSelection
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.selection import ExactTopK, Selector, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
@@ -121,7 +123,7 @@ class GTopk(LocalSelection):
 
     def _dropped(self, levels: list[Level], update: SparseStream) -> SparseStream:
         """The sum of what did not go on from a level, though its index is in the result."""
-        dropped = SparseStream._sparse_form(no_indices(self.size), np.empty(0, update.dtype), self.size)
+        dropped = nothing(self.size, update._stored)
         wanted = update.indices
         for total, kept in levels:
             if kept is update:
@@ -129,7 +131,9 @@ class GTopk(LocalSelection):
             came_along = kernels.shared(wanted, kept.indices)[0]
             if len(came_along) < len(wanted):
                 indices, values = total._entries()
-                places = kernels.shared(indices, np.delete(wanted, came_along))[0]
+                missing = array_module(wanted).ones(len(wanted), np.bool_)
+                missing[came_along] = False
+                places = kernels.shared(indices, wanted[missing])[0]
                 dropped = dropped + SparseStream._sparse_form(indices[places], values[places], self.size)
         return dropped
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers.base import Array, Reducer
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.selection import ExactTopK, Selector
 from sparseallreduce.streams.stream import SparseStream
 
@@ -103,7 +104,7 @@ def _without_zeros(stream: SparseStream) -> SparseStream:
     if stream.is_dense:  # which has no entries of their own for them
         return stream
     indices, values = stream._entries()
-    if np.count_nonzero(values) == len(values):
+    if int(array_module(values).count_nonzero(values)) == len(values):
         return stream
     present = values != 0
     return SparseStream._sparse_form(indices[present], values[present], stream.size)

@@ -20,7 +20,8 @@ from sparseallreduce.runtime.plan import UNLIKE, Common, Plan
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Work
 from sparseallreduce.streams import kernels, memory
-from sparseallreduce.streams.fusion import Fusion, Group, fusion_of
+from sparseallreduce.streams.fusion import ON_HOST, Fusion, Group, fusion_of
+from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.reduction import divide
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
@@ -62,6 +63,8 @@ class GroupPlan:
             If it does not go with the plan.
         """
         part = self._parts[number]
+        if given.__class__ is not np.ndarray and (given.on_device if isinstance(given, SparseStream) else on_device(given)):
+            raise StreamTypeError(ON_HOST)
         if isinstance(given, SparseStream):
             given = self._values_of(number, given)
         values = np.asarray(given)

@@ -15,7 +15,7 @@ from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out,
 from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Launched
-from sparseallreduce.streams.fusion import fusion_of
+from sparseallreduce.streams.fusion import ON_HOST, fusion_of
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -74,9 +74,8 @@ def allreduce_init(
     is_list = isinstance(stream, list | tuple)
     make: Any = make_list_call if is_list else make_call
     call, intent = make(stream, op, algorithm, options)
-    if fixed_indices and intent.error is None:
-        fault = unfit(call.call if is_list else call, algorithm)
-        intent = intent if fault is None else intent._replace(error=AlgorithmError(fault))
+    if intent.error is None:
+        intent = intent._replace(error=_fault(call, is_list, algorithm, fixed_indices))
     intent = intent._replace(terms=(*intent.terms, ("plan", "of fixed indices" if fixed_indices else "of any indices")))
     common = Common(comm, call, intent, progress)
     if not fixed_indices:
@@ -87,6 +86,14 @@ def allreduce_init(
     if len(groups) == 1 and groups[0].fixed is None:
         return PlanInMemory(common, is_list, fusion, groups[0])
     return FixedPlan(common, is_list, fusion, groups)
+
+
+def _fault(call: Any, is_list: bool, algorithm: str, fixed_indices: bool) -> Exception | None:
+    """What a plan does not take."""
+    if any(each.on_device for each in (call.fused if is_list else (call.stream,))):
+        return StreamTypeError(ON_HOST)
+    fault = unfit(call.call if is_list else call, algorithm) if fixed_indices else None
+    return None if fault is None else AlgorithmError(fault)
 
 
 class FreePlan(Plan):
@@ -111,7 +118,7 @@ class FreePlan(Plan):
         if isinstance(stream, list | tuple) != self._is_list:
             return StreamTypeError(f"this plan takes {'a list of streams' if self._is_list else 'a stream'}, not {type(stream).__name__}")
         try:
-            fusion = fusion_of(stream if self._is_list else [stream])
+            fusion = fusion_of(stream if self._is_list else [stream], on_host=True)
         except StreamTypeError as error:
             return error
         alike = fusion is self._fusion or (fusion.sizes, fusion.kinds) == (self._fusion.sizes, self._fusion.kinds)

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamTypeError
 from sparseallreduce.streams import kernels, memory
-from sparseallreduce.streams.kernels.reference import places
+from sparseallreduce.streams.kernels.backend import MIXED, array_module
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
-__all__ = ["Fusion", "Group", "fused_alike", "fusion_of"]
+__all__ = ["ON_HOST", "Fusion", "Group", "fused_alike", "fusion_of"]
+
+ON_HOST = "this plan was given what lies on a GPU: plans take streams and values of the host, as stream.to_host()"
 
 _LARGEST = 2**63 - 1  # size of a stream
 _LONG = 512  # entries of a stream from which on its indices are shifted by a call of its own
@@ -62,14 +64,20 @@ class Group:
         """Streams that are given by their indices and values."""
         counts = [len(each) for each in indices]
         count = sum(counts)
+        if values[0].__class__ is not np.ndarray:
+            xp = array_module(values[0])
+            fused = xp.concatenate([each.astype(self.indices, copy=False) for each in indices])
+            self._shift(np.add, fused, counts, fused)
+            return SparseStream._sparse_form(fused, xp.concatenate(values), self.size)
         fused = np.concatenate(indices, out=memory.empty(count, self.indices))
         self._shift(np.add, fused, counts, fused)
         joined = np.concatenate(values, out=memory.empty((count, *self.row), self.dtype))
         return SparseStream._sparse_form(fused, joined, self.size)
 
     def _fuse_dense(self, streams: Sequence[SparseStream], masked: bool) -> SparseStream:
-        array = memory.full((self.size, *self.row), self.dtype.type(0))
-        present = np.zeros(self.size, np.bool_) if masked else None
+        xp = array_module(streams[0]._stored)
+        array = memory.full((self.size, *self.row), self.dtype.type(0), xp)
+        present = xp.zeros(self.size, np.bool_) if masked else None
         for stream, (low, high) in zip(streams, pairwise(self.bounds), strict=True):
             if stream.is_dense:
                 array[low:high] = stream._stored
@@ -79,7 +87,7 @@ class Group:
                 indices, values = stream._entries()
                 kernels.scatter_set(indices, values, 0, array[low:high])
                 if present is not None:
-                    present[low:high][places(indices, 0, stream.size)] = True
+                    present[low:high][kernels.places(indices, 0, stream.size)] = True
         return SparseStream._dense_form(array, self.size, present=present)
 
     def cut(self, fused: SparseStream, density: float | None, is_sum: bool) -> list[SparseStream]:
@@ -89,10 +97,11 @@ class Group:
             ranges = zip(self.sizes, pairwise(self.bounds), limits.tolist(), strict=True)
             return [_dense_part(fused, size, low, high, limit, density) for size, (low, high), limit in ranges]
         indices, values = fused._entries()
-        inner = np.searchsorted(indices, self._inner).tolist()
+        xp = array_module(indices)
+        inner = (np.searchsorted(indices, self._inner) if xp is np else xp.searchsorted(indices, xp.asarray(self._inner))).tolist()
         cuts = [0, *accumulate(inner, max), *[len(indices)] * (self._behind + 1)]
         counts = [high - low for low, high in pairwise(cuts)]
-        shifted = memory.empty(len(indices), self.indices)
+        shifted = memory.empty(len(indices), self.indices, xp)
         self._shift(np.subtract, indices, counts, shifted)
         make = SparseStream._sparse_form
         if index_dtype(min(self.sizes)) == self.indices:
@@ -111,6 +120,11 @@ class Group:
 
     def _shift(self, by: np.ufunc, indices: NDArray[Any], counts: Sequence[int], out: NDArray[Any]) -> None:
         """Add to the indices of each stream where it begins, or subtract that."""
+        if indices.__class__ is not np.ndarray:  # by a few kernels, however many streams there are
+            xp = array_module(indices)
+            streams = xp.searchsorted(xp.asarray(np.cumsum(counts)), xp.arange(len(indices)), side="right")
+            by(indices, xp.asarray(self._offsets)[streams], out=out)
+            return
         if len(indices) <= _LONG * len(counts):
             by(indices, np.repeat(self._offsets, counts), out=out)
             return
@@ -168,19 +182,25 @@ class Fusion:
         return parts
 
 
-def fusion_of(streams: Sequence[Any]) -> Fusion:
-    """That of a list of streams.
+def fusion_of(streams: Sequence[Any], *, on_host: bool = False) -> Fusion:
+    """That of a list of streams, all of them on the host or all on a GPU; with ``on_host``, only of those of the host.
 
     Raises
     ------
     StreamTypeError
-        If something else is in it.
+        If something else is in it, or if they do not lie in one place.
     """
+    there = 0  # streams on a GPU
     for place, stream in enumerate(streams):
         if not isinstance(stream, SparseStream):
             raise StreamTypeError(f"element {place} of the list is no SparseStream, but of type {type(stream).__name__}")
-        if stream.on_device:
-            raise StreamTypeError(f"element {place} of the list lies on a GPU: lists and plans take those of the host, as stream.to_host()")
+        there += stream.on_device
+    if there and on_host:
+        raise StreamTypeError(ON_HOST)
+    if there not in (0, len(streams)):
+        devices = [stream.on_device for stream in streams]
+        first, second = devices.index(True), devices.index(False)
+        raise StreamTypeError(f"of the list element {first} lies on a GPU, and element {second} on the host: {MIXED}")
     return _fusion(tuple(stream.size for stream in streams), tuple((stream.dtype, stream._stored.shape[1:]) for stream in streams))
 
 
@@ -214,8 +234,9 @@ def _dense_part(fused: SparseStream, size: int, low: int, high: int, limit: int,
     part = SparseStream._dense_form(array, size, present=None if present is None else present[low:high], density=density)
     if size > _SAMPLED and present is None:
         sample = array[:: size // _SAMPLES]
-        filled = np.asarray(sample != 0 if sample.ndim == 1 else sample.any(axis=1))
-        if np.count_nonzero(filled) * size > 2 * limit * len(filled):
+        xp = array_module(array)
+        filled = xp.asarray(sample != 0 if sample.ndim == 1 else sample.any(axis=1))
+        if int(xp.count_nonzero(filled)) * size > 2 * limit * len(filled):
             return part
     if part.nnz > limit:
         return part

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main
+from sparseallreduce.streams.kernels import backend
 
 SMALL = ["--size", "2000", "--density", "0.05", "--repeats", "2", "--experiments", "2"]
 
@@ -91,7 +92,8 @@ def test_a_wrong_result_fails(monkeypatch):
         (["--algorithms", "auto,fastest"], "give all, or some of dense,"),
         (["--algorithms", ","], "give all, or some of dense,"),
         (["--density", "1.5"], "--density"),
-        (["--device", "gpu"], "'cpu'"),
+        (["--device", "tpu"], "'cpu'"),
+        (["--device", "gpu", "--lossy"], "--lossy"),
         (["--dtype", "float8"], "float32"),
     ],
 )
@@ -99,6 +101,18 @@ def test_bad_arguments_are_one_line_and_status_2(arguments, remedy):
     output = bench(*arguments, status=2)
 
     assert remedy in output
+    assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_gpu_that_is_not_there_is_one_line_and_status_2(monkeypatch, there):
+    monkeypatch.setattr(backend, "_loaded", backend if there else None)  # a GPU and no CuPy, or neither
+    monkeypatch.setattr("numba.cuda.is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    output = bench("--device", "gpu", status=2)
+
+    assert ("install the extra gpu" if there else "there is no GPU here") in output
     assert output.count("\n") == 1
 
 

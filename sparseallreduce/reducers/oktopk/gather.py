@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.exchange import gather_parts, lower_power_of_two
 from sparseallreduce.algorithms.steps import Exchange, Recv, Send, Step
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["balance_and_gather", "gather_loads", "plan"]
@@ -195,4 +196,5 @@ def _cut(stream: SparseStream, start: int, stop: int) -> SparseStream:
 
 def _concatenated(streams: Sequence[SparseStream]) -> SparseStream:
     indices, values = zip(*(stream._entries() for stream in streams))
-    return SparseStream._sparse_form(np.concatenate(indices), np.concatenate(values), streams[0].size)
+    xp = array_module(values[0])
+    return SparseStream._sparse_form(xp.concatenate(indices), xp.concatenate(values), streams[0].size)

@@ -7,17 +7,17 @@ import zlib
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing, no_indices
+from sparseallreduce.reducers.arrays import no_indices, nothing
+from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.cost import case_of, evaluation_seconds, predicted
 from sparseallreduce.reducers.oktopk.gather import balance_and_gather
 from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
 from sparseallreduce.reducers.oktopk.split import split_and_reduce
 from sparseallreduce.reducers.oktopk.thresholds import select_global
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.selection import Reuse, choose_reusing
 from sparseallreduce.streams.selection.period import AUTO, Drift, checked_period
 from sparseallreduce.streams.stream import SparseStream
@@ -90,6 +90,7 @@ class OkTopk(Reducer):
 
     Examples
     --------
+    >>> import numpy as np
     >>> import sparseallreduce as sar
     >>> accumulators = np.float32([[3, 0, -1, 0], [2, 2, -4, 1]])
     >>> out = sar.simulate(list(accumulators), algorithm=[sar.OkTopk(4, k=1) for _ in range(2)])
@@ -147,7 +148,7 @@ class OkTopk(Reducer):
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         if self.size == 0:
-            return Reduced(_stream(no_indices(0), np.empty(0, accumulator.dtype), 0), no_indices(0))
+            return Reduced(nothing(0, accumulator), no_indices(0, array_module(accumulator)))
         history = self._history if self._history.ranks == ranks else History(ranks)
         drift = Drift.of(history.drift)
         finds = self.threshold_period == AUTO

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import total
+from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.streams.partition import boundaries
 
 __all__ = ["averaged", "equal", "rebalanced", "tolerance"]
@@ -36,7 +38,8 @@ def averaged(indices: NDArray[Any], size: int, k: int, rank: int, ranks: int) ->
     unit = max(1, size // UNITS)
     local = np.array(equal(size, ranks)[1:-1], np.int64)
     if len(indices):
-        local = indices[np.arange(1, ranks) * len(indices) // ranks].astype(np.int64)
+        at = array_module(indices).asarray(np.arange(1, ranks) * len(indices) // ranks)
+        local = as_host(indices[at]).astype(np.int64)
     rounded = (local + unit * (2 * rank + 1) // (2 * ranks)) // unit
     summed = yield from total(np.diff(rounded, prepend=0), k, rank, ranks)
     return [0, *np.minimum(np.cumsum(summed) * unit // ranks, size).tolist(), size]
@@ -101,9 +104,7 @@ def _attempts(k: int, ranks: int) -> int:
 
 def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: int) -> Generator[Step, Any, dict[int, int]]:
     """How many indices of all ranks lie below each of the places."""
-    below = np.full(len(places) - 2, len(indices))
-    inside = [place for place in places[1:-1] if place < places[-1]]  # the end of a vector of dimension 2**32 is no index of its dtype
-    below[: len(inside)] = np.searchsorted(indices, np.array(inside, indices.dtype))
+    below = kernels.cuts(indices, places[1:-1], 0, places[-1])
     summed = yield from total(np.diff(below, prepend=0, append=len(indices)), k, rank, ranks)
     return dict(zip(places, [0, *np.cumsum(summed).tolist()]))
 

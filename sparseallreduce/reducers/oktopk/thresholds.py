@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
+from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.streams.selection import stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
@@ -81,7 +82,7 @@ def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[
     threshold = magnitude.from_key(key, region.dtype)
     chosen = stream_at_least(region, threshold)
     if wanted < present:
-        ties = int(np.count_nonzero(keys == key))
+        ties = int(array_module(keys).count_nonzero(keys == key))
         before = sum((yield from shared(min(ties, k), k, ranks))[:rank])
         chosen = top_of_stream(chosen, chosen.stored - ties + min(max(wanted - before, 0), ties))
     sizes = yield from shared(chosen.stored, k, ranks)
@@ -103,10 +104,11 @@ def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any,
     """
     digits, all_k = _digits(k), k
     low, bits = 0, 8 * keys.itemsize - 1
+    xp = array_module(keys)
     while True:
         shift = max(0, bits - digits)
-        counts = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
-        summed = yield from total(counts, all_k, rank, ranks)
+        counts = xp.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
+        summed = yield from total(as_host(counts), all_k, rank, ranks)
         from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
         if from_top[0] <= k:
             return 0, int(from_top[0]), int(from_top[0])  # only where this is the first interval, of all values

@@ -14,6 +14,7 @@ from sparseallreduce.errors import StreamError, StreamTypeError
 __all__ = [
     "MIXED",
     "array_module",
+    "as_host",
     "backend_of",
     "cuda_kernels",
     "device_kernels",
@@ -75,6 +76,11 @@ def may_be_written(array: Any) -> bool:
 def on_device(array: Any) -> bool:
     """Whether an array lies in a GPU's memory."""
     return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+
+
+def as_host(array: Any) -> Any:
+    """The array itself, or of one on a device a copy in the memory of the host."""
+    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def array_module(array: Any) -> Any:

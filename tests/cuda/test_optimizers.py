@@ -1,0 +1,65 @@
+"""Optimisers whose parameters lie on the device, against the same on the host."""
+
+import pickle
+
+import device_arrays as xp
+import numpy as np
+import pytest
+from simulated import same_bits
+
+import sparseallreduce as sar
+from sparseallreduce import MismatchError, StreamTypeError, optim
+
+CASES = {
+    "oktopk": (optim.OkTopkSGD, {}),
+    "momentum": (optim.TopKSGD, {"momentum": 0.5}),
+    "correction": (optim.GTopkSGD, {"momentum": 0.5, "momentum_correction": True, "weight_decay": 0.01}),
+    "clipped": (optim.TopKSGD, {"clip_norm": 1.0, "by_layer": True}),
+    "adam": (optim.OkTopkSGD, {"adam": optim.Adam(), "weight_decay": 0.01}),
+    "dense": (optim.DenseSGD, {}),
+}
+SHAPES = (8,), (3, 4)
+
+
+def replicas(name, place, ranks=2):
+    make, options = CASES[name]
+    if make is not optim.DenseSGD:
+        options = {"density": 0.3, **options}
+    return [make([place(np.ones(shape, np.float32)) for shape in SHAPES], 0.1, comm=sar.SERIAL, **options) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_states_are_those_of_the_host(name):
+    rng = np.random.default_rng(4)
+    ours, theirs = replicas(name, xp.asarray), replicas(name, np.array)
+    for _ in range(3):
+        gradients = [[rng.standard_normal(shape).astype(np.float32) for shape in SHAPES] for _ in ours]
+        optim.simulated_step(ours, [[xp.asarray(each) for each in own] for own in gradients])
+        optim.simulated_step(theirs, gradients)
+        fresh = replicas(name, xp.asarray)
+        for one, other, host in zip(ours, fresh, theirs, strict=True):
+            for our, their in zip(one.parameters, host.parameters, strict=True):
+                same_bits(our.get(), their)
+            state = pickle.loads(pickle.dumps(one.state()))
+            wanted = host.state()
+            assert state.keys() == wanted.keys()
+            for term, value in wanted.items():
+                np.testing.assert_array_equal(state[term], value)
+            other.restore(state)
+            for new, old in zip(other.parameters, one.parameters, strict=True):
+                new[:] = old
+        ours = fresh
+
+
+def test_one_array_is_a_parameter_and_what_lies_elsewhere_is_refused():
+    parameter = xp.asarray(np.ones(4, np.float32))
+    optimizer = optim.TopKSGD(parameter, 0.5, density=0.25, comm=sar.SERIAL)
+    optimizer.step(xp.asarray(np.float32([0, 2, 0, 1])))
+    same_bits(parameter.get(), np.float32([1, 0, 1, 1]))
+    with pytest.raises(StreamTypeError, match="one place"):
+        optimizer.step(np.ones(4, np.float32))
+    with pytest.raises(StreamTypeError, match="move some of them"):
+        optim.TopKSGD([parameter, np.ones(4, np.float32)], 0.5, comm=sar.SERIAL)
+    mixed = [optim.TopKSGD(place(np.ones(4, np.float32)), 0.5, comm=sar.SERIAL) for place in (xp.asarray, np.array)]
+    with pytest.raises(MismatchError, match="memory"):
+        optim.simulated_step(mixed, [xp.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)])
