@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("torch") else ["sparseallreduce/torch/*", "tests/pytorch/nets.py", "tests/pytorch/cases_*.py"]
+WITH_TORCH = ["sparseallreduce/torch/*", "tests/pytorch/nets.py", "tests/pytorch/slow_store.py", "tests/pytorch/cases_*.py"]
+collect_ignore_glob = [] if find_spec("torch") else WITH_TORCH

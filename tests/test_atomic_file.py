@@ -233,9 +233,10 @@ def renames(source):
 
 
 def test_the_package_renames_files_nowhere_else():
-    """A second way to write and rename would lack what this one has learned."""
+    """A second way to write and rename would lack what this one has learned; but a cache may lose a sample, and does not wait for the disk."""
     package = Path(sar.__file__).parent
-    assert [path.relative_to(package) for path in package.rglob("*.py") if renames(path.read_text())] == [Path("atomic_file.py")]
+    found = {path.relative_to(package) for path in package.rglob("*.py") if renames(path.read_text())}
+    assert found == {Path("atomic_file.py"), Path("data_cache/level.py")}
 
 
 @pytest.mark.parametrize("write", [by_file, by_path])
