@@ -233,7 +233,7 @@ def renames(source):
 
 
 def test_the_package_renames_files_nowhere_else():
-    """A second way to write and rename would lack what this one has learned; but a cache may lose a sample, and does not wait for the disk."""
+    """A second way to write and rename would lack what this one has learned; a cache, which may lose a sample, does not wait for disks."""
     package = Path(sar.__file__).parent
     found = {path.relative_to(package) for path in package.rglob("*.py") if renames(path.read_text())}
     assert found == {Path("atomic_file.py"), Path("data_cache/level.py")}
