@@ -36,7 +36,6 @@ from ways import (
     densifying_way,
     in_turn,
     library_ways,
-    on_own_hosts,
     variants_option,
     write_json,
 )
@@ -147,7 +146,9 @@ def auto_choice(
 
 def placed(comm: MPI.Intracomm, rate: str | None) -> str:
     """Where the ranks are."""
-    return f"{comm.size} hosts" + f" at {rate}" * (rate is not None) if on_own_hosts(comm) else f"1 host, {comm.size} ranks"
+    hosts = len(set(comm.allgather(MPI.Get_processor_name())))
+    ranks = f", {comm.size} ranks" * (hosts < comm.size)
+    return f"{hosts} host{'s' * (hosts > 1)}" + f" at {rate}" * (rate is not None and hosts > 1) + ranks
 
 
 def wanted(powers: Sequence[int], kinds: Sequence[str], densities: Sequence[float]) -> Iterator[tuple[int, str, float]]:

@@ -14,9 +14,12 @@ those of a case; where there are none, all that are tried::
 
 import itertools
 import os
+import tempfile
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -64,6 +67,16 @@ def on_ranks(*numbers: int) -> Callable[[Callable[..., None]], Callable[..., Non
         return function
 
     return mark
+
+
+@contextmanager
+def shared_folder(comm: Any) -> Iterator[Path]:
+    """A folder of rank 0 that all ranks see, until all are done with it."""
+    with tempfile.TemporaryDirectory() as own:
+        try:
+            yield Path(comm.bcast(own))
+        finally:
+            comm.Barrier()
 
 
 def patience() -> float:

@@ -6,8 +6,7 @@ import shutil
 import malformed
 import numpy as np
 import pytest
-from cases_train import shared_folder
-from mpi_cases import each, skip
+from mpi_cases import each, shared_folder, skip
 
 import sparseallreduce as sar
 from sparseallreduce.data_cache import CachedFile, DataCache

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
-from cases_train import shared_folder
-from mpi_cases import each, limit, on_ranks, skip
+from mpi_cases import each, limit, on_ranks, shared_folder, skip
 from sklearn.model_selection import GridSearchCV
 
 import sparseallreduce as sar

@@ -4,8 +4,7 @@ from functools import partial
 
 import numpy as np
 from cases_replica import sharing
-from cases_train import shared_folder
-from mpi_cases import each, limit, on_ranks
+from mpi_cases import each, limit, on_ranks, shared_folder
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError

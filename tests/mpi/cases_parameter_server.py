@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from cases_train import shared_folder, written
-from mpi_cases import each, limit, skip
+from cases_train import written
+from mpi_cases import each, limit, shared_folder, skip
 
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DivergenceError, TrainingStopped

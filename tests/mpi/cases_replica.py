@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
-from cases_train import shared_folder
-from mpi_cases import each, limit, on_ranks
+from mpi_cases import each, limit, on_ranks, shared_folder
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError

@@ -1,13 +1,11 @@
 """Training under MPI: the same samples, batches and weights for any number of ranks, and errors that all ranks share."""
 
-import tempfile
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi_cases import each, skip
+from mpi_cases import each, shared_folder, skip
 
 import sparseallreduce as sar
 from sparseallreduce.errors import CheckpointError, TrainingStopped
@@ -34,16 +32,6 @@ from sparseallreduce.linear.strategies import read_on_workers
 from sparseallreduce.linear.training.checkpoint import Checkpoint
 
 RANKS = (1, 2, 3, 4, 5)  # that eight reduce as they should is shown by the algorithms
-
-
-@contextmanager
-def shared_folder(comm):
-    """A folder of rank 0 that all ranks see, until all are done with it."""
-    with tempfile.TemporaryDirectory() as own:
-        try:
-            yield Path(comm.bcast(own))
-        finally:
-            comm.Barrier()
 
 
 @contextmanager

@@ -1,27 +1,15 @@
 """CachedDataset by the ranks of a host: each sample is asked for once, in whichever order they want them, and shared out when filling."""
 
-import tempfile
 from collections import Counter
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from mpi_cases import each
+from mpi_cases import each, shared_folder
 from slow_store import SlowStore, check, decoded, doubled
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.torch import CachedDataset, HostSampler
-
-
-@contextmanager
-def shared_folder(comm):
-    with tempfile.TemporaryDirectory() as own:
-        try:
-            yield Path(comm.bcast(own))
-        finally:
-            comm.Barrier()
 
 
 @each(workers=[0, 1], levels=["disk", "memory", "both"])
