@@ -83,6 +83,7 @@ def case_host_names_do_not_tell_hosts_apart(comm):
     duplicate.Free()
 
 
+@on_ranks(1, 2, 3, 4)
 @each(boots=[1, 2], namespaces=[1, 2])
 def case_boot_and_namespace_tell_hosts_apart(comm, boots, namespaces):
     """Ranks of one boot share cores, and of them those of one namespace of process ids memory; the names are all the same."""

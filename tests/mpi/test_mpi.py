@@ -12,7 +12,16 @@ HERE = Path(__file__).parent
 RANKS = (2, 3, 4, 5, 8, 1)  # in this order: the group of a single rank runs beside the first ones, of which some cases wait
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
 # Cases of which that library sees nothing but sums.
-ABOVE = ("cases_data", "cases_estimators", "cases_given", "cases_lossy_train", "cases_optim", "cases_partial_fit")
+ABOVE = (
+    "cases_data",
+    "cases_estimators",
+    "cases_given",
+    "cases_lossy_train",
+    "cases_optim",
+    "cases_partial_fit",
+    "cases_replica",
+    "cases_solvers",
+)
 
 
 def all_cases() -> list[Case]:
