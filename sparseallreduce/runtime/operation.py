@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.staging import queued
 from sparseallreduce.algorithms.steps import (
     Clock,
     Constants,
@@ -141,7 +142,7 @@ class Operation(Failing):
             elif common == DISAGREED:
                 self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
-                self.stack = [work.schedule(self.stream, handshake.entries(), handshake.notes())]
+                self.stack = [queued(work.schedule(self.stream, handshake.entries(), handshake.notes()), self.queue)]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
                     self.stack.append(recovery(self.channel, sequence))
