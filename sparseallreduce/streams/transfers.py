@@ -41,18 +41,19 @@ class Transfers:
         self.xp, self.pool = xp, pool
         self.down, self.up = (_Lane(xp) for _ in range(2))  # two engines of a GPU copy at once
 
-    def download(self, sources: Sequence[Any]) -> tuple[list[Array], Download]:
-        """Begin to copy arrays of one length to the host.
+    def download(self, sources: Sequence[Any], targets: Sequence[Array] | None = None) -> tuple[Sequence[Array], Download]:
+        """Begin to copy arrays of one length to the host, to memory of the pool or to arrays that are given.
 
         Returns
         -------
-        list of ndarray
+        sequence of ndarray
             Which may be read as far as the download says.
         Download
         """
         contiguous = [self.xp.ascontiguousarray(source) for source in sources]
         self.tidy()
-        targets = [self._room(source.shape, source.dtype) for source in contiguous]
+        if targets is None:
+            targets = [self.room(source.shape, source.dtype) for source in contiguous]
         count = len(contiguous[0]) if contiguous else 0
         nbytes = sum(source.nbytes for source in contiguous)
         step = max(-(-count // _MOST), count * PIECE // max(nbytes, 1), 1)
@@ -69,7 +70,8 @@ class Transfers:
                 self.down.keep(self.down.event(), contiguous, targets)
         return targets, Download(self, pieces)
 
-    def _room(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of the host, on page-locked memory where there is some left."""
         pinned = self.pool.take(shape, dtype)
         return memory.empty(shape, dtype) if pinned is None else pinned
 

@@ -233,6 +233,7 @@ class Copy:
         if self.source.tobytes() != self.before:
             raise Misuse("what a copy reads has been changed while it was under way")
         _bytes_at(self.target.ctypes.data, self.target.nbytes)[:] = np.frombuffer(self.before, np.uint8)
+        self.source = self.target = self.host = None
 
 
 class _Bytes:
