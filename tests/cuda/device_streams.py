@@ -16,6 +16,7 @@ current = threading.local()  # the stream, and the device, of each thread
 under_way = []  # copies that have not been made
 host = {}  # what the host has waited for: the step of each stream
 pinned = {}  # of the page-locked memory that there is: id, and bytes
+launching = threading.RLock()  # numba's simulator runs one kernel at a time, and does not wait for the turn of another
 limits = {"pinned": 1 << 40, "devices": 1}
 
 
@@ -263,6 +264,10 @@ def watched(launch):
     """As the function that starts kernels, which tells what they read and write."""
 
     def launch_watched(function, threads, block, xp, *arguments):
+        with launching:
+            launched(function, threads, block, xp, *arguments)
+
+    def launched(function, threads, block, xp, *arguments):
         arrays = [each._array for each in arguments if hasattr(each, "_array")]
         for array in arrays:
             memory_of(array).read()
