@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import (
     DenseAllgather,
     DenseAllreduce,
+    DeviceMessages,
     Exchange,
     HostGather,
     HostReduceScatter,
@@ -35,6 +36,8 @@ from sparseallreduce.streams.transfers import PIECE, Upload, transfers_of
 from sparseallreduce.streams.wire import CodedStream
 
 __all__ = ["handed_over", "queued", "staged"]
+
+DIRECT_BYTES = 1 << 14  # of a stream up to which it goes by way of the host where MPI takes memory of the device: packed in one message
 
 
 def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Generator[Step, Any, Any]:
@@ -64,17 +67,19 @@ def _staged(schedule: Schedule, staging: _Staging, exact: bool) -> Generator[Ste
             step = schedule.send(value)
         except StopIteration as stop:
             return stop.value
+        if staging.direct is None and isinstance(step, Send | Exchange | Shift):
+            staging.direct = exact and bool((yield DeviceMessages()))
         match step:
             case Quantise() if exact:
                 value = step.stream
             case (Exchange() | Shift()) if not isinstance(step.stream, tuple):
-                value = yield step._replace(stream=staging.to_host(step.stream), merging=_Uploading(staging, step.merging))
+                value = yield step._replace(stream=staging.to_message(step.stream), merging=_Uploading(staging, step.merging))
             case Send() | Exchange() | Shift():
-                value = staging.to_device((yield step._replace(stream=staging.to_host(step.stream))))
+                value = staging.to_device((yield step._replace(stream=staging.to_message(step.stream))))
             case HostGather():
-                value = staging.to_device((yield step._replace(part=_settled(staging.to_host(step.part)))))
+                value = staging.to_device((yield step._replace(part=staging.to_host(step.part))))
             case DenseAllreduce() | DenseAllgather() | HostReduceScatter() | Quantise():
-                value = staging.to_device((yield step._replace(stream=_settled(staging.to_host(step.stream)))))
+                value = staging.to_device((yield step._replace(stream=staging.to_host(step.stream))))
             case Recv():
                 value = staging.to_device((yield step))
             case RecvAny():
@@ -141,15 +146,29 @@ def _settled(payload: Any) -> Any:
 class _Staging:
     """Copies between host and device, and the coded forms in which streams have come, or were quantised, and are handed on."""
 
+    direct: bool | None = None  # whether messages may carry what lies on the device, once it is known
+
     def __init__(self, xp: Any, dtype: np.dtype[Any]) -> None:
         self.transfers, self.dtype = transfers_of(xp), dtype
         self.queue = Queue(xp)
         self._coded: dict[int, tuple[SparseStream, CodedStream]] = {}  # by the id of the stream on the device, which is kept with it
 
-    def to_host(self, payload: Any) -> Any:
-        """A stream, or a tuple of them, that may be sent; its arrays are nobody else's."""
-        if isinstance(payload, tuple):
-            return tuple(map(self.to_host, payload))
+    def to_host(self, stream: Any) -> Any:
+        """A stream on the host, whose arrays are nobody else's."""
+        return _settled(self._coming(stream))
+
+    def to_message(self, payload: Any) -> Any:
+        """A stream, or a tuple of them, that may be sent: on its way to the host, or where it is, once that stream has come so far."""
+        if not isinstance(payload, tuple):
+            return self.to_message((payload,))[0]
+        direct = [self.direct and stream.on_device and stream.nbytes > DIRECT_BYTES for stream in payload]
+        if any(direct):
+            self.queue.stream.synchronize()
+        for stream in payload:
+            stream._owned = False
+        return tuple(stream if whole else self._coming(stream) for stream, whole in zip(payload, direct, strict=True))
+
+    def _coming(self, payload: Any) -> Any:
         if payload is None or not payload.on_device:
             return payload
         payload._owned = False  # as of whatever is sent: the copy may read it for longer than this takes
@@ -161,7 +180,7 @@ class _Staging:
         if isinstance(payload, tuple):
             return tuple(map(self.to_device, payload))
         payload = _settled(payload)
-        if payload is None or payload.dtype != self.dtype:
+        if payload is None or payload.on_device or payload.dtype != self.dtype:
             return payload
         arrays = [array for array in payload._arrays if array is not None]
         if upload is None:

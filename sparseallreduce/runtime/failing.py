@@ -100,7 +100,7 @@ class Failing:
         """That of the operation."""
         outbox = self.outbox
         if outbox is None:
-            outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces)
+            outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces, self.queue)
         return outbox
 
     def fail(self, error: BaseException) -> None:

@@ -16,6 +16,7 @@ from sparseallreduce.algorithms.steps import (
     Constants,
     DenseAllgather,
     DenseAllreduce,
+    DeviceMessages,
     HostGather,
     HostReduceScatter,
     Layout,
@@ -216,7 +217,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             value = step.part
         elif isinstance(step, Layout):
             value = Hosts(((0,),))
-        elif isinstance(step, Constants):
+        elif isinstance(step, Constants | DeviceMessages):
             value = None
         else:
             assert isinstance(step, Clock), f"a rank alone has nobody for {step}"

@@ -13,7 +13,7 @@ import sparseallreduce as sar
 from sparseallreduce import SparseStream, StreamError
 from sparseallreduce.algorithms import staging
 from sparseallreduce.algorithms.staging import handed_over, queued, staged
-from sparseallreduce.algorithms.steps import Exchange
+from sparseallreduce.algorithms.steps import DeviceMessages, Exchange
 from sparseallreduce.streams import transfers, wire
 from sparseallreduce.streams.kernels.backend import current_queue
 from sparseallreduce.streams.pinned import PinnedPool, bound_of
@@ -85,6 +85,12 @@ def test_a_stream_is_there_piece_by_piece_and_written_so(copies, row, dense):
     assert not under_way and coming.nnz == 100
 
 
+def begun(schedule):
+    """Its first message, of one whose messages carry nothing that lies on a device."""
+    assert next(schedule) == DeviceMessages()
+    return schedule.send(False)
+
+
 class Arriving:
     """A stream of which one half is there, and then all."""
 
@@ -106,7 +112,7 @@ def test_what_comes_goes_to_the_device_as_it_comes(copies, dense, monkeypatch):
         return (yield Exchange(1, ours.to_device(xp)))
 
     schedule = staged(algorithm(), xp, True, np.dtype(np.float32))
-    step = next(schedule)
+    step = begun(schedule)
     same_bits(step.stream.values, ours.values)
     own = Stream()
     with own:  # of whoever receives
@@ -126,7 +132,7 @@ def test_memory_comes_back_from_what_is_given_up_or_raises(copies, monkeypatch):
     stream = stream_of(300)
     for raises in (False, True):
         schedule = staged(algorithm(stream.to_device(xp)), xp, True, stream.dtype)
-        step = next(schedule)
+        step = begun(schedule)
         assert copies.pool.in_use > 0
         if raises:
             came = step.merging.finish(stream)

@@ -20,8 +20,11 @@ import sparseallreduce as sar
 from sparseallreduce import MismatchError, SparseAllreduceError
 from sparseallreduce.algorithms import staging
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.runtime import answers, mailbox
 from sparseallreduce.runtime.communicators import channel_of
+from sparseallreduce.runtime.cuda_mpi import Support
 from sparseallreduce.streams import transfers
+from sparseallreduce.streams.kernels.devices import Queue
 from sparseallreduce.streams.wire import frames
 
 SLOW = Machine(alpha=1e-5, beta=8e-9)  # on which indices are worth to be written as gaps
@@ -139,6 +142,35 @@ def raises_on_all(comm, kind, text):
     same(sar.allreduce(device, comm, algorithm="ssar_ring"), sar.allreduce(host, comm, algorithm="ssar_ring"))
 
 
+def check_mpi_that_takes_memory_of_a_device(comm):
+    """Under the simulator any MPI does: what it is given is memory of the host."""
+    for where in (nullcontext, elsewhere):
+        with where(comm), ExitStack() as stack:
+            stack.enter_context(mock.patch.object(answers, "cuda_support", return_value=Support(True, "")))
+            stack.enter_context(mock.patch.object(staging, "DIRECT_BYTES", 64))
+            stack.enter_context(mock.patch.object(mailbox, "INLINE_BYTES", 64))
+            rooms = stack.enter_context(mock.patch.object(Queue, "room", autospec=True, side_effect=Queue.room))
+            coming = stack.enter_context(mock.patch.object(staging.StagedStream, "of", wraps=staging.StagedStream.of))
+            for name, op in (("ssar_recursive_doubling", "max"), ("ssar_split_allgather", "sum"), ("ssar_ring", "sum")):
+                device, host = both(comm, size=200, entries=60)
+                same(sar.allreduce(device, comm, op, name), sar.allreduce(host, comm, op, name))
+                large = [call.args[0] for call in coming.call_args_list if call.args[0].nbytes > 64]
+                assert not large, (name, large)
+            counted = comm.allreduce(rooms.call_count)
+            assert counted > 0  # of some messages the envelope has come before the operation had begun
+            said = []  # who has the result before another fails keeps it
+            while not any(said):
+                raised = ""
+                with mock.patch.object(Queue, "room", side_effect=MemoryError("the device is full")) if comm.rank == 0 else nullcontext():
+                    try:
+                        sar.allreduce(device, comm, algorithm="ssar_ring")
+                    except SparseAllreduceError as error:
+                        raised = str(error)
+                said = comm.allgather(raised)
+            assert said[0] and set(filter(None, said)) == {said[0]} and "the device is full" in said[0]
+            same(sar.allreduce(device, comm, algorithm="ssar_ring"), sar.allreduce(host, comm, algorithm="ssar_ring"))
+
+
 def check_errors_are_those_of_all(comm):
     device, host = both(comm)
     for given in (device if comm.rank else host, [device] if comm.rank else [host]):
@@ -166,6 +198,7 @@ CHECKS = [
     check_one_stream_starts_and_another_waits,
     check_plans,
     check_reducers,
+    check_mpi_that_takes_memory_of_a_device,
     check_errors_are_those_of_all,
 ]
 

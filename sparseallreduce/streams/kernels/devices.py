@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 __all__ = ["LOCAL_RANKS", "Queue", "local_rank", "numbered"]
 
@@ -49,6 +51,13 @@ class Queue:
     def __init__(self, xp: Any) -> None:
         self.xp = xp
         self.device, self.stream = xp.cuda.Device(), xp.cuda.get_current_stream()
+
+    def room(self, lengths: Iterable[int]) -> list[Any]:
+        """Arrays of so many bytes each, which others than this stream may write to at once."""
+        with self:
+            arrays = [self.xp.empty(length, np.uint8) for length in lengths]
+            self.stream.synchronize()  # their memory may be that of arrays which kernels still read
+        return arrays
 
     def __enter__(self) -> Queue:
         self.device.__enter__()
