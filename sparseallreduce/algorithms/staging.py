@@ -1,7 +1,8 @@
 """Algorithms on streams that lie on a GPU, over a network that takes them from the host: one interface between the two.
 
-What is sent is copied to the host first, and what comes is copied to the device; in between nothing else knows where a stream lies. Every
-runner carries out such a schedule as any other. Copies wait for the kernels before them, and are not overlapped with anything.
+What is sent is copied to the host, and what comes is copied to the device; in between nothing else knows where a stream lies. Every runner
+carries out such a schedule as any other. Copies are made in pieces, on streams of their own (:mod:`~sparseallreduce.streams.transfers`): a
+message between hosts is written piece by piece as it comes from the device, and goes there piece by piece as it arrives.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import (
     DenseAllgather,
     DenseAllreduce,
+    DeviceMessages,
     Exchange,
     HostGather,
     HostReduceScatter,
@@ -25,10 +28,16 @@ from sparseallreduce.algorithms.steps import (
     Shift,
     Step,
 )
+from sparseallreduce.streams.kernels.devices import Queue
+from sparseallreduce.streams.merging import Arriving, Merging
+from sparseallreduce.streams.staged import StagedStream
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.transfers import PIECE, Upload, transfers_of
 from sparseallreduce.streams.wire import CodedStream
 
-__all__ = ["staged"]
+__all__ = ["handed_over", "queued", "staged"]
+
+DIRECT_BYTES = 1 << 14  # of a stream up to which it goes by way of the host where MPI takes memory of the device: packed in one message
 
 
 def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Generator[Step, Any, Any]:
@@ -44,21 +53,32 @@ def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Ge
     dtype : dtype
         Of the values. Streams of another dtype are counts that ranks tell each other, which are and stay on the host.
     """
-    staging, value = _Staging(xp, dtype), None  # type: _Staging, Any
+    staging = _Staging(xp, dtype)
+    try:
+        return (yield from _staged(schedule, staging, exact))
+    finally:
+        staging.leave()
+
+
+def _staged(schedule: Schedule, staging: _Staging, exact: bool) -> Generator[Step, Any, Any]:
+    value: Any = None
     while True:
         try:
             step = schedule.send(value)
         except StopIteration as stop:
             return stop.value
+        if staging.direct is None and isinstance(step, Send | Exchange | Shift):
+            staging.direct = exact and bool((yield DeviceMessages()))
         match step:
             case Quantise() if exact:
                 value = step.stream
-            case Exchange() | Shift():
-                came = staging.to_device((yield step._replace(stream=staging.to_host(step.stream), merging=None)))
-                value = came if step.merging is None else step.merging.finish(came)
+            case (Exchange() | Shift()) if not isinstance(step.stream, tuple):
+                value = yield step._replace(stream=staging.to_message(step.stream), merging=_Uploading(staging, step.merging))
+            case Send() | Exchange() | Shift():
+                value = staging.to_device((yield step._replace(stream=staging.to_message(step.stream))))
             case HostGather():
                 value = staging.to_device((yield step._replace(part=staging.to_host(step.part))))
-            case Send() | DenseAllreduce() | DenseAllgather() | HostReduceScatter() | Quantise():
+            case DenseAllreduce() | DenseAllgather() | HostReduceScatter() | Quantise():
                 value = staging.to_device((yield step._replace(stream=staging.to_host(step.stream))))
             case Recv():
                 value = staging.to_device((yield step))
@@ -69,35 +89,141 @@ def staged(schedule: Schedule, xp: Any, exact: bool, dtype: np.dtype[Any]) -> Ge
                 value = yield step
 
 
+def queued(schedule: Generator[Step, Any, Any], queue: Queue | None) -> Generator[Step, Any, Any]:
+    """A schedule of which all that is done on a device is put on one of its streams, whoever moves it on; itself if there is none."""
+    return schedule if queue is None else _queued(schedule, queue)
+
+
+def _queued(schedule: Generator[Step, Any, Any], queue: Queue) -> Generator[Step, Any, Any]:
+    value: Any = None
+    try:
+        while True:
+            with queue:
+                try:
+                    step = schedule.send(value)
+                except StopIteration as stop:
+                    return stop.value
+            value = yield step
+    finally:
+        with queue:
+            schedule.close()
+
+
+def handed_over(result: Any, queue: Queue) -> Any:
+    """The result of an operation, for whoever goes on on the current stream.
+
+    If that is another than the operation's, it waits for that, and the result is copied to memory of its own: the operation's goes back to
+    where its stream takes memory from, and may be written to while kernels of another stream still read it.
+    """
+    with queue.device:
+        ours = queue.xp.cuda.get_current_stream()
+        if ours == queue.stream:
+            return result
+        ours.wait_event(queue.stream.record())
+        copied = _copied(result)
+        queue.stream.wait_event(ours.record())
+        return copied
+
+
+def _copied(result: Any) -> Any:
+    if isinstance(result, SparseStream):
+        if not result.on_device:
+            return result
+        copied = result.copy()
+        copied._owned = False
+        return copied
+    if isinstance(result, tuple):
+        each = map(_copied, result)
+        return type(result)(*each) if hasattr(result, "_fields") else tuple(each)
+    return result.copy() if hasattr(result, "__cuda_array_interface__") else result
+
+
+def _settled(payload: Any) -> Any:
+    """What is to be read in whole, at once."""
+    return payload.settled() if isinstance(payload, StagedStream) else payload
+
+
 class _Staging:
     """Copies between host and device, and the coded forms in which streams have come, or were quantised, and are handed on."""
 
+    direct: bool | None = None  # whether messages may carry what lies on the device, once it is known
+
     def __init__(self, xp: Any, dtype: np.dtype[Any]) -> None:
-        self._xp, self._dtype = xp, dtype
+        self.transfers, self.dtype = transfers_of(xp), dtype
+        self.queue = Queue(xp)
         self._coded: dict[int, tuple[SparseStream, CodedStream]] = {}  # by the id of the stream on the device, which is kept with it
 
-    def to_host(self, payload: Any) -> Any:
-        """A stream, or a tuple of them, that may be sent; its arrays are nobody else's."""
-        if isinstance(payload, tuple):
-            return tuple(map(self.to_host, payload))
+    def to_host(self, stream: Any) -> Any:
+        """A stream on the host, whose arrays are nobody else's."""
+        return _settled(self._coming(stream))
+
+    def to_message(self, payload: Any) -> Any:
+        """A stream, or a tuple of them, that may be sent: on its way to the host, or where it is, once that stream has come so far."""
+        if not isinstance(payload, tuple):
+            return self.to_message((payload,))[0]
+        direct = [self.direct and stream.on_device and stream.nbytes > DIRECT_BYTES for stream in payload]
+        if any(direct):
+            self.queue.stream.synchronize()
+        for stream in payload:
+            stream._owned = False
+        return tuple(stream if whole else self._coming(stream) for stream, whole in zip(payload, direct, strict=True))
+
+    def _coming(self, payload: Any) -> Any:
         if payload is None or not payload.on_device:
             return payload
+        payload._owned = False  # as of whatever is sent: the copy may read it for longer than this takes
         known = self._coded.get(id(payload))
-        if known is not None:
-            return known[1]
-        moved = payload.to_host()
-        moved._owned = True
-        return moved
+        return StagedStream.of(payload, self.transfers) if known is None else known[1]
 
-    def to_device(self, payload: Any) -> Any:
-        """What has come, in arrays that may be reused."""
+    def to_device(self, payload: Any, upload: Upload | None = None) -> Any:
+        """What has come, in arrays that may be reused; ``upload`` if some of it is there already."""
         if isinstance(payload, tuple):
             return tuple(map(self.to_device, payload))
-        if payload is None or payload.dtype != self._dtype:
+        payload = _settled(payload)
+        if payload is None or payload.on_device or payload.dtype != self.dtype:
             return payload
-        moved = payload.to_device(self._xp)
+        arrays = [array for array in payload._arrays if array is not None]
+        if upload is None:
+            upload = Upload(self.transfers, [(array.shape, array.dtype) for array in arrays])
+        upload.take(arrays, len(arrays[0]))
+        came = iter(upload.finish())
+        moved = payload._moved(lambda _: next(came))
         if isinstance(payload, CodedStream):
             self._coded[id(moved)] = moved, payload
         else:
             moved._owned = True
         return moved
+
+
+    def leave(self) -> None:
+        """The operation is over: what was sent of the user's arrays may be written to on the current stream from now on."""
+        self.transfers.release()
+
+
+class _Uploading(Merging):
+    """What comes in an exchange goes to the device as it comes, and is reduced there once all of it is there.
+
+    Whoever receives it calls this, in whatever thread, on whatever stream is current there.
+    """
+
+    def __init__(self, staging: _Staging, merging: Merging | None) -> None:
+        self._staging, self._merging = staging, merging
+        self._upload: Upload | None = None
+
+    def advance(self, theirs: Arriving) -> None:
+        indices, values = theirs.prefix()
+        staging = self._staging
+        arrays: list[NDArray[Any]] = [values] if indices is None else [indices, values]
+        done = 0 if self._upload is None else self._upload.done
+        nbytes = sum(array.nbytes for array in arrays)
+        if theirs.masked or values.dtype != staging.dtype or nbytes * (theirs.arrived - done) < PIECE * theirs.arrived:
+            return
+        with staging.queue:
+            if self._upload is None:
+                self._upload = Upload(staging.transfers, [((theirs.stored, *array.shape[1:]), array.dtype) for array in arrays])
+            self._upload.take(arrays, theirs.arrived)
+
+    def finish(self, theirs: SparseStream) -> SparseStream:
+        with self._staging.queue:
+            came: SparseStream = self._staging.to_device(theirs, self._upload)
+            return came if self._merging is None else self._merging.finish(came)

@@ -20,6 +20,7 @@ step                                   result
 ``Constants()``                        of the cost model, at once and the same on all ranks, as a ``Machine``; None if unknown
 ``Share(record)``                      the list of the records of all ranks
 ``Clock()``                            the time in seconds, as a float
+``DeviceMessages()``                   whether messages may carry streams as they lie on a device, at once
 ====================================== =========================================================================================
 
 In an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, and
@@ -38,10 +39,12 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
+    "Asked",
     "Clock",
     "Constants",
     "DenseAllgather",
     "DenseAllreduce",
+    "DeviceMessages",
     "Exchange",
     "HostGather",
     "HostReduceScatter",
@@ -166,7 +169,11 @@ class Clock(NamedTuple):
     """Read the clock, real or virtual."""
 
 
+class DeviceMessages(NamedTuple):
+    """Ask whether messages may carry streams as they lie on a device; then those that come may lie there, too."""
+
+
 Host: TypeAlias = HostReduceScatter | HostGather
-Asked: TypeAlias = Layout | Constants | Clock
+Asked: TypeAlias = Layout | Constants | Clock | DeviceMessages
 Step: TypeAlias = Send | Recv | RecvAny | Exchange | Shift | Quantise | DenseAllreduce | DenseAllgather | Host | Asked | Share
 Schedule: TypeAlias = Generator[Step, Any, SparseStream]

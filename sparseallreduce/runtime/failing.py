@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.shortcuts.base import Shortcut
     from sparseallreduce.runtime.trace import Trace
     from sparseallreduce.runtime.work import Work
+    from sparseallreduce.streams.kernels.devices import Queue
     from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "Alike", "Failing", "GivenUp", "by_culprit"]
@@ -72,6 +73,7 @@ class Failing:
     sequence: int
     traces: list[Trace]
     own = False  # whether it belongs to the preparation of the channel, which other operations wait for
+    queue: Queue | None = None  # where its work on a GPU goes, if it may have any
     begun = False  # whether it takes part in the handshake, or in what comes behind it
     listed = False  # whether it is among those that are moved on
     handshake: Handshake | None = None  # until it is released
@@ -98,7 +100,7 @@ class Failing:
         """That of the operation."""
         outbox = self.outbox
         if outbox is None:
-            outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces)
+            outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces, self.queue)
         return outbox
 
     def fail(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from sparseallreduce.runtime.signature import Signature
 from sparseallreduce.runtime.states import READY
 from sparseallreduce.runtime.work import Launched
 from sparseallreduce.streams.fusion import Fusion
+from sparseallreduce.streams.kernels.backend import current_queue
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["has_begun", "is_idle", "start"]
@@ -78,6 +79,8 @@ def start(
             return None
         channel.sequence = sequence
         operation = Operation(channel, signature, stream, sequence, level)
+        if signature.on_device:
+            operation.queue = current_queue()
         operation.begin(handshake)
         if blocking and operation.agree(handshake.spins):
             shortcut = operation.shortcut

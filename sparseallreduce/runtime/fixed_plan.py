@@ -16,12 +16,13 @@ from sparseallreduce.algorithms.fixed import FIXED, FixedSum, Kind, configured
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.runtime.communicators import over_mpi
+from sparseallreduce.runtime.device_plan import DeviceEnds, checked_place, moved
 from sparseallreduce.runtime.plan import UNLIKE, Common, Plan
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Work
 from sparseallreduce.streams import kernels, memory
-from sparseallreduce.streams.fusion import ON_HOST, Fusion, Group, fusion_of
-from sparseallreduce.streams.kernels.backend import on_device
+from sparseallreduce.streams.fusion import Fusion, Group, fusion_of
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.reduction import divide
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
@@ -46,11 +47,15 @@ class GroupPlan:
     def __init__(self, group: Group, streams: Sequence[SparseStream], op: Operator, density: float | None) -> None:
         self.group, self.density = group, density
         self.kind = Kind(op, group.dtype, group.row)
+        self.ends: DeviceEnds | None = None  # of streams on a GPU
+        if streams[0].on_device:
+            self.ends = DeviceEnds(array_module(streams[0]._stored), [stream._entries()[0] for stream in streams])
+            streams = [stream.to_host() for stream in streams]
         entries = [stream._entries() for stream in streams]
         self._sets = [np.array(indices) for indices, _ in entries]  # a copy: a stream's maker may change his
         self.indices: Array = group.fuse_sparse(*zip(*entries, strict=True))._entries()[0]
         cuts = [0, *np.cumsum([len(each) for each in self._sets]).tolist()]
-        self.values = self.kind.room(cuts[-1])
+        self.values = self.kind.room(cuts[-1]) if self.ends is None else self.ends.room((cuts[-1], *group.row), group.dtype)
         self._parts = [self.values[low:high] for low, high in pairwise(cuts)]
         self.fixed: FixedSum | None = None
 
@@ -63,8 +68,12 @@ class GroupPlan:
             If it does not go with the plan.
         """
         part = self._parts[number]
-        if given.__class__ is not np.ndarray and (given.on_device if isinstance(given, SparseStream) else on_device(given)):
-            raise StreamTypeError(ON_HOST)
+        checked_place(given, self.ends is not None)
+        if isinstance(given, SparseStream):
+            self._check_kind(number, given)
+        if self.ends is not None:
+            self.ends.take(number, given, part)
+            return
         if isinstance(given, SparseStream):
             given = self._values_of(number, given)
         values = np.asarray(given)
@@ -74,11 +83,19 @@ class GroupPlan:
             raise StreamError(f"this plan takes values of shape {part.shape}, one for each of its positions, not {values.shape}")
         np.copyto(part, values, casting="same_kind")
 
+    def settle(self) -> None:
+        """Wait until the values are there."""
+        if self.ends is not None:
+            self.ends.settle()
+
+    def _check_kind(self, number: int, stream: SparseStream) -> None:
+        group = self.group
+        if stream.size != group.sizes[number] or stream.dtype != group.dtype or stream._stored.shape[1:] != group.row:
+            raise StreamError(UNLIKE)
+
     def _values_of(self, number: int, stream: SparseStream) -> Array:
         """The values of a stream at the positions of the plan, which are to be all that it has."""
-        indices, size = self._sets[number], self.group.sizes[number]
-        if stream.size != size or stream.dtype != self.group.dtype or stream._stored.shape[1:] != self.group.row:
-            raise StreamError(UNLIKE)
+        indices = self._sets[number]
         if stream._indices is None:
             values: Array = stream._stored[indices.astype(np.intp)]
             present = values != 0 if values.ndim == 1 else values.any(axis=1)
@@ -90,7 +107,7 @@ class GroupPlan:
         return values
 
     def lay_out_results(self, ranks: int) -> list[SparseStream]:
-        """The streams that the values of the results will be in."""
+        """The streams that the values of the results will be in; of those on a GPU, what they are like."""
         assert self.fixed is not None
         union, group = self.fixed.indices, self.group
         self._divisor = ranks if self.kind.op.is_mean else 0
@@ -113,16 +130,21 @@ class GroupPlan:
                 present[indices.astype(np.intp)] = True
             self._dense.append((indices, sums, array))
             self._results.append(SparseStream._dense_form(array, size, present=present, density=self.density))
+        if self.ends is not None:
+            self.ends.lay_out(self._results, [indices for indices, _, _ in self._dense])
         return self._results
 
-    def finish(self, sums: Array) -> None:
+    def finish(self, sums: Array) -> list[SparseStream]:
         """Bring the sums to the results."""
         if self._divisor:
             divide(sums, self._divisor, self._sums)
         elif sums is not self._sums:
             np.copyto(self._sums, sums)
+        if self.ends is not None:
+            return self.ends.results(self._sums)
         for indices, values, array in self._dense:
             kernels.scatter_set(indices, values, 0, array)
+        return self._results
 
 
 class _Sums:
@@ -155,6 +177,7 @@ class _Sum(Work):
         results = []
         for group in self._groups:
             assert group.fixed is not None
+            group.settle()
             results.append((yield from group.fixed.run(group.values)))
         return _Sums(results)
 
@@ -171,9 +194,9 @@ class FixedPlan(Plan):
         self._results: list[Any] = [None] * len(fusion.sizes)
         self._place: list[Any] = [None] * len(fusion.sizes)  # of each stream: its group, and its number there
         for group in groups:
-            results = group.lay_out_results(common.ranks)
+            group.lay_out_results(common.ranks)
             for number, place in enumerate(group.group.members):
-                self._results[place], self._place[place] = results[number], (group, number)
+                self._place[place] = group, number
         encoding = getattr(common.call, "call", common.call).encoding
         self._encoding = Encoding("plain", encoding.value_codec, encoding.seed)
         self._sound = _Sum(groups, common.intent, self._encoding)
@@ -213,7 +236,8 @@ class FixedPlan(Plan):
 
     def _finished(self, result: Any) -> Any:
         for group, sums in zip(self._groups, result.arrays, strict=True):
-            group.finish(sums)
+            for place, each in zip(group.group.members, group.finish(sums), strict=True):
+                self._results[place] = each
         return list(self._results) if self._is_list else self._results[0]
 
 
@@ -228,6 +252,8 @@ class PlanInMemory(FixedPlan):
         self._encoding, self._divisor = call.encoding, common.ranks if call.op.is_mean else 0
         self._stream = SparseStream._sparse_form(group.indices, group.values, group.group.size, density=group.density)
         assert common.channel is not None
+        if group.ends is not None:
+            call = call._replace(stream=self._stream)
         self._work: Work = over_mpi().signature.Signature(call, common.intent, common.channel)
         common.settle()
 
@@ -235,11 +261,15 @@ class PlanInMemory(FixedPlan):
         fault = self._taken(stream)
         if fault is not None:
             return super()._failing(fault)
+        self._groups[0].settle()
         request = self._common.begin(self._work, None, self._stream)
         request._divisor = self._divisor
         return request
 
     def _finished(self, result: Any) -> Any:
+        ends = self._groups[0].ends
+        if ends is not None:
+            result = moved(result, ends.xp)
         if not self._is_list:
             return result
         return self._fusion.cut((result,), self._density, is_sum=True)

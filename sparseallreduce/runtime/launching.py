@@ -16,6 +16,7 @@ from sparseallreduce.algorithms.steps import (
     Constants,
     DenseAllgather,
     DenseAllreduce,
+    DeviceMessages,
     HostGather,
     HostReduceScatter,
     Layout,
@@ -28,6 +29,7 @@ from sparseallreduce.runtime.communicators import channel_of, has_threads, over_
 from sparseallreduce.runtime.request import Request, checked_timeout, pending
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Launched, Work
+from sparseallreduce.streams.kernels.backend import current_queue
 from sparseallreduce.streams.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -145,6 +147,7 @@ def launched(
         work = work_on(channel)
         channel.sequence = before + 1
         operation = over.operation.Operation(channel, work, stream, before + 1, level)
+        operation.queue = current_queue()
         operation.enlist()
         operation.advance(spin=blocking)
         if progress == "thread":
@@ -186,7 +189,10 @@ def alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blo
     try:
         if intent.error is not None:
             raise common_error([intent.announcement()])
-        return Request(None, _run_alone(schedule(), intent.entries))
+        request = Request(None, _run_alone(schedule(), intent.entries))
+        if not blocking:
+            request._queue = current_queue()
+        return request
     except Exception as error:
         if blocking:
             raise
@@ -211,7 +217,7 @@ def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
             value = step.part
         elif isinstance(step, Layout):
             value = Hosts(((0,),))
-        elif isinstance(step, Constants):
+        elif isinstance(step, Constants | DeviceMessages):
             value = None
         else:
             assert isinstance(step, Clock), f"a rank alone has nobody for {step}"

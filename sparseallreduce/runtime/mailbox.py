@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import methodcaller
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import WireError
 from sparseallreduce.streams import memory, wire
+from sparseallreduce.streams.kernels.devices import Queue
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["INLINE_BYTES", "PIECE_BYTES", "Box", "Failure", "Leftovers", "Mailbox", "Sent", "all_done"]
@@ -116,12 +118,15 @@ class InPieces(Arrival):
 class InParts(Arrival):
     """A message whose headers are here, and whose parts come to arrays of their own."""
 
-    def __init__(self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request]) -> None:
-        self.headers, self.memory, self.requests = headers, parts, requests
+    def __init__(
+        self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request], queue: Queue | None = None
+    ) -> None:
+        self.headers, self.memory, self.requests, self._queue = headers, parts, requests, queue
         self.nbytes = wire.HEADER_BYTES * len(headers) + sum(map(len, parts))
 
     def streams(self) -> list[SparseStream]:
-        return wire.join(self.headers, self.memory)
+        with self._queue or nullcontext():
+            return wire.join(self.headers, self.memory)
 
     def complete(self) -> bool:
         """Whether all parts are here.
@@ -149,6 +154,7 @@ class Box:
 
     arrivals: dict[int, deque[Arrival]] = field(default_factory=dict)  # by source
     failures: dict[int, Failure] = field(default_factory=dict)  # likewise
+    queue: Queue | None = None  # of the device that its parts are to come to
     error: BaseException | None = None  # that hit this rank while it took in a message for this operation
 
     def arriving(self, source: int) -> InPieces | None:
@@ -324,7 +330,7 @@ class Mailbox:
                     arrivals.append(InPieces())
                 arrivals[-1].take(envelope)  # type: ignore[attr-defined]
             return
-        arrival = self._in_parts(headers, source, tag)
+        arrival = self._in_parts(headers, source, tag, None if box is None else box.queue)
         if box is None:
             self.leftovers.receive(arrival.requests, arrival.memory)
         else:
@@ -339,9 +345,12 @@ class Mailbox:
                 return None
             raise
 
-    def _in_parts(self, headers: list[wire.Header], source: int, tag: int) -> InParts:
+    def _in_parts(self, headers: list[wire.Header], source: int, tag: int, queue: Queue | None) -> InParts:
         """The message whose headers have come, its parts on their way."""
-        parts = [memory.empty(length, np.uint8) for length in wire.part_lengths(headers)]
+        if queue is not None and sum(header.payload for header in headers) > INLINE_BYTES:
+            parts = queue.room(wire.part_lengths(headers))
+        else:
+            queue, parts = None, [memory.empty(length, np.uint8) for length in wire.part_lengths(headers)]
         requests: list[MPI.Request] = []
         try:
             pieces = [[piece, MPI.BYTE] for part in parts for piece in _pieces(part)]
@@ -349,7 +358,7 @@ class Mailbox:
         except BaseException:
             self.leftovers.receive(requests, parts)
             raise
-        return InParts(headers, parts, requests)
+        return InParts(headers, parts, requests, queue)
 
     def drain(self) -> None:
         """Receive and drop everything that has arrived."""

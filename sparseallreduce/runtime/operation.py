@@ -30,15 +30,14 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error, explain
 from sparseallreduce.algorithms.dense import join_blocks, rabenseifner
+from sparseallreduce.algorithms.staging import queued
 from sparseallreduce.algorithms.steps import (
-    Clock,
-    Constants,
+    Asked,
     DenseAllgather,
     DenseAllreduce,
     Exchange,
     HostGather,
     HostReduceScatter,
-    Layout,
     Quantise,
     Recv,
     RecvAny,
@@ -48,6 +47,7 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.runtime import progress
+from sparseallreduce.runtime.answers import answer
 from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
@@ -141,7 +141,7 @@ class Operation(Failing):
             elif common == DISAGREED:
                 self.stack, self.explaining = [explain(work.intent(self.stream))], perf_counter() + SETTLING_SECONDS
             else:
-                self.stack = [work.schedule(self.stream, handshake.entries(), handshake.notes())]
+                self.stack = [queued(work.schedule(self.stream, handshake.entries(), handshake.notes()), self.queue)]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
                     self.stack.append(recovery(self.channel, sequence))
@@ -267,10 +267,8 @@ class Operation(Failing):
                 self._send(step.dest, step.stream)
             elif isinstance(step, Quantise):
                 value = self.work.encoding.quantised(step.stream, self.sequence, step.holder, step.place)
-            elif isinstance(step, Clock):
-                value = perf_counter()
-            elif isinstance(step, Layout | Constants):
-                value = self.channel.hosts if isinstance(step, Layout) else self.channel.machine
+            elif isinstance(step, Asked):
+                value = answer(step, self)
             elif isinstance(step, DenseAllreduce) and not (native and is_native(step)):
                 stack.append(rabenseifner(step.stream, self.channel.rank, self.channel.ranks, Reduction(step.op)))
             elif isinstance(step, DenseAllgather) and not (native and is_near_and_native(step, self.channel)):

@@ -21,6 +21,7 @@ from sparseallreduce.streams.wire import Bytes, Encoding
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
+    from sparseallreduce.streams.kernels.devices import Queue
 
 __all__ = ["PIECES_IN_FLIGHT", "PIECES_OF_A_RANK", "Outbox"]
 
@@ -48,9 +49,12 @@ class Outbox:
         How its messages are written.
     traces : list of Trace
         Which count the bytes as they go out.
+    queue : Queue, optional
+        Of the device on which streams may lie that are handed to MPI as they are.
     """
 
-    def __init__(self, channel: Channel, tag: int, encoding: Encoding, traces: list[Trace]) -> None:
+    def __init__(self, channel: Channel, tag: int, encoding: Encoding, traces: list[Trace], queue: Queue | None = None) -> None:
+        self._queue = queue
         self._channel, self._mailbox, self._tag, self._encoding, self._traces = channel, channel.mailbox, tag, encoding, traces
         self._sends: list[Sent] = []  # what is in flight as it is
         self._messages: list[_Message] = []  # what goes out in pieces
@@ -59,6 +63,10 @@ class Outbox:
         """Send streams in one message, behind those to the same rank before."""
         for counts in self._traces:
             counts.messages += 1
+        if self._queue is not None and any(stream.on_device for stream in streams):
+            with self._queue:
+                self._count(*self._mailbox.send(dest, self._tag, streams, self._sends))
+            return
         if self._encoding.is_exact and self._channel.is_near(dest):
             self._count(*self._mailbox.send(dest, self._tag, streams, self._sends))
             return

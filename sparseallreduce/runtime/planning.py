@@ -11,11 +11,12 @@ from sparseallreduce.errors import AlgorithmError, StreamError, StreamTypeError
 from sparseallreduce.runtime import launching
 from sparseallreduce.runtime.api import iallreduce
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.device_plan import checked_place
 from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out, unfit
 from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Launched
-from sparseallreduce.streams.fusion import ON_HOST, fusion_of
+from sparseallreduce.streams.fusion import fusion_of
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -90,8 +91,6 @@ def allreduce_init(
 
 def _fault(call: Any, is_list: bool, algorithm: str, fixed_indices: bool) -> Exception | None:
     """What a plan does not take."""
-    if any(each.on_device for each in (call.fused if is_list else (call.stream,))):
-        return StreamTypeError(ON_HOST)
     fault = unfit(call.call if is_list else call, algorithm) if fixed_indices else None
     return None if fault is None else AlgorithmError(fault)
 
@@ -102,7 +101,8 @@ class FreePlan(Plan):
     def __init__(self, common: Common, stream: Any, op: Any, algorithm: str, options: dict[str, Any]) -> None:
         super().__init__(common)
         self._is_list = isinstance(stream, list | tuple)
-        self._fusion = fusion_of(stream if self._is_list else [stream])
+        streams = stream if self._is_list else [stream]
+        self._fusion, self._there = fusion_of(streams), bool(streams) and streams[0].on_device
         self._arguments = op, algorithm, options
         common.settle()
 
@@ -118,7 +118,10 @@ class FreePlan(Plan):
         if isinstance(stream, list | tuple) != self._is_list:
             return StreamTypeError(f"this plan takes {'a list of streams' if self._is_list else 'a stream'}, not {type(stream).__name__}")
         try:
-            fusion = fusion_of(stream if self._is_list else [stream], on_host=True)
+            streams = stream if self._is_list else [stream]
+            fusion = fusion_of(streams)
+            for each in streams[:1]:
+                checked_place(each, self._there)
         except StreamTypeError as error:
             return error
         alike = fusion is self._fusion or (fusion.sizes, fusion.kinds) == (self._fusion.sizes, self._fusion.kinds)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from sparseallreduce.algorithms.staging import handed_over
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime.communicators import over_mpi
 from sparseallreduce.streams.reduction import divided
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.operation import Operation
+    from sparseallreduce.streams.kernels.devices import Queue
 
 __all__ = ["Request", "checked_timeout", "pending"]
 
@@ -45,6 +47,7 @@ class Request:
         self._divisor = divisor  # by which the result is still to be divided, if it is a mean
         self._timeout: float | None = None  # seconds, if it is waited for no longer by default
         self._cut = cut  # how it is still to be cut, if it is that of a list
+        self._queue: Queue | None = None  # where work for the result may be under way on a GPU
         if operation is not None:
             pending.add(id(self))
 
@@ -121,11 +124,13 @@ class Request:
 
     def _outcome(self) -> Any:
         if self._operation is not None:
-            self._result, self._error = self._operation.result, self._operation.error
+            self._result, self._error, self._queue = self._operation.result, self._operation.error, self._operation.queue
             self._operation = None
             pending.discard(id(self))
         if self._error is not None:
             raise self._error
+        if self._queue is not None:
+            self._result, self._queue = handed_over(self._result, self._queue), None
         if self._divisor or self._cut is not None:
             self._result, self._divisor, self._cut = self._finished(), 0, None
         return self._result

@@ -61,7 +61,7 @@ class Signature(Work):
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
         self._choices: dict[tuple[float, int], Choice] = {}
         self._has_shortcuts = False
-        self._on_device = call.stream.on_device  # shortcuts read the memory of a stream: they are for those of the host
+        self.on_device = call.stream.on_device  # shortcuts read the memory of a stream: they are for those of the host
         self.is_sum = call.op.is_sum
 
     def _make_shortcuts(self) -> None:
@@ -111,7 +111,7 @@ class Signature(Work):
 
     def _after_notes(self, stream: SparseStream, entries: Sequence[int]) -> Schedule:
         overlaps = self._channel.overlaps
-        ours = b"" if stream.is_dense or self._on_device else overlaps.note(self.digest, stream)
+        ours = b"" if stream.is_dense or self.on_device else overlaps.note(self.digest, stream)
         padded: list[bytes] = yield Share(_LENGTH.pack(len(ours)) + ours.ljust(SAMPLE_BYTES + 1, b"\0"))
         notes = [note[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(note)[0]] for note in padded]
         overlap = overlaps.learn(self.digest, notes, stream.size) if any(notes) else None
@@ -120,7 +120,7 @@ class Signature(Work):
     def note(self, stream: SparseStream | None) -> bytes:
         """How the sets of the ranks overlap, or a sample of ours, where the messages are expected to take long."""
         channel, machine = self._channel, self._channel.machine
-        if stream is None or machine is None or stream.is_dense or self._on_device:
+        if stream is None or machine is None or stream.is_dense or self.on_device:
             return b""
         if self._call.algorithm != AUTO or len(channel.near) == channel.ranks:
             return b""
@@ -134,7 +134,7 @@ class Signature(Work):
         An algorithm by name takes none, and so the same steps, and rounds alike, whether ranks block or not.
         """
         assert stream is not None
-        if self._on_device:
+        if self.on_device:
             return ()
         key = self._key(stream)
         choice = self._choices.get(key)

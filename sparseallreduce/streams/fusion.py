@@ -20,9 +20,7 @@ from sparseallreduce.streams.kernels.backend import MIXED, array_module
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_point
 
-__all__ = ["ON_HOST", "Fusion", "Group", "fused_alike", "fusion_of"]
-
-ON_HOST = "this plan was given what lies on a GPU: plans take streams and values of the host, as stream.to_host()"
+__all__ = ["Fusion", "Group", "fused_alike", "fusion_of"]
 
 _LARGEST = 2**63 - 1  # size of a stream
 _LONG = 512  # entries of a stream from which on its indices are shifted by a call of its own
@@ -182,26 +180,24 @@ class Fusion:
         return parts
 
 
-def fusion_of(streams: Sequence[Any], *, on_host: bool = False) -> Fusion:
-    """That of a list of streams, all of them on the host or all on a GPU; with ``on_host``, only of those of the host.
+def fusion_of(streams: Sequence[Any]) -> Fusion:
+    """That of a list of streams, all of them on the host or all on a GPU.
 
     Raises
     ------
     StreamTypeError
         If something else is in it, or if they do not lie in one place.
     """
-    there = 0  # streams on a GPU
     for place, stream in enumerate(streams):
         if not isinstance(stream, SparseStream):
             raise StreamTypeError(f"element {place} of the list is no SparseStream, but of type {type(stream).__name__}")
-        there += stream.on_device
-    if there and on_host:
-        raise StreamTypeError(ON_HOST)
-    if there not in (0, len(streams)):
+    stored = [stream._stored for stream in streams]
+    if set(map(type, stored)) > {np.ndarray}:  # and others
         devices = [stream.on_device for stream in streams]
-        first, second = devices.index(True), devices.index(False)
-        raise StreamTypeError(f"of the list element {first} lies on a GPU, and element {second} on the host: {MIXED}")
-    return _fusion(tuple(stream.size for stream in streams), tuple((stream.dtype, stream._stored.shape[1:]) for stream in streams))
+        if True in devices:
+            first, second = devices.index(True), devices.index(False)
+            raise StreamTypeError(f"of the list element {first} lies on a GPU, and element {second} on the host: {MIXED}")
+    return _fusion(tuple([stream.size for stream in streams]), tuple([(array.dtype, array.shape[1:]) for array in stored]))
 
 
 def fused_alike(streams: Sequence[Any]) -> tuple[Fusion, SparseStream] | None:

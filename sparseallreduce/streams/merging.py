@@ -22,6 +22,10 @@ class Arriving(Protocol):
     arrived: int  # entries that are here: the first ones
     stored: int  # of how many
 
+    @property
+    def masked(self) -> bool:
+        """Whether it is dense, with a mask of what is present, which :meth:`prefix` leaves out."""
+
     def prefix(self) -> tuple[NDArray[Any] | None, NDArray[Any]]:
         """Their indices, None if the stream is dense, and their values."""
 

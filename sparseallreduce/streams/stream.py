@@ -522,7 +522,9 @@ class SparseStream:
         if self.on_device:
             return self
         _check_device_dtype(self.dtype)
-        return self._moved((xp or device_module()).asarray)
+        moved = self._moved((xp or device_module()).asarray)
+        array_module(moved._stored)  # so that operations know of it
+        return moved
 
     def _moved(self, move: Callable[[Array], Array]) -> SparseStream:
         arrays = (None if array is None else move(array) for array in self._arrays)

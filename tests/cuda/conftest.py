@@ -1,8 +1,6 @@
 """Tests of the CUDA kernels, which only numba's simulator runs here: without NUMBA_ENABLE_CUDASIM=1 nothing is collected."""
 
 import os
-import threading
-import time
 
 import pytest
 
@@ -10,16 +8,11 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 collect_ignore_glob = [] if SIMULATED else ["*.py"]
 
 if SIMULATED:
-    from numba.cuda.simulator import kernel
+    import simulated
+
+    simulated.prepare()
 
     from sparseallreduce.streams.kernels.cuda import ranking
-
-    def is_alive(self):
-        """As any thread's; the simulator, which asks again and again, lets those run meanwhile that it waits for."""
-        time.sleep(0)
-        return threading.Thread.is_alive(self)
-
-    kernel.BlockThread.is_alive = is_alive
 
     @pytest.fixture(autouse=True, scope="module")
     def few_digits(request):

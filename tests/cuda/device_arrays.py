@@ -1,12 +1,15 @@
 """What stands for CuPy around the kernels under numba's simulator: arrays that NumPy does not take for its own, and their module.
 
 It does what CuPy does, and no more: an array is not made a NumPy array unless it is asked to, NumPy arrays do not mix with it, it has no
-mark that says it is read-only, numbers that a reduction finds are arrays, and it knows no bfloat16.
+mark that says it is read-only, numbers that a reduction finds are arrays, and it knows no bfloat16. What it does on streams, and who has to
+wait for whom, is in `device_streams.py`.
 """
 
 import operator
 
+import device_streams
 import numpy as np
+from device_streams import memory_of
 
 __all__ = ["asnumpy", "ndarray"]
 
@@ -14,12 +17,21 @@ __all__ = ["asnumpy", "ndarray"]
 def plain(given):
     """What NumPy works on in the place of an argument; a NumPy array is refused."""
     if isinstance(given, ndarray):
+        memory_of(given._array).read()
         return given._array
     if isinstance(given, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
     if isinstance(given, tuple | list):
         return type(given)(map(plain, given))
     return given
+
+
+def written(given):
+    """The same of what is written to."""
+    plain_array = plain(given)
+    if isinstance(given, ndarray):
+        memory_of(given._array).write()
+    return plain_array
 
 
 def wrapped(result):
@@ -41,6 +53,7 @@ class ndarray:
     def __init__(self, array):
         assert type(array) is np.ndarray
         self._array = array
+        memory_of(array)
 
     def __getattr__(self, name):
         if name in ("shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides"):
@@ -49,7 +62,13 @@ class ndarray:
             return ndarray(getattr(self._array, name))
         if name not in self.METHODS:
             raise AttributeError(f"arrays on the device have no {name}")
-        return lambda *args, **options: wrapped(getattr(self._array, name)(*plain(args), **options))
+
+        def method(*args, **options):
+            if name not in ("view", "reshape"):
+                (written if name == "sort" else plain)(self)
+            return wrapped(getattr(self._array, name)(*plain(args), **options))
+
+        return method
 
     @property
     def flags(self):
@@ -65,45 +84,64 @@ class ndarray:
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
         if method != "__call__":
             return NotImplemented
-        outputs = {"out": tuple(map(plain, out))} if out else {}
+        outputs = {"out": tuple(map(written, out))} if out else {}
         result = ufunc(*plain(inputs), **outputs, **options)
         return out[0] if out else wrapped(result)
 
     def __array_function__(self, function, types, args, options):
         return wrapped(function(*plain(args), **{name: plain(value) for name, value in options.items()}))
 
-    def get(self):
-        return self._array.copy()
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        stream = stream or device_streams.get_current_stream()
+        memory_of(self._array).read(stream)
+        if blocking:
+            assert out is None
+            stream.synchronize()
+            return self._array.copy()
+        assert type(out) is np.ndarray and self._array.flags.c_contiguous and out.flags.c_contiguous
+        assert (out.dtype, out.shape) == (self._array.dtype, self._array.shape)
+        device_streams.Copy(self._array, out, out, stream)
+        return out
+
+    def set(self, given, stream=None):
+        assert type(given) is np.ndarray and self._array.flags.c_contiguous and given.flags.c_contiguous
+        assert (given.dtype, given.shape) == (self._array.dtype, self._array.shape)
+        stream = stream or device_streams.get_current_stream()
+        memory_of(self._array).write(stream)
+        device_streams.Copy(given, self._array, given, stream)
 
     def tolist(self):
-        return self._array.tolist()
+        return plain(self).tolist()
 
     def item(self):
-        return self._array.item()
+        return plain(self).item()
 
     def fill(self, value):
-        self._array.fill(value)
+        written(self).fill(value)
 
     def __len__(self):
         return len(self._array)
 
     def __getitem__(self, key):
-        return ndarray(np.asarray(self._array[plain(key)]))
+        found = np.asarray(self._array[plain(key)])
+        if found.base is None:  # no view
+            plain(self)
+        return ndarray(found)
 
     def __setitem__(self, key, value):
-        self._array[plain(key)] = plain(value)
+        written(self)[plain(key)] = plain(value)
 
     def __bool__(self):
-        return bool(self._array)
+        return bool(plain(self))
 
     def __int__(self):
-        return int(self._array)
+        return int(plain(self))
 
     def __float__(self):
-        return float(self._array)
+        return float(plain(self))
 
     def __index__(self):
-        return operator.index(self._array)
+        return operator.index(plain(self))
 
     def __repr__(self):
         return f"device {self._array!r}"
@@ -113,8 +151,9 @@ class ndarray:
 
 def _operate(name):
     def method(self, *others):
-        result = getattr(self._array, name)(*plain(others))
-        if name.startswith("__i") and name != "__invert__":
+        changes = name.startswith("__i") and name != "__invert__"
+        result = getattr((written if changes else plain)(self), name)(*plain(others))
+        if changes:
             return self
         return wrapped(result)
 
@@ -140,12 +179,7 @@ def asarray(given, dtype=None):
     return ndarray(array)
 
 
-class cuda:
-    """What is asked of CuPy's devices: to wait until one has nothing more to do, as here always."""
-
-    class Device:
-        def synchronize(self):
-            return None
+cuda = device_streams
 
 
 def asnumpy(array):
@@ -164,6 +198,10 @@ def __getattr__(name):
 
     def on_device(*args, **options):
         out = options.get("out")
+        if out is not None:
+            written(out)
+        if name == "copyto":
+            written(args[0])
         result = function(*plain(args), **{option: plain(value) for option, value in options.items()})
         if out is not None:
             return out

@@ -1,5 +1,8 @@
 """What the tests of the CUDA kernels share: small blocks and runs, values and indices, and equality to the bit."""
 
+import threading
+import time
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -42,3 +45,19 @@ def values_of(rng, shape, dtype, special=True):
 def indices_of(rng, count, size, dtype, lo=0):
     """So many strictly increasing indices from ``lo`` on, below ``lo + size``."""
     return (np.sort(rng.choice(size, count, replace=False)).astype(np.uint64) + np.uint64(lo)).astype(dtype)
+
+
+def prepare():
+    """Have the simulator let other threads run while it waits, and `device_streams.py` watch the kernels; before those are imported."""
+    from device_streams import watched
+    from numba.cuda.simulator import kernel
+
+    from sparseallreduce.streams.kernels.cuda import launching
+
+    def is_alive(self):
+        """As any thread's; the simulator, which asks again and again, lets those run meanwhile that it waits for."""
+        time.sleep(0)
+        return threading.Thread.is_alive(self)
+
+    kernel.BlockThread.is_alive = is_alive
+    launching.launch = watched(launching.launch)

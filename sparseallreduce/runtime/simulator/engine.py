@@ -13,6 +13,7 @@ from sparseallreduce.algorithms.steps import (
     Constants,
     DenseAllgather,
     DenseAllreduce,
+    DeviceMessages,
     Exchange,
     HostGather,
     HostReduceScatter,
@@ -125,6 +126,8 @@ class _Engine:
                 value = self._hosts
             elif isinstance(step, Constants):
                 value = self._machine
+            elif isinstance(step, DeviceMessages):
+                value = False
             elif isinstance(step, HostReduceScatter):
                 rank.stack.append(reduce_scatter_in_host(step, number))
             elif isinstance(step, HostGather):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.streams.kernels.devices import Queue, local_rank, numbered
 
 __all__ = [
     "MIXED",
@@ -17,6 +18,7 @@ __all__ = [
     "as_host",
     "backend_of",
     "cuda_kernels",
+    "current_queue",
     "device_kernels",
     "device_module",
     "mark_read_only",
@@ -26,6 +28,7 @@ __all__ = [
 
 MIXED = "arrays of the host and of a GPU meet: move one of the streams, as with stream.to_device() or stream.to_host()"
 _loaded: ModuleType | None = None  # what cuda_kernels has loaded
+_seen: Any = None  # the module of the arrays on a device that have been here
 
 _COMPILED = tuple(np.dtype(name) for name in ("float32", "float64", "int32", "int64", "uint32", "uint64", "complex64", "complex128"))
 
@@ -93,12 +96,21 @@ def array_module(array: Any) -> Any:
     """
     if type(array) is np.ndarray or isinstance(array, np.ndarray):
         return np
+    global _seen
     found = sys.modules.get(type(array).__module__.partition(".")[0])
-    return found if isinstance(array, getattr(found, "ndarray", ())) else device_module()
+    _seen = found if isinstance(array, getattr(found, "ndarray", ())) else device_module()
+    return _seen
+
+
+def current_queue() -> Queue | None:
+    """Where this thread's work on a device goes at present; None as long as no array on a device has been here."""
+    return None if _seen is None else Queue(_seen)
 
 
 def device_module() -> Any:
-    """CuPy.
+    """CuPy. If nobody has imported it before, this rank's GPU, the one of its place on the host, becomes the current one.
+
+    Who has imported it is asked for nothing, and the current device is left as it is: it may have been chosen.
 
     Raises
     ------
@@ -106,10 +118,14 @@ def device_module() -> Any:
         If it is not installed, or there is no GPU that it can use.
     """
     cuda_kernels()
+    chosen = "cupy" in sys.modules
     try:
-        return import_module("cupy")
+        xp = import_module("cupy")
     except ImportError as error:
         raise StreamError(f"arrays on a GPU need CuPy, which cannot be imported ({error}): install the extra gpu") from None
+    if not chosen:
+        xp.cuda.Device(numbered(local_rank(), xp)).use()
+    return xp
 
 
 def device_kernels(*arrays: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.bitmap import Bitmap, nonzero_share
 from sparseallreduce.streams.wire.gaps import Gaps
 from sparseallreduce.streams.wire.header import HEADER_BYTES, Bytes
@@ -106,12 +106,12 @@ class Encoding(NamedTuple):
 
 
 def index_bytes_of(stream: SparseStream) -> int:
-    return stream._entries()[0].itemsize
+    return index_dtype(stream.size).itemsize
 
 
 def estimated_bytes(stream: SparseStream, codec: IndexCodec) -> float:
     """Of the message that carries a stream."""
-    nbytes: float = HEADER_BYTES + stream._stored.nbytes
+    nbytes: float = HEADER_BYTES + stream.stored * stream.dtype.itemsize * (stream.width or 1)
     if isinstance(stream, CodedStream):
         nbytes = HEADER_BYTES + sum(map(len, stream.coded))
     if stream.is_dense:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import WireError
 from sparseallreduce.streams import memory
 from sparseallreduce.streams.kernels.contract import LONG_FLOATS, QSGD_BLOCK
+from sparseallreduce.streams.staged import StagedStream
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.bitmap import read_nonzero, write_nonzero
 from sparseallreduce.streams.wire.codecs import BITMAP, INDEX_CODECS, PLAIN, IndexCodec, estimated_bytes
@@ -82,6 +83,8 @@ def _packet(frames: list[Bytes]) -> Bytes:
 
 
 def _frame(stream: SparseStream, first: int, count: int, codec: IndexCodec, last: bool) -> Bytes:
+    if isinstance(stream, StagedStream):
+        stream = stream.upto(first + count)
     stored = stream._stored[first : first + count]
     if isinstance(stream, CodedStream):
         width = stream.width or 1
@@ -267,6 +270,11 @@ class Growing:
             raise WireError(f"{len(payload)} bytes follow {header.count} dense values instead of {expected}: the message was altered")
         if self._present is not None:
             self._present[first:end] = np.unpackbits(payload, count=header.count)
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is dense, with a mask of what is present."""
+        return self._present is not None
 
     def prefix(self) -> tuple[NDArray[Any] | None, NDArray[Any]]:
         """Indices, if it is sparse, and values of what has arrived."""

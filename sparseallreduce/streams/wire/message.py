@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparseallreduce.errors import WireError
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire.codecs import PLAIN
 from sparseallreduce.streams.wire.frames import read_headers
@@ -113,8 +114,9 @@ def _parts(stream: SparseStream) -> list[Bytes]:
     if not stream.is_dense:
         parts.append(stream._entries()[0])
     elif stream._present is not None:
-        parts.append(np.packbits(stream._present))
-    return [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
+        parts.append(array_module(stream._present).packbits(stream._present))
+    xp = array_module(stream._stored)
+    return [xp.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
 
 
 def _lengths(header: Header) -> list[int]:
@@ -131,5 +133,7 @@ def _joined(header: Header, parts: Sequence[Bytes], owned: bool) -> SparseStream
         if not is_increasing(indices, header.lo, header.hi):
             raise WireError(f"the positions of {header.stored} entries make no sense: the message was altered")
         return SparseStream._sparse_form(indices, values, header.size, header.lo, header.hi)
-    present = np.unpackbits(parts[1], count=header.stored).astype(np.bool_) if header.form == DENSE_MASKED else None
+    present = None
+    if header.form == DENSE_MASKED:
+        present = array_module(parts[1]).unpackbits(parts[1])[: header.stored].astype(np.bool_)
     return SparseStream._dense_form(values, header.size, header.lo, header.hi, present, owned=owned)

@@ -1,0 +1,73 @@
+"""Whether the MPI library takes memory of a GPU as it takes that of the host, found out in this one place."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sparseallreduce.errors import StreamError
+
+__all__ = ["VARIABLE", "Support", "cuda_support", "found_out"]
+
+VARIABLE = "SPARSEALLREDUCE_CUDA_MPI"
+_CUDA = 0  # MPICH's MPIX_GPU_SUPPORT_CUDA
+# What switches it off, or on in libraries that cannot be asked: MPICH's, then Cray's and MVAPICH's.
+_OFF, _ON = ("MPIR_CVAR_ENABLE_GPU",), ("MPICH_GPU_SUPPORT_ENABLED", "MVP_USE_CUDA", "MV2_USE_CUDA")
+
+
+class Support(NamedTuple):
+    """Whether it does, and how that is known."""
+
+    used: bool  # whether streams on a GPU are handed to MPI as they are
+    why: str
+
+
+@lru_cache(maxsize=1)
+def cuda_support() -> Support:
+    """Of the library that mpi4py has loaded."""
+    from mpi4py import MPI
+
+    return found_out(ctypes.CDLL(MPI.__file__), os.environ)
+
+
+def found_out(library: Any, environment: Mapping[str, str]) -> Support:
+    """Of a library, by what it answers, and what the environment says.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+    environment : mapping
+
+    Raises
+    ------
+    StreamError
+        If the variable of ours holds something else than 0 or 1.
+    """
+    told = environment.get(VARIABLE, "").strip()
+    if told not in ("", "0", "1"):
+        raise StreamError(f"{VARIABLE} is 1 if MPI takes memory of a GPU, 0 if it is to be given none, not {told!r}")
+    if told:
+        return Support(told == "1", f"{VARIABLE}={told}")
+    for name in _OFF:
+        if environment.get(name) == "0":
+            return Support(False, f"{name}=0")
+    for name in _ON:
+        if environment.get(name) == "1":
+            return Support(True, f"{name}=1")
+    try:
+        return _answer("MPIX_Query_cuda_support", library.MPIX_Query_cuda_support())
+    except AttributeError:
+        pass
+    try:
+        answer = ctypes.c_int(0)
+        failed = library.MPIX_GPU_query_support(_CUDA, ctypes.byref(answer))
+        return _answer("MPIX_GPU_query_support", 0 if failed else answer.value)
+    except AttributeError:
+        return Support(False, "the library cannot be asked")
+
+
+def _answer(function: str, answer: int) -> Support:
+    return Support(answer == 1, f"{function} says {'yes' if answer == 1 else 'no'}")
