@@ -14,13 +14,17 @@ from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.cli.device import array_module_of, device_option
 from sparseallreduce.cli.inputs import INPUT_FILE, cache_options, data_cache, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.on_gpu import room_for_samples
 from sparseallreduce.linear.data.reading import bits_of
 from sparseallreduce.linear.model_file import FittedModel, load_model
+from sparseallreduce.linear.weights import Descent, new_gpu_weights
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.hosts import same_host, this_place
 from sparseallreduce.runtime.objects import agreed, gather
 
 Array = NDArray[Any]
@@ -37,7 +41,7 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 @format_options
 @zero_based_option(None, "as in the training data")
 @cache_options
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
+@device_option("Where samples are scored; gpu takes CuPy.")
 def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
@@ -46,6 +50,7 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
     the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The accuracy on the labels in DATA, if it has
     any, is printed besides.
     """
+    xp = array_module_of(device)
     comm = world()
     shown = comm.rank == 0
     agreed(comm, lambda: check_output(out) if shown else None)
@@ -59,7 +64,7 @@ def predict(model: Path, data: Path, out: Path | None, probabilities: bool, igno
         given = {name: how[name] for name in ("format", "zero_based", "hash_bits")}
         samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, cache=data_cache(how), **given)
 
-    scores = _scores(fitted, samples)
+    scores = _scores(fitted, samples) if xp is None else _scores_on_gpu(fitted, samples, xp, comm)
     parts = gather_to_rank_0(comm, _lines(fitted, scores, probabilities))
     verdict = _verdict(fitted, samples, scores, comm)
 
@@ -85,6 +90,20 @@ def _scores(fitted: FittedModel, samples: Dataset) -> Array:
     """The scores of this rank's samples."""
     firsts = range(0, max(1, samples.rows), _ROWS)
     return np.concatenate([fitted.decision_function(_rows(samples, first, first + _ROWS, fitted.n_features)) for first in firsts])
+
+
+def _scores_on_gpu(fitted: FittedModel, samples: Dataset, xp: Any, comm: Any) -> Array:
+    """The same, made on a GPU; collective."""
+    room = room_for_samples(xp, len(same_host(gather(comm, this_place()), comm.rank)))
+    weights = np.ascontiguousarray(fitted.weights.T)
+    descent = Descent(intercept=True, columns=None if weights.ndim == 1 else weights.shape[1])
+
+    def scores() -> Array:
+        own = new_gpu_weights(len(weights) + 1, descent, weights.dtype, xp, room)
+        own.assign_model(weights, fitted.intercept)
+        return own.final_scores(samples).astype(weights.dtype, copy=False)
+
+    return agreed(comm, scores)
 
 
 def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:

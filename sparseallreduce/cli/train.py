@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options, train_runs
+from sparseallreduce.cli.device import array_module_of, device_option
 from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, cache_options, format_options, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
@@ -189,7 +190,10 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True)
+@device_option(
+    "Where samples, weights and gradients lie. gpu takes CuPy, and is for batches of many non-zeros: of --solver sgd, with --update ftrl, "
+    "or sgd without momentum, L1 and averages, and the strategies sparse, dense and the lossy ones."
+)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
 def train(data: Path, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
@@ -204,6 +208,7 @@ def train(data: Path, test: Path | None, initial_model: Path | None, json_path: 
     """
     chosen = train_options.completed(chosen, initial_model is not None, _given())
     train_options.check(chosen, test is not None)
+    array_module_of(chosen["device"])
     if both_standard_input(data, test):
         raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
     comm = world()

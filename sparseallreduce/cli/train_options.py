@@ -210,11 +210,28 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         of_svm = f"--update arow is of --model svm: leave --model {chosen['model']} out, or take --update ftrl"
         without = f"--strategy {chosen['strategy']} does without --update arow: take ftrl, or --strategy sparse or dense"
         wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
+    if chosen["device"] == "gpu":
+        wrong |= {f"--device gpu does without {what}": holds for what, holds in _of_the_host(chosen).items()}
     for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:
             raise click.UsageError(message)
+
+
+def _of_the_host(chosen: dict[str, Any]) -> dict[str, bool]:
+    """What is done on the host alone, and what to take instead; and whether it is asked for."""
+    kind = STRATEGIES[chosen["strategy"]]
+    instead, worked = "leave it out, or leave out --device", f"sparse, dense or one of {', '.join(LOSSY)}"
+    return {
+        "--solver cocoa: take --solver sgd, or leave out --device": chosen["solver"] == "cocoa",
+        f"--strategy {chosen['strategy']}: take {worked}, or leave out --device": "gpu" not in kind.devices,
+        "--update arow: take ftrl or sgd, or leave out --device": chosen["update"] == "arow",
+        f"--momentum: {instead}": chosen["momentum"] > 0,
+        f"--average: {instead}": chosen["average"] is not None,
+        "--l1 with --update sgd: take --update ftrl, or leave it out": chosen["l1"] > 0 and chosen["update"] == "sgd",
+        f"--threads: {instead}": chosen["threads"] != 1,
+    }
 
 
 def model(chosen: dict[str, Any]) -> LinearModel:
@@ -292,6 +309,8 @@ def strategy_options(chosen: dict[str, Any]) -> dict[str, Any]:
     """Options of the chosen strategy, beside the data set, the communicator and the descent."""
     kind = STRATEGIES[chosen["strategy"]]
     options = {"threads": chosen["threads"]}
+    if chosen["device"] != "cpu":
+        options["device"] = chosen["device"]
     if issubclass(kind, LossyStrategy) and chosen["density"] is not None:
         options["density"] = chosen["density"]
     if issubclass(kind, SparseStrategy):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer
 from sparseallreduce.linear.training.batches import held_out
-from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
+from sparseallreduce.linear.training.trainer import Epoch, Options, SparseBatchWarning, Trainer
 
 __all__ = ["Run", "by_steps", "in_rounds"]
 
@@ -140,23 +141,20 @@ def _trainer(
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
-    trainer = Trainer(
-        model,
-        strategy,
-        train_options.schedule(chosen, steps, batch),
-        Options(
-            chosen["epochs"],
-            size,
-            chosen["seed"],
-            batch,
-            chosen["densities"],
-            evaluate_every=chosen["evaluate_every"],
-            validation=share,
-        ),
-        stopping=train_options.stopping(chosen),
-        checkpoints=checkpoints,
-        rate_unit=unit,
+    options = Options(
+        chosen["epochs"],
+        size,
+        chosen["seed"],
+        batch,
+        chosen["densities"],
+        evaluate_every=chosen["evaluate_every"],
+        validation=share,
     )
+    schedule, stopping = train_options.schedule(chosen, steps, batch), train_options.stopping(chosen)
+    with warnings.catch_warnings(record=True, action="always", category=SparseBatchWarning) as sparse_batches:
+        trainer = Trainer(model, strategy, schedule, options, stopping=stopping, checkpoints=checkpoints, rate_unit=unit)
+    for warning in sparse_batches:
+        say(str(warning.message))
     if found is not None:
         trainer.resume(found)
         say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")

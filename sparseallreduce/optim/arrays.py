@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, viewed
-from sparseallreduce.streams.kernels.backend import may_be_written
+from sparseallreduce.streams.kernels.backend import array_module, as_host, may_be_written, on_device
 
-__all__ = ["as_array", "as_flat_parameter"]
+__all__ = ["as_array", "as_flat_parameter", "norms", "place_of"]
 
 Array = NDArray[Any]
 
@@ -61,6 +62,28 @@ def as_flat_parameter(given: Any) -> Array:
     if not may_be_written(view):
         raise StreamError(f"parameters are changed in place, but one of shape {view.shape} is read-only: pass one that can be written to")
     return view.reshape(-1)
+
+
+def place_of(array: Array) -> str:
+    """Where an array lies: "host", or which GPU."""
+    return f"GPU {getattr(array, 'device', '')}".rstrip() if on_device(array) else "host"
+
+
+def norms(arrays: Sequence[Array]) -> list[float]:
+    """The L2 norm of each array; those of arrays on one GPU come to the host in one copy, so that it waits for them once.
+
+    Examples
+    --------
+    >>> norms([np.float32([3, 4]), np.zeros((2, 2))])
+    [5.0, 0.0]
+    """
+    found = [np.linalg.norm(array) for array in arrays]
+    on_gpu = [place for place, array in enumerate(arrays) if on_device(array)]
+    if on_gpu:
+        xp = array_module(arrays[on_gpu[0]])
+        for place, norm in zip(on_gpu, as_host(xp.stack([found[place] for place in on_gpu]))):
+            found[place] = norm
+    return [float(norm) for norm in found]
 
 
 def _writeable(view: Array, given: Any) -> Array:

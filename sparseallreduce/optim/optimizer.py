@@ -15,7 +15,7 @@ import numpy as np
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError, StreamTypeError
-from sparseallreduce.optim.arrays import as_array, as_flat_parameter
+from sparseallreduce.optim.arrays import as_array, as_flat_parameter, norms, place_of
 from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.optim.packs import Array, Pack
 from sparseallreduce.optim.rules import Adam
@@ -314,6 +314,9 @@ class Optimizer(ABC):
             raise StreamError("an optimiser needs parameters: pass an array, or a sequence of arrays")
         shapes = [as_array(parameter).shape for parameter in given]
         flat = [as_flat_parameter(parameter) for parameter in given]
+        on_gpus = sorted({place_of(array) for array in flat} - {"host"})
+        if len(on_gpus) > 1:
+            raise StreamTypeError(f"parameters lie on several GPUs ({', '.join(on_gpus)}): move them to one, or give each an optimiser")
         if self.settings.by_layer:
             packs = [Pack([layer], [array], [shape]) for layer, (array, shape) in enumerate(zip(flat, shapes))]
         else:
@@ -350,7 +353,7 @@ class Optimizer(ABC):
     def _clip(self, checked: Sequence[Sequence[Array]], ranks: int) -> float:
         if self.settings.clip_norm is None:
             return 1.0
-        norm = math.hypot(*(float(np.linalg.norm(gradient)) for gradients in checked for gradient in gradients))
+        norm = math.hypot(*norms([gradient for gradients in checked for gradient in gradients]))
         if not math.isfinite(norm):
             raise DivergenceError(f"the norm of a gradient is {norm}: the learning rate may be too large")
         return self.settings.clipped(norm, ranks)

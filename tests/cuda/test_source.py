@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sparseallreduce.linear.kernels import cuda as of_rows
 from sparseallreduce.streams.kernels import cuda
 
-FILES = sorted(Path(cuda.__file__).parent.glob("*.py"))
+FILES = sorted(path for package in (cuda, of_rows) for path in Path(package.__file__).parent.glob("*.py"))
 
 
 def functions_of(path):

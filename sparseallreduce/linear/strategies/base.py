@@ -16,11 +16,18 @@ from sparseallreduce.errors import AlgorithmError, MismatchError, SparseAllreduc
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.checks import own_samples
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.data.on_gpu import GpuSamples, room_for_samples
+from sparseallreduce.linear.gradients.columns import new_batch
+from sparseallreduce.linear.gradients.compact import CompactBatch
+from sparseallreduce.linear.gradients.on_gpu import GpuBatch
+from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.weights import Descent, batch_sums, new_weights
+from sparseallreduce.linear.weights import Descent, GpuWeights, Weights, batch_sums, check_on_gpu, new_gpu_weights, new_weights
+from sparseallreduce.runtime.hosts import same_host, this_place
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.threads import Threads
+from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Strategy"]
@@ -49,6 +56,9 @@ class Strategy(ABC):
         How a step changes the weights.
     threads : int, optional
         Threads of this rank, which share the work on a batch; how many there are changes no bit.
+    device : {"cpu", "gpu"}
+        Where the work on samples and weights is done: on a GPU, scores, derivatives, gradients and updates are made there, and gradients
+        are summed from there. It takes CuPy. Results are those of the host but for rounding.
 
     Attributes
     ----------
@@ -75,9 +85,12 @@ class Strategy(ABC):
         On all ranks alike, if the arrays of any rank's data set are not what :class:`~sparseallreduce.linear.Dataset` says.
     MismatchError
         On all ranks alike, if strategies, dtypes or features differ, or samples that are said to be all.
+    StreamError
+        On all ranks alike, if one that is to work on a GPU has none, or no CuPy.
     """
 
     name: str
+    _batch: CompactBatch | GpuBatch  # of those that have one
     #: Whether all workers take their steps together, so that they can agree on things between two steps.
     in_step = True
     #: Whether no rank changes the weights in a step before all have computed their gradients of it: then those of a host share a replica.
@@ -92,17 +105,21 @@ class Strategy(ABC):
     shares = True
     #: Whether ``warm_up`` has been called.
     warm = False
+    #: Where the work on samples and weights may be done, by the names of ``device``.
+    devices: tuple[str, ...] = ("cpu",)
     #: Whether ``give_up`` reaches the other ranks wherever they wait, not in their next sum alone.
     heard_anywhere = False
 
-    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1) -> None:
+    def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, device: str = "cpu") -> None:
         self.comm = comm
         self.descent = descent or Descent()
+        self.device = device
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
         self.threads = agreed(comm, lambda: self._begin(threads))
         self.dataset = self._own(dataset)
+        self._ranks_here = self._sharing()
         agreed(comm, self._prepare)
 
     def _own(self, dataset: Dataset) -> Dataset:
@@ -115,6 +132,7 @@ class Strategy(ABC):
         if not isinstance(self.descent, Descent):
             raise TypeError(f"descent must be a Descent, not {self.descent!r}")
         self._check_arguments()
+        self._check_device(threads)
         if self.descent.second_order and not self.sums_batches:
             other = "take another update, or the strategy sparse or dense"
             raise AlgorithmError(f"the strategy {self.name} does without the update arow: {other}")
@@ -123,10 +141,44 @@ class Strategy(ABC):
     def _check_arguments(self) -> None:  # noqa: B027  # not abstract: some have none of their own
         """Raise if the arguments that a subclass has kept are wrong. On every rank, before anything else; not collective."""
 
+    def _check_device(self, threads: int) -> None:
+        if self.device not in ("cpu", "gpu"):
+            raise ValueError(f"device is 'cpu' or 'gpu', not {self.device!r}")
+        if self.device not in self.devices:
+            raise AlgorithmError(f"the strategy {self.name} works on the host: take dense, sparse or a lossy one, or device='cpu'")
+        if self.on_gpu:
+            if threads != 1:
+                raise AlgorithmError("threads share the work of the host: leave them out, or take device='cpu'")
+            check_on_gpu(self.descent)
+        self.xp = device_module() if self.on_gpu else np
+
+    def _sharing(self) -> int:
+        """How many ranks share the GPUs of this host; collective."""
+        if len(devices := set(gather(self.comm, self.device))) > 1:
+            raise MismatchError(f"all ranks must train on one device, and there are {' and '.join(sorted(devices))}")
+        return len(same_host(gather(self.comm, this_place()), self.comm.rank)) if self.on_gpu else 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether weights and gradients lie on a GPU."""
+        return self.device == "gpu"
+
     def _prepare(self) -> None:
         """Make what steps need, of the samples of this rank. On every rank; not collective."""
         self.size = self.dataset.features + self.descent.intercept
-        self.weights = new_weights(self.size, self.descent, self.dataset.values.dtype, self.threads)
+        dtype = self.dataset.values.dtype
+        if self.on_gpu:
+            self._room = room_for_samples(self.xp, self._ranks_here)
+            self.weights: Weights = new_gpu_weights(self.size, self.descent, dtype, self.xp, self._room)
+        else:
+            self.weights = new_weights(self.size, self.descent, dtype, self.threads)
+
+    def _new_batch(self, buffers: int = 1) -> CompactBatch | GpuBatch:
+        """What makes scores and gradients of batches, for strategies that have sparse gradients, or work on a GPU."""
+        if isinstance(self.weights, GpuWeights):
+            self.weights.samples = GpuSamples(self.dataset, self.xp, self._room)
+            return GpuBatch(self.weights.samples, self.size, self.columns, self.xp)
+        return new_batch(self.dataset, self.size, self.threads, self.columns, buffers)
 
     @property
     def columns(self) -> int | None:
@@ -152,14 +204,41 @@ class Strategy(ABC):
         self.warm = True
         if self.in_unison and self.shares:
             self.weights.share(self.comm, lambda seconds: self.clock.part("wait", seconds))
-        kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
+        if not self.on_gpu:
+            kernels.warm_up(self.dataset.indices.dtype, self.dataset.values.dtype)
         self.weights.warm_up(self.dataset)
         rows = np.arange(min(1, self.dataset.rows))
-        self.gradient(rows, np.ones(self._shape(len(rows)), self.dataset.values.dtype))
+        agreed(self.comm, lambda: self.gradient(rows, self.xp.ones(self._shape(len(rows)), self.dataset.values.dtype)))
 
     def scores(self, rows: Array) -> Array:
-        """``w.x`` plus the intercept of this rank's rows, float64 of shape (len(rows),), or (len(rows), K) where weights have columns."""
+        """``w.x`` plus the intercept of this rank's rows, float64 of shape (len(rows),), or (len(rows), K) where weights have columns.
+
+        On a GPU where the strategy works there, and so are :meth:`coefficients`.
+        """
+        if self.on_gpu:
+            return self._batch.scores(rows, self.weights)
         return self.weights.scores(self.dataset, rows)
+
+    def coefficients(self, model: LinearModel, rows: Array, scores: Array, count: int) -> Array:
+        """What the gradient has of each of these rows, by their scores: the derivative of the loss, times what the sample counts.
+
+        Of the dtype of the values, and divided by ``count``; but of AROW, which goes by a sum, by one.
+        """
+        if self.on_gpu:
+            assert isinstance(self._batch, GpuBatch)
+            return self._batch.coefficients(model, rows, scores, count)  # type: ignore[no-any-return]
+        labels, weights = np.empty(len(rows)), self.dataset.weights
+        kernels.gather(self.dataset.labels, rows, labels)
+        if self.descent.second_order:
+            assert isinstance(model, Hinge)
+            derivatives, count = model.violation(scores, labels), 1
+        else:
+            derivatives = model.derivative(scores, labels)
+        if weights is not None:
+            derivatives = (derivatives.T * weights[rows]).T
+        found = np.empty(scores.shape, self.dataset.values.dtype)
+        np.divide(derivatives, count, out=found, casting="same_kind")
+        return found
 
     @abstractmethod
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:

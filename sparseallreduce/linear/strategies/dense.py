@@ -12,6 +12,7 @@ from sparseallreduce.linear.gradients.dense import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.trace import active
+from sparseallreduce.streams.kernels.backend import as_host
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["DenseStrategy"]
@@ -23,10 +24,12 @@ class DenseStrategy(Strategy):
     """An array of N values that is cleared, added to, and summed by MPI's own ``Allreduce``.
 
     That call is made on ``comm`` itself, as a user would make it, with one value more: how many ranks have failed in this step and
-    enter it for the others. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm.
+    enter it for the others. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm. From a GPU the
+    array is copied to the host for it, and the sum back.
     """
 
     name = "dense"
+    devices = ("cpu", "gpu")
     sums_batches = True
     _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
@@ -35,7 +38,11 @@ class DenseStrategy(Strategy):
         entries = self.size * self.descent.width
         self._given = np.zeros(entries + self.weights.sums + 1, self.dataset.values.dtype)
         array = self._given[:entries].reshape(self._shape(self.size))
-        self._gradient = DenseGradient(self.dataset, self.size, self.threads, array, columns=self.columns)
+        self._array = array
+        if self.on_gpu:
+            self._batch = self._new_batch()
+        else:
+            self._gradient = DenseGradient(self.dataset, self.size, self.threads, array, columns=self.columns)
         self._total = np.zeros_like(self._given) if self.comm.size > 1 else self._given
 
     def warm_up(self) -> None:
@@ -48,6 +55,10 @@ class DenseStrategy(Strategy):
         return super().scores(rows)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
+        if self.on_gpu:
+            gradient = SparseStream._dense_form(self._batch.gradient(rows, coefficients).to_dense(), self.size)
+            self.clock.lap("compute")
+            return gradient
         array = self._gradient(rows, coefficients)
         if self.descent.second_order:
             self._given[self.size : -1] = self._sums(rows, coefficients)
@@ -59,6 +70,8 @@ class DenseStrategy(Strategy):
         ranks = self.comm.size
         self._awaited = False
         if ranks > 1:
+            if self.on_gpu:
+                self._array[...] = as_host(gradient._stored)
             self.comm.Allreduce(self._given, self._total)
         if self._total[-1]:
             raise self._everyones(None)
@@ -66,7 +79,11 @@ class DenseStrategy(Strategy):
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
         size = self.size + self.weights.sums
-        total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(size)), size)
+        total = gradient
+        if ranks > 1 or not self.on_gpu:
+            total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(size)), size)
+        if self.on_gpu:
+            total = total.to_device(self.xp)
         self._note(gradient, total)
         self._descend(total, rate)
 

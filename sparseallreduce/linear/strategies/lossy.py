@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.gradients.columns import flattened, new_batch
+from sparseallreduce.linear.gradients.columns import flattened
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.residuals import gathered, own_share
 from sparseallreduce.linear.weights import Descent
 from sparseallreduce.reducers import Auto, ErrorFeedback, GaussianK, GTopk, HiTopK, OkTopk, Reducer, TopkA, TopkDSA
+from sparseallreduce.reducers.arrays import nothing
 from sparseallreduce.reducers.base import contributions
 from sparseallreduce.reducers.cost import CANDIDATES
 from sparseallreduce.runtime.objects import gather
+from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.streams.selection import NonZeroTopK
 from sparseallreduce.streams.stream import SparseStream
 
@@ -55,7 +57,7 @@ class LossyStrategy(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent, threads
+    dataset, comm, descent, threads, device
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     density : float, optional
         Share of the N entries, the intercept among them, that the reducer is to sum: above 0, at most 1. It makes at least one.
@@ -68,13 +70,21 @@ class LossyStrategy(Strategy):
         What has come in on this rank and did not change the weights yet: learning rates times gradients.
     """
 
+    devices: tuple[str, ...] = ("cpu", "gpu")
     _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def __init__(
-        self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, density: float = DENSITY
+        self,
+        dataset: Dataset,
+        comm: Any,
+        descent: Descent | None = None,
+        *,
+        threads: int = 1,
+        density: float = DENSITY,
+        device: str = "cpu",
     ) -> None:
         self.density = density
-        super().__init__(dataset, comm, descent, threads=threads)
+        super().__init__(dataset, comm, descent, threads=threads, device=device)
 
     def _check_arguments(self) -> None:
         if not 0 < self.density <= 1:
@@ -84,7 +94,7 @@ class LossyStrategy(Strategy):
         super()._prepare()
         self.entries = self.size * self.descent.width
         self.k = min(self.entries, max(1, round(self.density * self.entries)))
-        self._batch = new_batch(self.dataset, self.size, self.threads, self.columns)
+        self._batch = self._new_batch()
         self._feedback = self._new_feedback()
 
     @staticmethod
@@ -117,7 +127,7 @@ class LossyStrategy(Strategy):
         self._awaited = False
         # A rate of zero, or one whose inverse is infinite, moves no weight: the residuals wait for one that does.
         moves = rate > self.comm.size / float(np.finfo(gradient.dtype).max)
-        total = self._exchanged(gradient, rate) if moves else SparseStream([], np.empty(0, gradient.dtype), self.entries)
+        total = self._exchanged(gradient, rate) if moves else nothing(self.entries, gradient._stored)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
         self._descend(total, rate)
 
@@ -132,7 +142,7 @@ class LossyStrategy(Strategy):
 
     def state(self) -> dict[str, Any]:
         """As of every strategy, but the residuals of all ranks are gathered on the first worker, which writes checkpoints."""
-        state = super().state() | gathered(self.residual, self.comm)
+        state = super().state() | gathered(as_host(self.residual), self.comm)
         return state | {"reducers": tuple(gather(self.comm, self._feedback.reducer.state()))}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -147,7 +157,8 @@ class LossyStrategy(Strategy):
 
     def measures(self) -> dict[str, Any]:
         """``residual_norm``: the Euclidean norm of all residuals together, in units of the weights."""
-        return {"residual_norm": math.sqrt(sum(gather(self.comm, float(np.dot(self.residual, self.residual)))))}
+        square = float(array_module(self.residual).dot(self.residual, self.residual))
+        return {"residual_norm": math.sqrt(sum(gather(self.comm, square)))}
 
     def _new_feedback(self) -> ErrorFeedback:
         return ErrorFeedback(self.new_reducer(self.entries, self.k), self.dataset.values.dtype)

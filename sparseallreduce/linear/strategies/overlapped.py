@@ -43,6 +43,7 @@ class OverlappedStrategy(SparseStrategy):
     """
 
     name = "overlapped"
+    devices: tuple[str, ...] = ("cpu",)  # whose kernels run beside the messages
     sums_batches = False  # whose sums would be of other weights than those that they change
     in_unison = False
     stale_steps = 1

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset, features_of
-from sparseallreduce.linear.gradients.columns import new_batch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent, Weights, with_sums
@@ -28,26 +27,34 @@ class SparseStrategy(Strategy):
 
     Parameters
     ----------
-    dataset, comm, descent, threads
+    dataset, comm, descent, threads, device
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     algorithm : str, optional
         Any name of :func:`sparseallreduce.algorithms`.
     """
 
     name = "sparse"
+    devices: tuple[str, ...] = ("cpu", "gpu")
     sums_batches = True
     buffers = 1  # gradients in use at once
     _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def __init__(
-        self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, algorithm: str = "auto"
+        self,
+        dataset: Dataset,
+        comm: Any,
+        descent: Descent | None = None,
+        *,
+        threads: int = 1,
+        algorithm: str = "auto",
+        device: str = "cpu",
     ) -> None:
         self.algorithm = algorithm
-        super().__init__(dataset, comm, descent, threads=threads)
+        super().__init__(dataset, comm, descent, threads=threads, device=device)
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._batch = new_batch(self.dataset, self.size, self.threads, self.columns, self.buffers)
+        self._batch = self._new_batch(self.buffers)
 
     def renew(self, dataset: Dataset) -> None:
         """Go on with other samples, of the same features and dtype as those before; collective, between two passes.
@@ -80,7 +87,8 @@ class SparseStrategy(Strategy):
         if self._own_weights is not None:
             self._own_weights.warm_up_rows(self.dataset)
         dtype, size = self.dataset.values.dtype, self.size + self.weights.sums
-        allreduce(SparseStream([], np.empty(self._shape(0), dtype), size), self.comm, algorithm=self.algorithm)
+        nothing = SparseStream([], np.empty(self._shape(0), dtype), size)
+        allreduce(nothing.to_device(self.xp) if self.on_gpu else nothing, self.comm, algorithm=self.algorithm)
         warm_up(self.comm, size, dtype)
 
     @cached_property

@@ -105,10 +105,10 @@ class Evaluation:
         if self._model.columns is not None:
             final = weights.final()
             return lambda dataset, rows: evaluate_classes(self._model, final, dataset, self._comm, rows)
-        scores = weights.final_scores(self._dataset)
+        scores = agreed(self._comm, lambda: weights.final_scores(self._dataset))
 
         def measured(dataset: Dataset, rows: Array | None) -> Metrics:
-            own = scores if dataset is self._dataset else weights.final_scores(dataset)
+            own = scores if dataset is self._dataset else agreed(self._comm, lambda: weights.final_scores(dataset))
             return evaluate(self._model, own, dataset, self._threshold, self._comm, rows)
 
         return measured

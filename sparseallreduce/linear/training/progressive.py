@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.training.metrics import Sums
+from sparseallreduce.streams.kernels.backend import array_module, as_host, on_device
 
 __all__ = ["Progressive"]
 
@@ -19,7 +20,7 @@ Array = NDArray[Any]
 class Progressive:
     """The scores of an epoch's samples on this rank, which steps compute anyway; losses are worked out when they are asked for.
 
-    Where each sample has many scores, they are not kept, and losses are worked out at once.
+    Where each sample has many scores, they are not kept, and losses are worked out at once. Scores on a GPU stay there until then.
 
     In one pass over the samples no score knows of its own label, so that loss and accuracy are those on samples not seen before (Blum,
     Kalai and Langford, *Beating the hold-out*, 1999); in later passes weights have seen each in the pass before.
@@ -61,9 +62,11 @@ class Progressive:
         """The scores of the rows that come next."""
         end = self._end + len(scores)
         if self._model.columns is not None:
-            self._sums = Sums.total([self._sums, self._of(self._order[self._end : end], scores, None)])
+            self._sums = Sums.total([self._sums, self._of(self._order[self._end : end], as_host(scores), None)])
             self._end = end
             return
+        if on_device(scores) and not on_device(self._scores):
+            self._scores = array_module(scores).empty(len(self._order))
         self._scores[self._end : end] = scores
         self._end = end
 
@@ -71,7 +74,7 @@ class Progressive:
         """Those of this rank's scores; ``before`` is not in them."""
         if self._model.columns is not None:
             return self._sums
-        return self._of(self._order[self._begin : self._end], self._scores[self._begin : self._end], threshold)
+        return self._of(self._order[self._begin : self._end], as_host(self._scores[self._begin : self._end]), threshold)
 
     def _of(self, rows: Array, scores: Array, threshold: float | None) -> Sums:
         labels, weights = self._dataset.labels[rows], self._dataset.weights

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import AlgorithmError, DivergenceError, TrainingStopped
-from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, described, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.gradients.on_gpu import sparse_batch
 from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies import Strategy
 from sparseallreduce.linear.strategies.clock import Clock
@@ -31,11 +31,15 @@ from sparseallreduce.linear.weights import Weights
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.trace import trace
 
-__all__ = ["PHASES", "Epoch", "Options", "Trainer"]
+__all__ = ["PHASES", "Epoch", "Options", "SparseBatchWarning", "Trainer"]
 
 Array = NDArray[Any]
 
 _MOST = 0.99  # of the learning rate at which the L2 term would turn signs, that a schedule may come to by itself
+
+
+class SparseBatchWarning(UserWarning):
+    """Batches have so few non-zeros, or so many features, that a GPU is not worth it."""
 
 
 class _Failure(NamedTuple):
@@ -125,6 +129,16 @@ class Trainer(Resumable):
         if isinstance(schedule, Reactive) and strategy.descent.l2 and not strategy.descent.adaptive:
             schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
         self._identity = {} if checkpoints is None else self._identified()
+        if strategy.on_gpu:
+            self._warn_of_sparse_batches()
+
+    def _warn_of_sparse_batches(self) -> None:
+        """Say on the first rank if batches are such that a GPU is not worth it; collective."""
+        workers = self.strategy.workers
+        found = gather(self.comm, sparse_batch(self.dataset, -(-self.batch // workers), workers))
+        reason = next(filter(None, found), None)
+        if reason is not None and self.comm.rank == 0:
+            warnings.warn(f"device='gpu': {reason}", SparseBatchWarning, stacklevel=3)
 
     def _checked(self) -> tuple[int, dict[str, Any]]:
         """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
@@ -163,6 +177,7 @@ class Trainer(Resumable):
         return {
             "model": f"{self.model.title} ({type(self.model).__qualname__})",
             "number of workers": self.strategy.workers,
+            "device": self.strategy.device,
             **identity,
             **asdict(self.options),
             "schedule": self.schedule,
@@ -354,24 +369,12 @@ class Trainer(Resumable):
     def _take_step(self, rows: Array) -> None:
         """One step, to which this rank gives its rows of a batch."""
         count = min(self.batch, self.division.total - self._position * self.batch)
-        scores, labels = self.strategy.scores(rows), np.empty(len(rows))
-        kernels.gather(self.dataset.labels, rows, labels)
+        scores = self.strategy.scores(rows)
         self._progressive.note(scores)
-        derivatives, count = self._derivatives(scores, labels, count)
-        if self.dataset.weights is not None:
-            derivatives = (derivatives.T * self.dataset.weights[rows]).T
-        coefficients = np.empty(scores.shape, self.dataset.values.dtype)
-        np.divide(derivatives, count, out=coefficients, casting="same_kind")
+        coefficients = self.strategy.coefficients(self.model, rows, scores, count)
         self.strategy.step(rows, coefficients, self._rate(self.step))
         self.step += 1
         self._position += 1
-
-    def _derivatives(self, scores: Array, labels: Array, count: int) -> tuple[Array, int]:
-        """Of the loss of each sample by its score, and what to divide them by: for AROW, which goes by a sum, by one."""
-        if self.strategy.descent.second_order:
-            assert isinstance(self.model, Hinge)
-            return self.model.violation(scores, labels), 1
-        return self.model.derivative(scores, labels), count
 
     def _rate(self, step: int) -> float:
         """The learning rate of a step, if the weights can bear it: it must not turn their signs by the L2 term alone."""

@@ -9,6 +9,7 @@ from sparseallreduce.linear.weights.adaptive import AdaptiveWeights
 from sparseallreduce.linear.weights.arow import ArowWeights, batch_sums, with_sums
 from sparseallreduce.linear.weights.descent import UPDATES, Descent
 from sparseallreduce.linear.weights.lazy import LazyWeights
+from sparseallreduce.linear.weights.on_gpu import GpuWeights, check_on_gpu, new_gpu_weights
 from sparseallreduce.linear.weights.plain import Weights, flat_indices
 from sparseallreduce.runtime.threads import Threads
 
@@ -17,10 +18,13 @@ __all__ = [
     "AdaptiveWeights",
     "ArowWeights",
     "Descent",
+    "GpuWeights",
     "LazyWeights",
     "Weights",
     "batch_sums",
+    "check_on_gpu",
     "flat_indices",
+    "new_gpu_weights",
     "new_weights",
     "with_sums",
 ]

@@ -17,6 +17,7 @@ from sparseallreduce.linear.weights.descent import Descent
 from sparseallreduce.linear.weights.journal import Journalled
 from sparseallreduce.linear.weights.shared import Replica, shared_replica
 from sparseallreduce.runtime.threads import Threads
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
 __all__ = ["Intercept", "Weights", "as_numbers", "flat_indices", "zeros"]
@@ -428,8 +429,8 @@ def flat_indices(features: Array, width: int, size: int) -> Array:
     array([ 3,  4,  5, 12, 13, 14], dtype=uint32)
     """
     dtype = index_dtype(size * width)
-    places = features.astype(dtype)[:, np.newaxis] * dtype.type(width) + np.arange(width, dtype=dtype)
-    return np.asarray(places.reshape(-1))
+    places = features.astype(dtype)[:, np.newaxis] * dtype.type(width) + array_module(features).arange(width, dtype=dtype)
+    return places.reshape(-1)  # type: ignore[no-any-return]
 
 
 def zeros(size: int, descent: Descent, dtype: DTypeLike, numbers: int = 1) -> Array:

@@ -17,6 +17,7 @@ from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.gradients.columns import new_batch
+from sparseallreduce.linear.gradients.compact import CompactBatch
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.parameter_server.core import AsynchronousServer, Server, SynchronousServer
 from sparseallreduce.linear.strategies.parameter_server.link import Link, LocalLink, RemoteLink, answer_workers
@@ -60,6 +61,7 @@ class ParameterServer(Strategy):
     in_unison = False
     heard_anywhere = True
     server_class: type[Server]
+    _batch: CompactBatch
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
         self.servers = servers
