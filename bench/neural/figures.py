@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Picture
 import sparseallreduce as sar
 from sparseallreduce.cli.report import environment
 
-from . import throughput
+from . import reading, throughput
 from .papers import PAPERS
 from .scaling import ARIES, ETHERNET, SELECTORS, Step, communication_seconds, compute_seconds, select_seconds, step_of
 from .training import Setting, recorded
@@ -430,6 +430,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "thesis-5.17": Figure("LSTM by 8 ranks; time as on 1 Gbit/s", curves(of_buckets("lstm", ["Top8"], ranks=8), ETHERNET), plot_curves),
     "commlib-6": Figure("seconds of a selection, k = 0.001 d", selectors, plot_selectors),
+    "commlib-9": Figure("a step of the residual net, samples from a store of 10 MB/s", reading.reading, reading.plot_reading),
     "commlib-10": Figure(
         "convergence, density 1 %, P = 4",
         curves(dict(pair for model in ("resnet", "vgg", "transformer") for pair in compared(model, ("dense", "topk", "mstopk")).items())),

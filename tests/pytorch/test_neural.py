@@ -80,6 +80,16 @@ def test_figures_are_simulated_and_drawn(tmp_path):
     assert (tmp_path / "figure-thesis-5.15.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_is_cached_is_not_read_from_the_store_again(tmp_path):
+    run("figures", "--figure", "commlib-9", "--samples", 32, "--out", tmp_path)
+    results = json.loads((tmp_path / "figure-commlib-9.json").read_text())["results"]
+    waits = 16 * results["bytes"] / results["samples"] / results["rate"]  # of a step that reads from the store
+    seconds = {name: row["store"] for name, row in results["epochs"].items()}
+    assert len(seconds) == 6
+    for name, found in seconds.items():
+        assert found == (pytest.approx(waits) if "naive" in name or "cold" in name else 0), name
+
+
 @pytest.mark.mpi
 def test_trainings_are_recorded_and_not_repeated(tmp_path):
     records = tmp_path / "records.jsonl"
