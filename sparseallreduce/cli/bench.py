@@ -185,8 +185,8 @@ def measure(
     if AUTO in names:
         machine = machine_of(comm)
         if machine is not None:
-            kind = setting.dtype, dense.op
-            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, blocking=True, capacity=capacity_of(comm))
+            kind, where = (setting.dtype, dense.op, True, capacity_of(comm)), xp is not None
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, on_device=where)
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured

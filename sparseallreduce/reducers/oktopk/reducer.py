@@ -17,7 +17,7 @@ from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
 from sparseallreduce.reducers.oktopk.split import split_and_reduce
 from sparseallreduce.reducers.oktopk.thresholds import select_global
 from sparseallreduce.streams import kernels
-from sparseallreduce.streams.kernels.backend import array_module
+from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.selection import Reuse, choose_reusing
 from sparseallreduce.streams.selection.period import AUTO, Drift, checked_period
 from sparseallreduce.streams.stream import SparseStream
@@ -164,13 +164,13 @@ class OkTopk(Reducer):
         result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
         if finds:
             drift = drift if passed is None else drift.seen(abs(passed - self.k) / self.k)
-            drift = drift.evaluated((yield from self._evaluation_cost(accumulator.itemsize, ranks))) if evaluated else drift
+            drift = drift.evaluated((yield from self._evaluation_cost(accumulator, ranks))) if evaluated else drift
         self._history = History(ranks, history.operations + 1, *local, global_threshold, tuple(bounds), drift)
         return result
 
-    def _evaluation_cost(self, value_bytes: int, ranks: int) -> Generator[Step, Any, float]:
+    def _evaluation_cost(self, accumulator: Array, ranks: int) -> Generator[Step, Any, float]:
         """What evaluating thresholds takes of the time of a step, as the model expects."""
-        case = yield from case_of(self.size, self.k, value_bytes, ranks)
+        case = yield from case_of(self.size, self.k, accumulator.itemsize, ranks, on_device(accumulator))
         step = predicted(case, (self.name,))[self.name].seconds
         return evaluation_seconds(case) / step if step > 0 else 1.0
 

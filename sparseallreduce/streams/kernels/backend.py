@@ -21,6 +21,7 @@ __all__ = [
     "device_module",
     "mark_read_only",
     "may_be_written",
+    "module_in_use",
     "on_device",
 ]
 
@@ -110,6 +111,16 @@ def device_module() -> Any:
         return import_module("cupy")
     except ImportError as error:
         raise StreamError(f"arrays on a GPU need CuPy, which cannot be imported ({error}): install the extra gpu") from None
+
+
+def module_in_use() -> Any:
+    """CuPy, if this process has met arrays on a GPU; None if not, or if there is no CuPy."""
+    if _loaded is None:
+        return None
+    try:
+        return device_module()
+    except StreamError:
+        return None
 
 
 def device_kernels(*arrays: Any) -> Any:
