@@ -5,10 +5,30 @@ mark that says it is read-only, numbers that a reduction finds are arrays, and i
 """
 
 import operator
+from contextlib import contextmanager
 
 import numpy as np
 
-__all__ = ["asnumpy", "ndarray"]
+__all__ = ["asnumpy", "ndarray", "waits"]
+
+WAITING = ("argwhere", "array_equal", "bincount", "flatnonzero", "nonzero", "unique")  # functions of CuPy's that wait for a length
+_waits = []  # lists of the names of what has waited for the device since, one of each caller that counts
+
+
+@contextmanager
+def waits():
+    """A list that grows by a name with whatever makes the host wait for a number from the device, or for a copy."""
+    counted = []
+    _waits.append(counted)
+    try:
+        yield counted
+    finally:
+        _waits.remove(counted)
+
+
+def waited(name):
+    for counted in _waits:
+        counted.append(name)
 
 
 def plain(given):
@@ -70,15 +90,20 @@ class ndarray:
         return out[0] if out else wrapped(result)
 
     def __array_function__(self, function, types, args, options):
+        if function.__name__ in WAITING:
+            waited(function.__name__)
         return wrapped(function(*plain(args), **{name: plain(value) for name, value in options.items()}))
 
     def get(self):
+        waited("get")
         return self._array.copy()
 
     def tolist(self):
+        waited("tolist")
         return self._array.tolist()
 
     def item(self):
+        waited("item")
         return self._array.item()
 
     def fill(self, value):
@@ -88,21 +113,29 @@ class ndarray:
         return len(self._array)
 
     def __getitem__(self, key):
+        if isinstance(key, ndarray) and key.dtype == np.bool_:
+            waited("mask")
         return ndarray(np.asarray(self._array[plain(key)]))
 
     def __setitem__(self, key, value):
+        if isinstance(key, ndarray) and key.dtype == np.bool_ and isinstance(value, ndarray):
+            waited("mask")
         self._array[plain(key)] = plain(value)
 
     def __bool__(self):
+        waited("bool")
         return bool(self._array)
 
     def __int__(self):
+        waited("int")
         return int(self._array)
 
     def __float__(self):
+        waited("float")
         return float(self._array)
 
     def __index__(self):
+        waited("index")
         return operator.index(self._array)
 
     def __repr__(self):
@@ -163,6 +196,8 @@ def __getattr__(name):
         return function
 
     def on_device(*args, **options):
+        if name in WAITING:
+            waited(name)
         out = options.get("out")
         result = function(*plain(args), **{option: plain(value) for option, value in options.items()})
         if out is not None:

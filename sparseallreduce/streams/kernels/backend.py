@@ -15,6 +15,7 @@ __all__ = [
     "MIXED",
     "array_module",
     "as_host",
+    "as_host_together",
     "backend_of",
     "cuda_kernels",
     "device_kernels",
@@ -82,6 +83,20 @@ def on_device(array: Any) -> bool:
 def as_host(array: Any) -> Any:
     """The array itself, or of one on a device a copy in the memory of the host."""
     return array if isinstance(array, np.ndarray) else array.get()
+
+
+def as_host_together(*arrays: Any) -> tuple[Any, ...]:
+    """Copies of vectors on a device in the memory of the host, made in one piece; of vectors of the host themselves."""
+    if not on_device(arrays[0]):
+        return arrays
+    order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # so that each begins at a multiple of its items
+    octets = array_module(arrays[0]).concatenate([arrays[place].view(np.uint8) for place in order]).get()
+    found, at = {}, 0
+    for place in order:
+        array = arrays[place]
+        found[place] = octets[at : at + array.nbytes].view(array.dtype)
+        at += array.nbytes
+    return tuple(found[place] for place in range(len(arrays)))
 
 
 def array_module(array: Any) -> Any:
