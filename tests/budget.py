@@ -20,6 +20,7 @@ SECONDS = {
     "tests": 30,
     "tests/algorithms": 60,
     "tests/cli": 40,
+    "tests/cuda": 30,
     "tests/data_cache": 10,
     "tests/linear": 60,
     "tests/mpi": 550,

@@ -102,6 +102,7 @@ def problem_of(
         hosts=1 if hosts is None else len(hosts.members),
         lanes=1 if hosts is None else hosts.lanes,
         share_memory=False if hosts is None else hosts.share_memory,
+        on_device=stream.on_device,
     )
 
 

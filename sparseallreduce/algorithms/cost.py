@@ -19,6 +19,7 @@ __all__ = [
     "Problem",
     "Transfer",
     "concatenation_time",
+    "copy_time",
     "expected_size",
     "gather_time",
     "outer_problem",
@@ -31,10 +32,19 @@ __all__ = [
     "step_time",
     "transfer",
     "tree_time",
+    "without_copies",
 ]
 
 _CACHED = 1 << 22  # bytes of an array with which gamma_dense is measured
 OVERLAP = 0.9  # share of the work on a message of many pieces that is done while it travels, as it was measured
+# Of a GPU nothing is known before it is measured. Until then bytes take what specification sheets promise, which no machine quite reaches:
+# a link of PCI Express with 16 lanes of 16 GT/s each way, 128 of 130 bits data ("PCI Express Base Specification", revision 4.0), and the
+# memory of an A100 with 80 GB of HBM2e, 2,039 GB/s ("NVIDIA A100 Tensor Core GPU" data sheet). No sheet has latencies: these are guesses.
+PCIE4_X16 = 16e9 * 16 * 128 / 130 / 8  # bytes a second each way
+HBM2E = 2.039e12  # bytes a second
+_COPY_LATENCY, _LAUNCH_LATENCY = 1e-5, 2e-5  # seconds
+_MERGED = 4 + 8 + 8  # bytes that a merge moves for an entry it reads: its index is counted, then the entry read and written
+
 _LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take, as where messages are written
 
 
@@ -54,9 +64,22 @@ class Machine(NamedTuple):
     alpha_local: float | None = None  # as alpha and beta, between ranks of one host; by default the same
     beta_local: float | None = None
     gamma_far: float | None = None  # as gamma_dense, where arrays do not fit into the caches; by default the same
+    # Of a GPU, where streams lie on one:
+    gamma_device: float = _MERGED / HBM2E  # as gamma and gamma_dense
+    gamma_dense_device: float = 4 / HBM2E
+    alpha_device: float = _LAUNCH_LATENCY  # seconds of a reduction whatever it reads: kernels start, and the host waits for a length
+    alpha_to_host: float = _COPY_LATENCY  # seconds of a copy to the host, and of a byte of it
+    beta_to_host: float = 1 / PCIE4_X16
+    alpha_to_device: float = _COPY_LATENCY  # likewise back
+    beta_to_device: float = 1 / PCIE4_X16
 
-    def dense_pass(self, values: float, nbytes: float) -> float:
-        """Seconds of a pass that writes so many values, of an array of so many bytes: what is beyond the caches takes gamma_far."""
+    def dense_pass(self, values: float, nbytes: float, on_device: bool = False) -> float:
+        """Seconds of a pass that writes so many values, of an array of so many bytes: what is beyond the caches takes gamma_far.
+
+        On a GPU, whose caches are small beside what it moves, every value takes as long.
+        """
+        if on_device:
+            return self.alpha_device + self.gamma_dense_device * values
         far = self.gamma_dense if self.gamma_far is None else self.gamma_far
         near = min(_CACHED / nbytes, 1.0) if nbytes > 0 else 1.0
         return values * (far + near * (self.gamma_dense - far))
@@ -79,6 +102,7 @@ class Problem(NamedTuple):
     hosts: int = 1
     lanes: int = 1  # ranks of the smallest host
     share_memory: bool = False  # whether on every host the ranks hand each other parts in memory
+    on_device: bool = False  # whether streams lie on a GPU, from where messages are copied to the host, and back
 
     def bytes(self, entries: float, extent: float) -> float:
         """Of a stream with ``entries`` on ``extent`` positions as it lies in memory, in the form that is smaller."""
@@ -194,12 +218,45 @@ def shared_split_time(problem: Problem, machine: Machine) -> float:
 def sent_bytes(name: str, problem: Problem, machine: Machine) -> float:
     """Bytes that arrive at the busiest rank: the time on a network where nothing else takes any."""
     bytes_alone = Machine(0.0, machine.beta, 0.0, 0.0, machine.beta, 0.0, 0.0, codec=machine.codec, overlap=0.0)
-    free = _MODELS[name](problem._replace(local=1), bytes_alone)
+    free = _MODELS[name](problem._replace(local=1, on_device=False), bytes_alone)
     return free / machine.beta if machine.beta else 0.0
+
+
+def copy_time(name: str, problem: Problem, machine: Machine) -> float:
+    """Seconds of these that copies between a GPU and the host take; none where streams lie on the host.
+
+    They are copies of what is sent and of what comes, and overlap with nothing.
+    """
+    if not problem.on_device:
+        return 0.0
+    return max(_MODELS[name](problem, machine) - _MODELS[name](problem, without_copies(machine)), 0.0)
+
+
+def without_copies(machine: Machine) -> Machine:
+    """The same machine, between whose hosts and GPUs copies take no time."""
+    return machine._replace(alpha_to_host=0.0, beta_to_host=0.0, alpha_to_device=0.0, beta_to_device=0.0)
 
 
 def rounds(ranks: int) -> int:
     return (ranks - 1).bit_length()
+
+
+def _copied(problem: Problem, machine: Machine, to_host: float, to_device: float, copies: float = 1) -> float:
+    """Of so many copies to the host, of together so many bytes, and as many back; nothing where streams lie there, or stay."""
+    if not problem.on_device or problem.ranks == 1:
+        return 0.0
+    latency = machine.alpha_to_host + machine.alpha_to_device
+    return copies * latency + to_host * machine.beta_to_host + to_device * machine.beta_to_device
+
+
+def _merge_time(problem: Problem, machine: Machine, entries: float) -> float:
+    """Of a sparse reduction that reads so many entries."""
+    return machine.alpha_device + machine.gamma_device * entries if problem.on_device else machine.gamma * entries
+
+
+def _pass_time(problem: Problem, machine: Machine, values: float) -> float:
+    """Of writing so many values of a dense array in the caches, or on a GPU."""
+    return machine.alpha_device + machine.gamma_dense_device * values if problem.on_device else machine.gamma_dense * values
 
 
 def step_time(
@@ -216,20 +273,25 @@ def step_time(
     local = distance < problem.local
     each = transfer(problem, machine, entries, extent, local, dense)
     whole = Transfer(streams * each.nbytes, streams * each.coding)
+    copied = 0.0
+    if problem.on_device:
+        machine = machine._replace(overlap=0.0)  # what is copied to the device is whole before any work on it
+        nbytes = streams * (extent * problem.value_bytes if dense else problem.bytes(entries, extent))
+        copied = _copied(problem, machine, nbytes, nbytes, streams)
     if not local:
-        return whole.time(machine.alpha, machine.beta, machine, work)
+        return copied + whole.time(machine.alpha, machine.beta, machine, work)
     alpha = machine.alpha if machine.alpha_local is None else machine.alpha_local
     beta = machine.beta if machine.beta_local is None else machine.beta_local
-    return whole.time(alpha, beta, machine._replace(overlap=0.0), work)
+    return copied + whole.time(alpha, beta, machine._replace(overlap=0.0), work)
 
 
 def pair_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
     """Of reducing two streams of ``entries`` each on ``extent`` positions."""
     if entries > problem.limit(extent):
-        return machine.gamma_dense * extent
+        return _pass_time(problem, machine, extent)
     if 2 * entries > problem.limit(extent):
-        return machine.gamma_dense * extent + machine.gamma * 2 * entries
-    return machine.gamma * 2 * entries
+        return _pass_time(problem, machine, extent) + _merge_time(problem, machine, 2 * entries)
+    return _merge_time(problem, machine, 2 * entries)
 
 
 def tree_time(problem: Problem, machine: Machine, parts: int) -> float:
@@ -244,8 +306,8 @@ def tree_time(problem: Problem, machine: Machine, parts: int) -> float:
 def concatenation_time(problem: Problem, machine: Machine, entries: float, extent: float) -> float:
     """Of joining the parts of all ranks; an entry is copied in half the time that a merge takes for one it reads (0.43 to 0.51)."""
     if entries > problem.limit(extent):
-        return machine.gamma_dense * extent * problem.ranks
-    return machine.gamma / 2 * entries * problem.ranks
+        return _pass_time(problem, machine, extent * problem.ranks)
+    return _merge_time(problem, machine, entries * problem.ranks / 2)
 
 
 def gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
@@ -261,9 +323,10 @@ def gather_time(problem: Problem, machine: Machine, entries: float, extent: floa
 def _dense(problem: Problem, machine: Machine) -> float:
     hops = 2 * (problem.ranks - 1) / problem.ranks
     already = problem.entries > problem.limit(problem.size)
-    fill = 0.0 if already else machine.gamma_dense * problem.size + machine.gamma * problem.entries
+    fill = 0.0 if already else _pass_time(problem, machine, problem.size) + _merge_time(problem, machine, problem.entries)
     latency = 2 * rounds(problem.ranks) * machine.alpha if machine.alpha_dense is None else machine.alpha_dense
-    return fill + latency + hops * problem.size * problem.value_bytes * machine.beta_dense
+    nbytes = problem.size * problem.value_bytes
+    return fill + _copied(problem, machine, nbytes, nbytes) + latency + hops * nbytes * machine.beta_dense
 
 
 def _allgather(problem: Problem, machine: Machine) -> float:
@@ -297,7 +360,10 @@ def split_time(problem: Problem, machine: Machine, work: float) -> float:
     if far:
         each = transfer(problem, machine, entries, extent)
         all_of_them = Transfer(far * each.nbytes, far * each.coding)
-        time += all_of_them.time(far * machine.alpha, machine.beta, machine, work)
+        overlapping = machine._replace(overlap=0.0) if problem.on_device else machine
+        nbytes = far * problem.bytes(entries, extent)
+        time += _copied(problem, machine, nbytes, nbytes, far)
+        time += all_of_them.time(far * machine.alpha, machine.beta, overlapping, work)
     else:
         time += work
     return time
@@ -324,18 +390,23 @@ def _ssar_ring(problem: Problem, machine: Machine) -> float:
 
 
 def _dense_gather(problem: Problem, machine: Machine) -> float:
-    """The allgather of dense blocks, and the vector that they make up; the fullest block is the longest message, up to its extent."""
+    """The allgather of dense blocks, and the vector that they make up; the fullest block is the longest message, up to its extent.
+
+    All of it takes place on the host.
+    """
     extent = problem.size / problem.ranks
     fullest = min(problem.imbalance * problem.held(problem.ranks) / problem.ranks, extent)
-    time = gather_time(problem, machine, fullest, extent, dense=True)
-    return time + machine.dense_pass(problem.size, problem.size * problem.value_bytes)
+    time = gather_time(problem._replace(on_device=False), machine, fullest, extent, dense=True)
+    nbytes = problem.size * problem.value_bytes
+    return time + _copied(problem, machine, nbytes / problem.ranks, nbytes) + machine.dense_pass(problem.size, nbytes)
 
 
 def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
     """Of filling a dense block, one of so many parts, and of adding streams to it: an entry takes a cache line, or all lines are taken."""
     extent = problem.size / parts
     lines = min(problem.entries / parts * max(CACHE_LINE / problem.value_bytes, 1.0), extent)
-    return machine.gamma * problem.entries + machine.dense_pass(extent + parts * lines, extent * problem.value_bytes)
+    written = machine.dense_pass(extent + parts * lines, extent * problem.value_bytes, problem.on_device)
+    return _merge_time(problem, machine, problem.entries) + written
 
 
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
@@ -355,7 +426,9 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     halved = size / group
     while groups > 1:
         halved /= 2
-        time += machine.alpha + halved * problem.value_bytes * machine.beta + machine.dense_pass(halved, halved * problem.value_bytes)
+        nbytes = halved * problem.value_bytes
+        time += machine.alpha + nbytes * machine.beta + _copied(problem, machine, nbytes, nbytes)
+        time += machine.dense_pass(halved, nbytes, problem.on_device)
         groups //= 2
     return time + _dense_gather(problem, machine)
 
@@ -385,27 +458,30 @@ def _hierarchical(problem: Problem, machine: Machine) -> float:
     time = min(_MODELS[name](outer, machine) for name in _FLAT) if outer.ranks > 1 else 0.0
     if each == 1:
         return time
-    here, extent = problem._replace(ranks=each, local=each), problem.size / problem.lanes
+    extent, total = problem.size / problem.lanes, problem.held(problem.ranks) / problem.lanes
+    here = problem._replace(ranks=each, local=each, on_device=False)  # parts are handed over, and added up, on the host
+    part = problem.bytes(total, extent)
+    time += _copied(problem, machine, problem.bytes(problem.entries, problem.size) + part, part + problem.lanes * part, 2)
     if problem.share_memory:  # as for the split in memory: written once, added up where it lies, and the result lies there for all
         wait = machine.alpha if machine.alpha_local is None else machine.alpha_local
-        copied = problem.entries + problem.imbalance * problem.held(problem.ranks) / problem.lanes
+        copied = problem.entries + problem.imbalance * total
         return time + 4 * wait + machine.gamma / 2 * copied + problem.imbalance * tree_time(here, machine, problem.lanes)
     time += (each - 1) * step_time(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
     time += problem.imbalance * tree_time(here, machine, problem.lanes)
-    total = problem.held(problem.ranks) / problem.lanes
     time += (each - 1) * step_time(here, machine, 1, problem.imbalance * total, extent)
-    return time + concatenation_time(problem._replace(ranks=problem.lanes), machine, total, extent)
+    return time + concatenation_time(here._replace(ranks=problem.lanes), machine, total, extent)
 
 
 def _dense_torus(problem: Problem, machine: Machine) -> float:
     each, part = max(1, round(problem.ranks / problem.hosts)), problem.size / problem.lanes
     here = problem._replace(ranks=each, local=each)
-    time = machine.gamma_dense * problem.size + machine.gamma * problem.entries
+    time = _pass_time(problem, machine, problem.size) + _merge_time(problem, machine, problem.entries)
     time += 2 * (each - 1) * step_time(here, machine, 1, part, part, dense=True)
-    time += (each - 1) * machine.dense_pass(part, part * problem.value_bytes)
+    time += (each - 1) * machine.dense_pass(part, part * problem.value_bytes, problem.on_device)
     for _ in range(problem.hosts - 1):
         block = part / problem.hosts
-        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, machine.gamma_dense * block, dense=True)
+        work = _pass_time(problem, machine, block)
+        time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, work, dense=True)
         time += step_time(problem._replace(local=1), machine, problem.ranks, block, block, dense=True)
     return time
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparseallreduce.algorithms.cost import OVERLAP, Machine
+from sparseallreduce.algorithms.device_measuring import measure_device
 from sparseallreduce.algorithms.steps import Clock, DenseAllgather, DenseAllreduce, Share, Shift, Step
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.merging import Merging
@@ -43,6 +44,7 @@ def measure(
     *,
     pieces: bool = False,
     neighbours: tuple[int, int] | None = None,
+    gpu: tuple[Any, float] | None = None,
 ) -> Generator[Step, Any, Machine]:
     """The constants of this network, the worst over all ranks: a few milliseconds, once per communicator.
 
@@ -54,7 +56,8 @@ def measure(
     a rank that is measuring may not wait for others there: ``faster_blocking`` tells whether it may be the faster one.
 
     With ``pieces``, messages go in pieces and encoded, and passes over arrays of 32 MiB are measured, which takes some tens of
-    milliseconds. ``neighbours`` are the ranks ahead and behind on this host, where there are others.
+    milliseconds. ``neighbours`` are the ranks ahead and behind on this host, where there are others. Of a GPU, ``gpu`` is CuPy and the
+    number of ranks that share it; without, its constants are left as specification sheets have them.
     """
     reduction = Reduction()
     ahead, behind = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
@@ -120,6 +123,7 @@ def measure(
         if ranks > 1:
             yield DenseAllreduce(array, SUM)
         timed("alpha_dense", start, (yield Clock()))
+    of_gpu = {} if gpu is None else (yield from measure_device(*gpu))
     volume = 2 * (ranks - 1) / ranks * (1 << 20) * 4
     beta, near = (max(times[long] - times[short], 0.0) / (large.nbytes - small.nbytes) for long, short in _PAIRS)
     if sharing > 1 or pieces:
@@ -149,6 +153,7 @@ def measure(
         alpha_local=alpha if neighbours is None else alpha_near,
         beta_local=beta if neighbours is None else near,
         gamma_far=sharing * (times["gamma_far"] / (2 * _FAR) if pieces else times["gamma_dense"] / none.size),
+        **of_gpu,
     )
     if ranks == 1:
         return ours

@@ -80,7 +80,7 @@ class Measured:
 )
 @lossy_options()
 @click.option(
-    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the streams lie; gpu takes CuPy and a GPU."
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the data lie; gpu takes CuPy and a GPU."
 )
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
 @click.pass_context
@@ -97,12 +97,12 @@ def bench(
     total are timed, also in multiples of an array copy. Checked are that all ranks end with the same bits, and that nothing is lost.
     --density is then 0.01 by default.
 
-    With --device gpu the streams lie on a GPU, and so do the results; a time ends when the device has nothing more to do. The two
-    baselines stay on the host.
+    With --device gpu the streams lie on a GPU, or gradients and residuals, and so do the results; a time ends when the device has nothing
+    more to do. The dense baselines stay on the host; the array copy of --lossy is one on the device.
     """
-    xp = _array_module(device, lossy)
+    xp = _array_module(device)
     if lossy:
-        bench_lossy.run(context, reducers, json_path, chosen)
+        bench_lossy.run(context, reducers, json_path, chosen, xp)
         return
     if chosen["density"] is None:
         raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
@@ -125,12 +125,10 @@ def bench(
         raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
 
 
-def _array_module(device: str, lossy: bool) -> Any:
+def _array_module(device: str) -> Any:
     """CuPy for a GPU, None for the host; where there is neither CuPy nor a GPU, one line says so."""
     if device == "cpu":
         return None
-    if lossy:
-        raise click.UsageError("--device gpu measures sums of streams: leave it out, or leave out --lossy")
     try:
         return device_module()
     except sar.StreamError as error:
@@ -187,8 +185,8 @@ def measure(
     if AUTO in names:
         machine = machine_of(comm)
         if machine is not None:
-            kind = setting.dtype, dense.op
-            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, blocking=True, capacity=capacity_of(comm))
+            kind, where = (setting.dtype, dense.op, True, capacity_of(comm)), xp is not None
+            measured[AUTO].chosen = taken_by_auto(machine, setting.size, count, comm.size, *kind, on_device=where)
     for name in names:
         _finish(measured[name], setting.experiments)
     return measured

@@ -24,8 +24,8 @@ Array = NDArray[Any]
 _PARTS = (("select", 9), ("communicate", 11))  # columns and their widths
 
 
-def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any]) -> None:
-    """Measure reducers as the options of bench ask, print a table, and write a report."""
+def run(context: click.Context, names: list[str] | None, json_path: Path | None, chosen: dict[str, Any], xp: Any = None) -> None:
+    """Measure reducers as the options of bench ask, on a GPU with ``xp``, print a table, and write a report."""
     lossless = {"names": "--algorithms", "op": "--op", "cold_caches": "--cold-caches", "index_codec": "--index-codec"}
     refuse_lossless(context, lossless, chosen["dtype"])
     density = lossy_density(chosen["density"])
@@ -35,7 +35,7 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
     on_rank_0(comm, lambda: check_output(json_path))
     steps = setting.experiments * (1 + len(names)) * (1 + setting.repeats)
     with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
-        copies, dense, measured = measure(setting, names, comm, bar.update)
+        copies, dense, measured = measure(setting, names, comm, bar.update, xp)
     surroundings = environment(comm)
     results = _results(setting, copies, dense, measured, comm.size)
     if comm.rank == 0:

@@ -15,6 +15,7 @@ from sparseallreduce.cli.timing import checksum, slowest, timed, timed_alone
 from sparseallreduce.reducers import REDUCERS, ErrorFeedback
 from sparseallreduce.reducers.base import contributions
 from sparseallreduce.runtime.objects import gather
+from sparseallreduce.streams.kernels.backend import as_host
 from sparseallreduce.streams.operator import SUM
 
 __all__ = ["LossySetting", "MeasuredReducer", "measure"]
@@ -57,18 +58,18 @@ class MeasuredReducer:
 
 
 def measure(
-    setting: LossySetting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None
+    setting: LossySetting, names: list[str], comm: Any, on_step: Callable[[], object] = lambda: None, xp: Any = None
 ) -> tuple[list[float], list[float], dict[str, MeasuredReducer]]:
-    """Run the experiments; collective over ``comm``.
+    """Run the experiments; collective over ``comm``. With ``xp``, which is CuPy, gradients and residuals lie on the device.
 
     Returns
     -------
     copies, dense : list of float
-        Seconds of a copy of N values on one rank, and of their allreduce by MPI on the slowest.
+        Seconds of a copy of N values on one rank, where gradients lie, and of their allreduce by MPI, on the host, on the slowest.
     measured : dict
         Of every reducer in ``names``.
     """
-    arrays = _Arrays(setting, comm)
+    arrays = _Arrays(setting, comm, xp)
     feedbacks = {name: ErrorFeedback(REDUCERS[name](setting.size, setting.k), setting.dtype) for name in names}
     measured = {name: MeasuredReducer() for name in names}
     copies: list[float] = []
@@ -90,7 +91,7 @@ def measure(
             on_step()
             times = np.empty((2, setting.repeats))
             for repeat in range(setting.repeats):
-                times[:, repeat] = _timed_step(feedback, arrays.gradient(1 + repeat), setting, comm)
+                times[:, repeat] = _timed_step(feedback, arrays, 1 + repeat)
                 on_step()
             total, select = slowest(times, comm)
             measured[name].seconds.append(total.tolist())
@@ -101,21 +102,30 @@ def measure(
 class _Arrays:
     """What this rank puts in: gradients, and the residual that it starts with."""
 
-    def __init__(self, setting: LossySetting, comm: Any) -> None:
-        self._setting = setting
+    def __init__(self, setting: LossySetting, comm: Any, xp: Any = None) -> None:
+        self.setting = setting
         self.comm = comm
+        self._xp = xp
         self._noise = np.empty(0, setting.dtype)
+        self._given: Any = self._noise  # the same where gradients lie
         self._total = np.empty(setting.size, setting.dtype)
+        self._copied: Any = self._total if xp is None else xp.empty(setting.size, setting.dtype)
 
     def draw(self, experiment: int) -> None:
         """Make the gradients of an experiment: standard normal values."""
-        rng = np.random.default_rng((self._setting.seed, experiment, self.comm.rank))
-        self._noise = draw_values(rng, self._setting.size + _SHIFT * (_TURNS - 1), self._setting.dtype)
+        rng = np.random.default_rng((self.setting.seed, experiment, self.comm.rank))
+        self._noise = draw_values(rng, self.setting.size + _SHIFT * (_TURNS - 1), self.setting.dtype)
+        self._given = self._noise if self._xp is None else self._xp.asarray(self._noise)
 
-    def gradient(self, step: int) -> Array:
+    def gradient(self, step: int) -> Any:
         """That of a step: the values of the others, but elsewhere, at the cost of drawing them once."""
         start = _SHIFT * (step % _TURNS)
-        return self._noise[start : start + self._setting.size]
+        return self._given[start : start + self.setting.size]
+
+    def finish(self) -> None:
+        """Wait until the device has nothing more to do, if there is one."""
+        if self._xp is not None:
+            self._xp.cuda.Device().synchronize()
 
     def residual(self) -> Array:
         """A residual as after very many steps, so that as many values come to be chosen as go on waiting.
@@ -123,23 +133,24 @@ class _Arrays:
         Each value is a random walk of unit variance a step, which starts anew from zero when it is chosen, beyond +-T. Its stationary
         distribution is a triangle over that range, and it is chosen every T**2 steps: so T is 1 / sqrt(density).
         """
-        rng = np.random.default_rng((self._setting.seed, self.comm.rank))
-        dtype = np.float64 if self._setting.dtype == "float64" else np.float32
-        triangle: Array = rng.random(self._setting.size, dtype)
-        triangle -= rng.random(self._setting.size, dtype)
-        triangle *= self._setting.density**-0.5
+        rng = np.random.default_rng((self.setting.seed, self.comm.rank))
+        dtype = np.float64 if self.setting.dtype == "float64" else np.float32
+        triangle: Array = rng.random(self.setting.size, dtype)
+        triangle -= rng.random(self.setting.size, dtype)
+        triangle *= self.setting.density**-0.5
         return triangle
 
     def copy(self) -> None:
         """What everything is compared with: read N values, and write N."""
-        np.copyto(self._total, self.gradient(0))
+        self._copied[:] = self.gradient(0)
+        self.finish()
 
     def reduce(self) -> None:
-        """The dense sum by MPI; for a process alone, a copy."""
+        """The dense sum by MPI, on the host; for a process alone, a copy there."""
         if self.comm.size == 1:
-            self.copy()
+            np.copyto(self._total, self._noise[: self.setting.size])
         else:
-            self.comm.Allreduce(self.gradient(0), self._total)
+            self.comm.Allreduce(self._noise[: self.setting.size], self._total)
 
     def summed(self, array: Array) -> Array:
         """The dense sum of arrays, on every rank."""
@@ -152,9 +163,10 @@ class _Arrays:
 def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: MeasuredReducer) -> None:
     """A step that is not timed: whether all ranks have the same bits, whether nothing is lost, and what was sent."""
     gradient = arrays.gradient(0)
-    before = feedback.residual + gradient
+    before = as_host(feedback.residual) + as_host(gradient)
     with sar.trace() as traffic:
-        update = feedback.step(gradient, comm)
+        update = feedback.step(gradient, comm).to_host()
+    after = as_host(feedback.residual)
     ranks = comm.size
     given = contributions(feedback.contributed, feedback.reducer.size)
     ours = (checksum(update), traffic.bytes_sent, traffic.header_bytes, traffic.messages, given)
@@ -162,8 +174,8 @@ def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: Measur
     if len(set(checksums)) > 1:
         measured.faults.append("the ranks hold different bits")
     # What has left the residuals is what came to the weights, P times over, since those get the mean.
-    left = arrays.summed(before - feedback.residual) / before.dtype.type(ranks)
-    magnitude = arrays.summed(np.abs(before) + np.abs(feedback.residual)) / before.dtype.type(ranks)
+    left = arrays.summed(before - after) / before.dtype.type(ranks)
+    magnitude = arrays.summed(np.abs(before) + np.abs(after)) / before.dtype.type(ranks)
     deviation = max(gather(comm, largest_deviation(update, left, magnitude, ranks, SUM)))
     if deviation > 1:
         measured.faults.append(f"residuals and update are off by {deviation:.3g} times what rounding explains")
@@ -173,10 +185,13 @@ def _check(feedback: ErrorFeedback, arrays: _Arrays, comm: Any, measured: Measur
     measured.entries += update.nnz
 
 
-def _timed_step(feedback: ErrorFeedback, gradient: Array, setting: LossySetting, comm: Any) -> tuple[float, float]:
+def _timed_step(feedback: ErrorFeedback, arrays: _Arrays, step: int) -> tuple[float, float]:
     """Seconds of a step on this rank, and those of selection among them."""
-    if setting.non_blocking:
-        total = timed(lambda: feedback.istep(gradient, comm).wait(), comm)
-    else:
-        total = timed(lambda: feedback.step(gradient, comm), comm)
-    return total, feedback.reducer.select_seconds
+    gradient, comm, non_blocking = arrays.gradient(step), arrays.comm, arrays.setting.non_blocking
+
+    def call() -> sar.SparseStream:
+        update: sar.SparseStream = feedback.istep(gradient, comm).wait() if non_blocking else feedback.step(gradient, comm)
+        arrays.finish()
+        return update
+
+    return timed(call, comm), feedback.reducer.select_seconds

@@ -48,20 +48,22 @@ def taken_by_auto(
     blocking: bool = False,
     capacity: int = 0,
     hosts: Hosts | None = None,
+    on_device: bool = False,
 ) -> Taken:
     """The algorithm that "auto" takes for plain streams of ``entries`` on each of ``ranks``; short ones of a real network are gathered.
 
     Ranks that block take MPI's dense sum, an allgather along with the agreement, or what they can do in shared memory with
-    a ``capacity`` of so many bytes, as soon as they expect to.
+    a ``capacity`` of so many bytes, as soon as they expect to; with streams ``on_device`` they do none of this.
     """
     reduction = Reduction(op)
     stream = SparseStream._sparse_form(np.empty(entries, index_dtype(size)), np.empty(entries, dtype), size)
     if entries > stream.switch_point:
         stream = SparseStream._dense_form(np.empty(size, dtype), size)
-    if blocking and ranks > 1:
+    if blocking and ranks > 1 and not on_device:
         beginning = expected_beginning(stream, ranks, reduction, machine, capacity=capacity)
         if beginning == "sparse_shared":
             return Taken("ssar_split_allgather", shared=True)
         if beginning in ("packed", "dense"):
             return Taken("allgather" if beginning == "packed" else "dense")
-    return Taken(choose(problem_of(stream, entries, ranks, reduction, hosts=hosts), machine))
+    problem = problem_of(stream, entries, ranks, reduction, hosts=hosts)._replace(on_device=on_device)
+    return Taken(choose(problem, machine))

@@ -16,7 +16,7 @@ from tqdm import tqdm
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.choose import problem_of
-from sparseallreduce.algorithms.cost import predicted_time
+from sparseallreduce.algorithms.cost import PCIE4_X16, Machine, copy_time, predicted_time
 from sparseallreduce.cli import simulate_lossy
 from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
@@ -32,6 +32,7 @@ from sparseallreduce.streams.reduction import Reduction
 Array = NDArray[Any]
 
 _NETWORK = sar.Network()
+_MACHINE = Machine()
 _POSITIONS = ("uniform", "disjoint", "same")
 _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dense_torus")  # each rank holds all N values
 
@@ -49,6 +50,18 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
 @hosts_options()
+@click.option(
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True,
+    help="Where the ranks' streams are taken to lie; from a GPU, of which none has to be there, messages are copied to the host and back.",
+)
+@click.option(
+    "--copy-latency", type=click.FloatRange(min=0), default=_MACHINE.alpha_to_host, show_default=True,
+    help="Seconds a copy between GPU and host.",
+)
+@click.option(
+    "--copy-bandwidth", type=click.FloatRange(0, min_open=True), default=PCIE4_X16, show_default="PCI Express 4.0 x16, 3.15e10",
+    help="Bytes a second, each way.",
+)
 @lossy_options()
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.pass_context
@@ -60,10 +73,14 @@ def simulate(
     A message of L bytes takes latency + L / bandwidth, and computation no time (thesis section 3.1.1). Every result is checked
     against the dense sum. The positions of the ranks' entries are independent and uniform, or disjoint, or the same on all ranks.
 
+    With --device gpu, predictions and what auto takes have the copies between GPU and host, and a column shows them. The network's time
+    stays as it is.
+
     With --lossy every rank has N values, and the words that the reducers send are counted. --density is then 0.01 by default.
     """
     if launched_rank() != 0:  # one process does all; started by an mpiexec, the others have nothing to do
         return
+    on_device = _checked_device(context, lossy)
     if lossy:
         simulate_lossy.run(context, reducers, json_path, chosen)
         return
@@ -75,12 +92,13 @@ def simulate(
         raise click.UsageError(f"{ranks} x {entries:,} entries are not disjoint in {size:,} positions: lower --density or --ranks", context)
     _check_memory(names, ranks, size, np.dtype(chosen["dtype"]).itemsize)
     network = sar.Network(chosen["latency"], chosen["bandwidth"], **hosts_of(chosen))
+    copying = chosen["copy_latency"], 1 / chosen["copy_bandwidth"]
     streams = _streams(ranks, size, entries, chosen["positions"], chosen["dtype"], chosen["seed"])
     expected, magnitude = _dense_sums(streams)
     rows = []
     for name in (bar := tqdm(names, disable=None, leave=False, dynamic_ncols=True)):
         bar.set_description(name)
-        rows.append(_row(name, streams, network, expected, magnitude))
+        rows.append(_row(name, streams, network, expected, magnitude, copying if on_device else None))
     results = {"entries": entries, "algorithms": rows}
     click.echo(_table(chosen, entries, rows))
     if json_path is not None:
@@ -88,6 +106,17 @@ def simulate(
     wrong = [row["algorithm"] for row in rows if not row["correct"]]
     if wrong:
         raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")
+
+
+def _checked_device(context: click.Context, lossy: bool) -> bool:
+    """Whether streams are taken to lie on a GPU; options that then mean nothing are refused."""
+    on_device: bool = context.params["device"] == "gpu"
+    if on_device and lossy:
+        raise click.UsageError("--device gpu predicts sums of streams: leave it out, or leave out --lossy")
+    for name in ("copy_latency", "copy_bandwidth"):
+        if not on_device and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} is of --device gpu: leave it out, or give --device gpu too")
+    return on_device
 
 
 def _streams(ranks: int, size: int, entries: int, positions: str, dtype: str, seed: int) -> list[sar.SparseStream]:
@@ -117,22 +146,35 @@ def _dense_sums(streams: Sequence[sar.SparseStream]) -> tuple[Array, Array]:
     return total.astype(dtype), magnitude
 
 
-def _row(name: str, streams: Sequence[sar.SparseStream], network: sar.Network, expected: Array, magnitude: Array) -> dict[str, Any]:
+def _row(
+    name: str,
+    streams: Sequence[sar.SparseStream],
+    network: sar.Network,
+    expected: Array,
+    magnitude: Array,
+    copying: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """``copying`` is the latency of a copy between GPU and host, and the seconds for a byte of it, where streams lie on a GPU."""
+    ranks, size, entries, dtype = len(streams), streams[0].size, streams[0].nnz, streams[0].dtype.name
+    hosts, on_device = network.layout(ranks), copying is not None
+    machine = machine_of(network, ranks / len(hosts.members))
+    if copying is not None:
+        machine = machine._replace(
+            alpha_to_host=copying[0], beta_to_host=copying[1], alpha_to_device=copying[0], beta_to_device=copying[1]
+        )
+    chosen = taken_by_auto(machine, size, entries, ranks, dtype, hosts=hosts, on_device=on_device).algorithm if name == AUTO else None
     start = perf_counter()
-    out = sar.simulate(streams, name, network)
+    out = sar.simulate(streams, chosen if chosen and on_device else name, network)
     seconds = perf_counter() - start
     first = out.outputs[0]
     alike = all(same_bits(first, other) for other in out.outputs[1:])
-    ranks, size, entries = len(streams), first.size, streams[0].nnz
-    hosts = network.layout(ranks)
-    machine = machine_of(network, ranks / len(hosts.members))
-    chosen = taken_by_auto(machine, size, entries, ranks, first.dtype.name, hosts=hosts).algorithm if name == AUTO else None
-    problem = problem_of(streams[0], entries, ranks, Reduction(), hosts=hosts)._replace(entries=entries)
+    problem = problem_of(streams[0], entries, ranks, Reduction(), hosts=hosts)._replace(entries=entries, on_device=on_device)
     return {
         "algorithm": name,
         "chosen": chosen,
         "time": out.time,
         "predicted_time": predicted_time(chosen or name, problem, machine) if ranks > 1 else 0.0,
+        "predicted_copies": copy_time(chosen or name, problem, machine) if ranks > 1 else 0.0,
         "bytes_sent": {"max": int(out.bytes_sent.max()), "mean": float(out.bytes_sent.mean())},
         "header_bytes": {"max": int(out.header_bytes.max()), "mean": float(out.header_bytes.mean())},
         "messages": {"max": int(out.messages.max()), "mean": float(out.messages.mean())},
@@ -155,15 +197,19 @@ def _check_memory(names: Sequence[str], ranks: int, size: int, itemsize: int) ->
 
 
 def _table(chosen: dict[str, Any], entries: int, rows: Sequence[dict[str, Any]]) -> str:
+    copied = chosen["device"] == "gpu"
+    above, below = (f" {name:>11}" if copied else "" for name in ("of it", "copies, us"))
     lines = [
         f"{chosen['ranks']:,} ranks x {entries:,} {chosen['dtype']} entries ({chosen['positions']} positions), N = {chosen['size']:,}; "
         f"latency {chosen['latency']:g} s, bandwidth {chosen['bandwidth']:g} bytes/s",
         "",
-        f"{'':<24} {'time':>11} {'predicted':>11} {'kB sent a rank':>25} {'of them':>10} {'messages':>9} {'result':>8} {'computed':>9}",
-        f"{'algorithm':<24} {'us':>11} {'us':>11} {'most':>12} {'mean':>12} {'headers':>10} {'most':>9} {'density':>8} {'in s':>9}",
+        f"{'':<24} {'time':>11} {'predicted':>11}{above} {'kB sent a rank':>25} {'of them':>10} {'messages':>9} {'result':>8} "
+        f"{'computed':>9}",
+        f"{'algorithm':<24} {'us':>11} {'us':>11}{below} {'most':>12} {'mean':>12} {'headers':>10} {'most':>9} {'density':>8} {'in s':>9}",
     ]
     for row in rows:
         line = f"{row['algorithm']:<24} {1e6 * row['time']:11,.2f} {1e6 * row['predicted_time']:11,.2f} "
+        line += f"{1e6 * row['predicted_copies']:11,.2f} " if copied else ""
         line += f"{row['bytes_sent']['max'] / 1e3:12,.2f} {row['bytes_sent']['mean'] / 1e3:12,.2f} "
         line += f"{row['header_bytes']['max'] / 1e3:10,.2f} {row['messages']['max']:9,} {row['result_density']:8.3%} {row['seconds']:9.2f}"
         line += f"  took {row['chosen']}" if row["chosen"] else ""

@@ -23,6 +23,7 @@ from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
 from sparseallreduce.runtime.launching import launch
+from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.streams.selection import ExactTopK, Selector
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ class ReducerChoice:
     choice : str
         The name of a reducer, or "dense".
     predicted : dict of Predicted
-        By candidate, the parts of its step in seconds: ``seconds`` in all, of these ``select``, ``latency``, ``wire`` and ``sums``;
-        ``algorithm`` of an exact sum, and ``bytes`` that arrive at the busiest rank.
+        By candidate, the parts of its step in seconds: ``seconds`` in all, of these ``select``, ``latency``, ``wire``, ``sums``,
+        and ``copies`` between GPU and host; ``algorithm`` of an exact sum, and ``bytes`` that arrive at the busiest rank.
     size, k, ranks, hosts : int
+    on_device : bool
+        Whether the vectors lie on GPUs.
     """
 
     choice: str
@@ -55,15 +58,18 @@ class ReducerChoice:
     k: int
     ranks: int
     hosts: int
+    on_device: bool = False
 
     def __str__(self) -> str:
+        named = ("select", "latency", "wire", "sums", *(("copies",) if self.on_device else ()))
         lines = [
-            f"auto takes {self.choice}: {self.k:,} of {self.size:,} values on {self.ranks} rank(s) of {self.hosts} host(s); ms a step",
-            f"{'reducer':<34}{'expected':>10}{'select':>10}{'latency':>10}{'wire':>10}{'sums':>10}{'bytes in':>16}",
+            f"auto takes {self.choice}: {self.k:,} of {self.size:,} values on {self.ranks} rank(s) of {self.hosts} host(s)"
+            f"{', on GPUs' if self.on_device else ''}; ms a step",
+            f"{'reducer':<34}{'expected':>10}{''.join(f'{name:>10}' for name in named)}{'bytes in':>16}",
         ]
         for name, parts in sorted(self.predicted.items(), key=lambda item: item[1].seconds):
             shown = f"{'*' if name == self.choice else ' '} {name}" + (f", {parts.algorithm}" if parts.algorithm else "")
-            times = "".join(f"{1e3 * each:>10.3f}" for each in (parts.seconds, parts.select, parts.latency, parts.wire, parts.sums))
+            times = "".join(f"{1e3 * getattr(parts, each):>10.3f}" for each in ("seconds", *named))
             lines.append(f"{shown:<34}{times}{parts.bytes:>16,.0f}")
         return "\n".join(lines)
 
@@ -75,6 +81,7 @@ def explain_reducer(
     *,
     candidates: Sequence[str] = CANDIDATES,
     dtype: DTypeLike = np.float32,
+    on_device: bool = False,
 ) -> ReducerChoice:
     """What ``Auto(size, k, candidates=...)`` takes on the ranks of ``comm``, and why. Collective.
 
@@ -86,6 +93,9 @@ def explain_reducer(
         ``MPI.COMM_WORLD`` by default.
     dtype : data-type
         Of the accumulators: float32 or float64.
+    on_device : bool
+        Whether they lie on GPUs, of which none has to be there: copies to the host and back are then expected to take what was measured,
+        or else what PCI Express 4.0 promises.
 
     Returns
     -------
@@ -108,14 +118,15 @@ def explain_reducer(
         names = checked_candidates(candidates)
         Dense(size, k)  # checks both
         said = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
+        said["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
         intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
     except Exception as error:  # the other ranks wait to be told of it
         intent = Intent((), 0, error)
 
     def explained(_rank: int, ranks: int) -> Generator[Step, Any, ReducerChoice]:
-        case = yield from case_of(size, k, np.dtype(dtype).itemsize, ranks)
+        case = yield from case_of(size, k, np.dtype(dtype).itemsize, ranks, on_device)
         times = predicted(case, names)
-        return ReducerChoice(fastest(times), dict(times), size, k, ranks, len(case.hosts.members))
+        return ReducerChoice(fastest(times), dict(times), size, k, ranks, len(case.hosts.members), on_device)
 
     choice: ReducerChoice = launch(comm, intent, explained, blocking=True).wait()
     return choice
@@ -195,7 +206,7 @@ class Auto(Reducer):
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         chosen = self.chosen
         if chosen is None or self._ranks != ranks:
-            case = yield from case_of(self.size, self.k, accumulator.itemsize, ranks)
+            case = yield from case_of(self.size, self.k, accumulator.itemsize, ranks, on_device(accumulator))
             times = predicted(case, self.candidates)
             name = fastest(times)
             chosen = self._take(name, times[name].algorithm, ranks)
@@ -205,9 +216,9 @@ class Auto(Reducer):
         chosen.steps += 1
         return reduced
 
-    def explained(self, comm: Any, dtype: DTypeLike) -> ReducerChoice:
+    def explained(self, comm: Any, dtype: DTypeLike, on_device: bool = False) -> ReducerChoice:
         """What the model expects of the candidates there, with what was chosen, if that is known. Collective."""
-        made = explain_reducer(self.size, self.k, comm, candidates=self.candidates, dtype=dtype)
+        made = explain_reducer(self.size, self.k, comm, candidates=self.candidates, dtype=dtype, on_device=on_device)
         return made if self.chosen is None else replace(made, choice=self.chosen.name)
 
     def reset(self) -> None:

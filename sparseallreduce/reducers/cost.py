@@ -24,6 +24,7 @@ from sparseallreduce.algorithms.cost import (
     split_time,
     step_time,
     tree_time,
+    without_copies,
 )
 from sparseallreduce.algorithms.steps import Constants, Layout, Step
 from sparseallreduce.streams.stream import index_dtype
@@ -61,6 +62,7 @@ class Case(NamedTuple):
     value_bytes: int
     hosts: Hosts
     machine: Machine
+    on_device: bool = False  # whether vectors lie on a GPU, and sums are made there
 
     @property
     def ranks(self) -> int:
@@ -79,7 +81,12 @@ class Case(NamedTuple):
             hosts=len(self.hosts.members),
             lanes=self.hosts.lanes,
             share_memory=self.hosts.share_memory,
+            on_device=self.on_device,
         )
+
+    def sums(self, entries: float) -> float:
+        """Seconds in which a sparse reduction reads so many entries, its beginning apart."""
+        return (self.machine.gamma_device if self.on_device else self.machine.gamma) * entries
 
 
 class Predicted(NamedTuple):
@@ -92,6 +99,7 @@ class Predicted(NamedTuple):
     sums: float  # that of additions and of selections on the way
     algorithm: str = ""  # by which an exact sum is made
     bytes: float = 0.0  # that arrive at the busiest rank
+    copies: float = 0.0  # seconds of copies between a GPU and the host, which no other part holds
 
 
 def fastest(times: dict[str, Predicted]) -> str:
@@ -110,28 +118,37 @@ def predicted(case: Case, names: tuple[str, ...] = CANDIDATES) -> dict[str, Pred
         def exchanged(machine: Machine, name: str = name, algorithm: str = algorithm) -> float:
             return _MODELS[name].exchange(case._replace(machine=machine), algorithm)
 
+        beside = without_copies(case.machine)
+
         agreement = rounds(case.ranks) * case.machine.alpha if len(case.hosts.members) > 1 else 0.0  # in memory inside a host
-        without_latency = case.machine._replace(alpha=0.0, alpha_local=0.0, alpha_dense=0.0)
+        without_latency = beside._replace(alpha=0.0, alpha_local=0.0, alpha_dense=0.0)
         free = without_latency._replace(beta=0.0, beta_local=0.0, beta_dense=0.0, beta_blocking=0.0, overlap=0.0)
-        whole, moved, computed = map(exchanged, (case.machine, without_latency, free))
+        whole, without, moved, computed = map(exchanged, (case.machine, beside, without_latency, free))
         select += _ONCE[name]
-        bytes_alone = Machine(0.0, case.machine.beta or 1e-12, 0.0, 0.0, case.machine.beta or 1e-12, 0.0, 0.0, codec=case.machine.codec)
         found[name] = Predicted(
             select + agreement + whole,
             select,
-            max(whole - moved, 0.0) + agreement,
+            max(without - moved, 0.0) + agreement,
             max(moved - computed, 0.0),
             computed,
             algorithm,
-            exchanged(bytes_alone) / bytes_alone.beta,
+            _bytes_in(name, case, algorithm),
+            max(whole - without, 0.0) if case.on_device else 0.0,
         )
     return found
+
+
+def _bytes_in(name: str, case: Case, algorithm: str) -> float:
+    """That arrive at the busiest rank: the time on a network where nothing else takes any."""
+    beta = case.machine.beta or 1e-12
+    alone = Machine(0.0, beta, 0.0, 0.0, beta, 0.0, 0.0, codec=case.machine.codec)
+    return _MODELS[name].exchange(case._replace(machine=alone, on_device=False), algorithm) / beta
 
 
 def evaluation_seconds(case: Case) -> float:
     """Of evaluating Ok-Topk's thresholds in a step, beyond one that reuses them: a second look at the values, and counts."""
     machine = case.machine
-    second_look = machine.dense_pass(case.size, case.size * case.value_bytes)
+    second_look = machine.dense_pass(case.size, case.size * case.value_bytes, case.on_device)
     # A radix search takes the exponent in two rounds, and then as many as the values that have it in common take.
     bits = min(12, max(4, case.k.bit_length() - 7))
     searches = 2 + -(-case.k.bit_length() // bits)
@@ -146,13 +163,13 @@ def _total_time(case: Case, counts: int) -> float:
     return 2 * (rounds(ranks) * machine.alpha + counts * machine.beta)
 
 
-def case_of(size: int, k: int, value_bytes: int, ranks: int) -> Generator[Step, Any, Case]:
-    """What the model is asked by these ranks, all of the communicator's or one on each of several hosts."""
+def case_of(size: int, k: int, value_bytes: int, ranks: int, on_device: bool = False) -> Generator[Step, Any, Case]:
+    """What the model is asked by these ranks, all of the communicator's or one on each of several hosts, of vectors on GPUs or not."""
     hosts: Hosts = yield Layout()
     machine: Machine | None = yield Constants()
     if sum(map(len, hosts.members)) != ranks:
         hosts = Hosts(tuple((rank,) for rank in range(ranks)))
-    return Case(size, k, value_bytes, hosts, machine or Machine())
+    return Case(size, k, value_bytes, hosts, machine or Machine(), on_device)
 
 
 class _Model(NamedTuple):
@@ -162,16 +179,16 @@ class _Model(NamedTuple):
 
 def _selection(case: Case) -> float:
     """Of the k largest of N values, exactly."""
-    return _passes(case, _SELECT_PASSES) + _SELECT * case.machine.gamma * case.k
+    return _passes(case, _SELECT_PASSES) + _SELECT * case.sums(case.k)
 
 
 def _passes(case: Case, passes: float) -> float:
-    return passes * case.machine.dense_pass(case.size, case.size * case.value_bytes)
+    return passes * case.machine.dense_pass(case.size, case.size * case.value_bytes, case.on_device)
 
 
 def _finish(case: Case) -> float:
     """Of what follows the sum."""
-    return _FINISH * case.machine.gamma * case.k
+    return _FINISH * case.sums(case.k)
 
 
 def _algorithm(case: Case) -> str:
@@ -198,7 +215,7 @@ def _gtopk(case: Case, _: str) -> float:
     while distance < case.ranks:
         alone = machine._replace(beta=machine.beta / problem.local)  # of a host, whose ranks elsewhere share its link
         time += 2 * step_time(problem, alone, distance, k, case.size)
-        time += pair_time(problem, machine, k, case.size) + _SELECT_AGAIN * machine.gamma * k
+        time += pair_time(problem, machine, k, case.size) + _SELECT_AGAIN * case.sums(k)
         distance *= 2
     return time
 
@@ -210,7 +227,7 @@ def _oktopk(case: Case, _: str) -> float:
     time += _total_time(case, ranks)  # whether the regions are balanced
     time += rounds(ranks) * machine.alpha  # how many each has chosen
     each, extent = case.k / ranks, case.size / ranks
-    time += _SELECT_REDUCED * machine.gamma * problem.held(ranks) / ranks
+    time += _SELECT_REDUCED * case.sums(problem.held(ranks)) / ranks
     time += gather_time(problem, machine, each, extent) + concatenation_time(problem, machine, each, extent)
     return time + evaluation_seconds(case) / (PERIOD if case.k >= _FEW else 1)
 
@@ -226,7 +243,7 @@ def _hitopk(case: Case, _: str) -> float:
     each, part, k = case.hosts.most, case.size / lanes, min(case.size / lanes, -(-case.k // lanes))
     here = problem._replace(ranks=each, local=max(each, 1))
     time = _passes(case, _HOST_PASSES) + (each - 1) * step_time(here, machine, 0, part, part, dense=True)
-    time += _passes(case, (_SELECT_PASSES + _MEASURE_PASSES) / lanes) + _SELECT_MEASURED * machine.gamma * k
+    time += _passes(case, (_SELECT_PASSES + _MEASURE_PASSES) / lanes) + _SELECT_MEASURED * case.sums(k)
     outer = problem._replace(entries=k, size=max(1, round(part)), ranks=problem.hosts, local=1, hosts=1, lanes=1)
     if outer.ranks > 1:
         time += predicted_time("allgather", outer, machine)

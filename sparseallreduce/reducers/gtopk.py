@@ -14,8 +14,10 @@ from sparseallreduce.reducers.arrays import nothing
 from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.local import LocalSelection
 from sparseallreduce.streams import kernels
-from sparseallreduce.streams.kernels.backend import array_module
+from sparseallreduce.streams.kernels.backend import array_module, device_kernels
+from sparseallreduce.streams.reduction import Uncounted
 from sparseallreduce.streams.selection import ExactTopK, Selector, top_of_stream
+from sparseallreduce.streams.selection.exact import places_of_top
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["GTopk"]
@@ -26,7 +28,7 @@ FORMS = ("tree", "allgather")
 class Level(NamedTuple):
     """Where two ranks of the tree meet: their sum, and what of it goes on."""
 
-    total: SparseStream
+    total: SparseStream | Uncounted
     kept: SparseStream
 
 
@@ -94,16 +96,18 @@ class GTopk(LocalSelection):
         mine = self._largest(self.select(accumulator, gradient))
         search = self._tree if self.form == "tree" else self._allgather
         update, levels = yield from search(mine, rank, ranks)
-        self.returned = self._dropped(levels, update)
-        return Reduced(self.reduction.leave(update), _shared(mine.indices, update.indices))
+        if update.on_device:
+            self.returned, contributed = self._settled_there(levels, update, mine.indices)
+        else:
+            self.returned, contributed = self._dropped(levels, update), _shared(mine.indices, update.indices)
+        return Reduced(self.reduction.leave(update), contributed)
 
     def _tree(self, mine: SparseStream, rank: int, ranks: int) -> Searching:
         levels = []
         distances = _distances(rank, ranks)
         for distance in distances:
             if rank + distance < ranks:
-                total = self.reduction.pair(mine, (yield Recv(rank + distance)))
-                mine = self._largest(total)
+                total, mine = self._met(mine, (yield Recv(rank + distance)))
                 levels.append(Level(total, mine))
         if rank:
             parent = rank - (rank & -rank)
@@ -118,6 +122,18 @@ class GTopk(LocalSelection):
         streams = yield from gather_parts(mine, rank, ranks)
         return self._largest(self.reduction.many(streams)), []
 
+    def _met(self, ours: SparseStream, theirs: SparseStream) -> Level:
+        """The sum of two streams, and the k largest of it, of which on a GPU the host waits for no length: with k of either there are k."""
+        total = self.reduction.uncounted(ours, theirs)
+        if isinstance(total, Uncounted) and max(ours.stored, theirs.stored) >= self.k:
+            self.reduction.work += total.known
+            indices, values, _ = total.entries  # zeros behind those that count
+            places, like = places_of_top(values, self.k, np.dtype(np.uint64)), total.like
+            kept = SparseStream._sparse_form(indices[places], values[places], like.size, like.lo, like.hi, like.switch_density)
+            return Level(total, self.reduction.freeze(self.reduction.enter(kept)))
+        total = self.reduction.counted(total)
+        return Level(total, self._largest(total))
+
     def _largest(self, stream: SparseStream) -> SparseStream:
         return self.reduction.freeze(self.reduction.enter(top_of_stream(stream, self.k)))
 
@@ -130,12 +146,35 @@ class GTopk(LocalSelection):
                 continue
             came_along = kernels.shared(wanted, kept.indices)[0]
             if len(came_along) < len(wanted):
-                indices, values = total._entries()
-                missing = array_module(wanted).ones(len(wanted), np.bool_)
+                indices, values = self.reduction.counted(total)._entries()
+                missing = np.ones(len(wanted), np.bool_)
                 missing[came_along] = False
                 places = kernels.shared(indices, wanted[missing])[0]
                 dropped = dropped + SparseStream._sparse_form(indices[places], values[places], self.size)
         return dropped
+
+
+    def _settled_there(self, levels: list[Level], update: SparseStream, ours: Array) -> tuple[SparseStream, Array]:
+        """On a GPU, what :meth:`_dropped` returns, and which of our indices are in the result; how many they are travels in one copy."""
+        wanted = update.indices
+        there, xp = device_kernels(wanted, ours), array_module(wanted)
+        sets, marks = [(ours, ours)], [there.contained(ours, wanted)]
+        for total, kept in levels:
+            if kept is update:
+                continue
+            indices, values, *length = total.entries if isinstance(total, Uncounted) else total._entries()
+            mark = there.contained(indices, wanted) & ~there.contained(indices, kept.indices)
+            if length and isinstance(total, Uncounted) and not total.counted:
+                mark &= xp.arange(len(indices)) < length[0]
+            sets.append((indices, values))
+            marks.append(mark)
+        counts = xp.stack([xp.count_nonzero(mark) for mark in marks]).tolist()
+        dropped = nothing(self.size, update._stored)
+        for (indices, values), mark, count in zip(sets[1:], marks[1:], counts[1:], strict=True):
+            if count:
+                places = there.marked(mark, count)
+                dropped = dropped + SparseStream._sparse_form(indices[places], values[places], self.size)
+        return dropped, ours[there.marked(marks[0], counts[0])]
 
 
 def _distances(rank: int, ranks: int) -> list[int]:

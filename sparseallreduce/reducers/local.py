@@ -9,7 +9,6 @@ import numpy as np
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers.base import Array, Reducer
-from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.selection import ExactTopK, Selector
 from sparseallreduce.streams.stream import SparseStream
 
@@ -45,7 +44,7 @@ class LocalSelection(Reducer):
 
         A selector that has to choose k values takes zeros where there is nothing else; those are not sent.
         """
-        return self.reduction.enter(_without_zeros(self.selector(accumulator, gradient)))
+        return self.reduction.enter(self.selector.nonzero(accumulator, gradient))
 
     def options(self) -> dict[str, Any]:
         return {"selector": type(self.selector).__name__}
@@ -98,13 +97,3 @@ def _set_attributes(of: Any, prefix: str, values: Mapping[str, Any]) -> None:
             _set_attributes(value, f"{prefix}{name}.", values)
         else:
             setattr(of, name, values.get(prefix + name))
-
-
-def _without_zeros(stream: SparseStream) -> SparseStream:
-    if stream.is_dense:  # which has no entries of their own for them
-        return stream
-    indices, values = stream._entries()
-    if int(array_module(values).count_nonzero(values)) == len(values):
-        return stream
-    present = values != 0
-    return SparseStream._sparse_form(indices[present], values[present], stream.size)

@@ -30,7 +30,8 @@ __all__ = ["Calibration"]
 _SLOWER, _SLOWER_BETWEEN_HOSTS, _FASTER = 10.0, 2.0, 3.0
 _KEPT = 16  # measurements of one layout
 # Of each constant: what is less takes no time that matters.
-_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12, 1e-11)
+_NEGLIGIBLE_OF_GPU = (1e-12, 1e-13, 1e-6, 1e-6, 1e-12, 1e-6, 1e-12)
+_NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12, 1e-11, *_NEGLIGIBLE_OF_GPU)
 
 
 def renew() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.allreduce import Call, make_call
 from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
-from sparseallreduce.algorithms.cost import Machine, Problem, sent_bytes
+from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
 from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_of
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.communicators import channel_of, world
@@ -50,6 +50,8 @@ class Explanation:
         Of each rank's stream.
     size : int
         Dimension of the vector.
+    copies : dict of float
+        Of the seconds expected, those of copies between a GPU and the host, by way; empty where streams lie on the host.
     """
 
     choice: str
@@ -58,17 +60,19 @@ class Explanation:
     union: float
     entries: list[int]
     size: int
+    copies: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         share = self.union / self.size if self.size else 0.0
         lines = [
             f"auto takes {self.choice}: N = {self.size:,}, {sum(self.entries):,} entries on {len(self.entries)} ranks, "
             f"about {self.union:,.0f} in their sum ({share:.3%})",
-            f"{'way':<26}{'expected':>12}{'bytes in':>16}",
+            f"{'way':<26}{'expected':>12}{'      copies' if self.copies else ''}{'bytes in':>16}",
         ]
         for name, seconds in sorted(self.predicted.items(), key=lambda item: item[1]):
             mark = "*" if name == self.choice else " "
-            lines.append(f"{mark} {name:<24}{1e3 * seconds:>9.3f} ms{self.bytes[name]:>16,.0f}")
+            copied = f"{1e3 * self.copies[name]:>9.3f} ms" if self.copies else ""
+            lines.append(f"{mark} {name:<24}{1e3 * seconds:>9.3f} ms{copied}{self.bytes[name]:>16,.0f}")
         return "\n".join(lines)
 
 
@@ -110,7 +114,7 @@ def explain(
 
 def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:
     assert call is not None, "all ranks have been told of the error"
-    stream, reduction = call.stream.to_host(), Reduction(call.op, call.switch_density)
+    on_device, stream, reduction = call.stream.on_device, call.stream.to_host(), Reduction(call.op, call.switch_density)
     if ranks == 1:
         return Explanation(_ALONE, {_ALONE: 0.0}, {_ALONE: 0.0}, float(stream.nnz), [stream.nnz], stream.size)
     channel = channel_of(comm)
@@ -121,7 +125,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         "encoding": call.encoding,
         "hosts": channel.hosts,
     }
-    ours = expected_beginning(stream, ranks, reduction, machine, **shared)
+    ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # which takes streams of the host
     sample = b"" if stream.is_dense else sample_of(stream)
     record = _RECORD.pack(stream.stored, ours.encode()[:16], len(sample)) + sample
     records: list[bytes] = yield Share(record.ljust(_RECORD.size + SAMPLE_BYTES, b"\0"))
@@ -130,10 +134,13 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     samples = [record[_RECORD.size : _RECORD.size + length] for record, (_, _, length) in zip(records, known, strict=True)]
     overlap = estimated(samples, stream.size) if all(samples) else None
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
-    # "auto" asks how the sets overlap between hosts alone: inside one, it takes them for random.
-    considered = problem._replace(union=(), imbalance=1.0) if near else problem
+    problem = problem._replace(on_device=on_device)
+    # "auto" asks how the sets overlap between hosts alone: inside one, and on a GPU, it takes them for random.
+    considered = problem._replace(union=(), imbalance=1.0) if near or on_device else problem
     begins = {name.rstrip(b"\0").decode() for _, name, _ in known}
-    predicted = predicted_times(problem, machine) | beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
+    predicted = predicted_times(problem, machine)
+    if not on_device:
+        predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
     choice = begins.pop() if len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"} else choose(considered, machine)
     predicted.setdefault(choice, min(predicted.values()))
     return Explanation(
@@ -143,6 +150,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         problem.held(ranks),
         entries,
         stream.size,
+        {name: copy_time(name, problem, machine) for name in predicted} if on_device else {},
     )
 
 

@@ -27,6 +27,7 @@ from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.processes import started_at
 from sparseallreduce.runtime.trace import Trace
 from sparseallreduce.runtime.work import Preparing
+from sparseallreduce.streams.kernels.backend import module_in_use
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
@@ -48,9 +49,10 @@ _NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
 _PROCESS = struct.Struct("<qq")  # a rank's process, and when that started
 _SETTLED = struct.Struct("<q?")  # the last operation that failed with an earlier preparation, and whether this host has memory
+_GPU = 8  # bytes of what tells GPUs apart
 _GROUPS = 256  # most of which constants are remembered
 
-_remembered: dict[bytes, Machine] = {}  # by the digest of a group, as `group_of_ranks` gives it
+_remembered: dict[bytes, Machine] = {}  # by the digest of a group, as `group_of_ranks` gives it, and this rank's GPU, if it uses one
 
 
 class Group(NamedTuple):
@@ -71,35 +73,52 @@ def group_of_ranks() -> Generator[Step, Any, Group]:
 
 
 def calibrated(channel: Channel, group: Group) -> Generator[Step, Any, Machine]:
-    """The constants of the network between these processes, the same on all ranks; they are measured once, not for each communicator."""
-    known = _remembered.get(group.digest)
-    offers: list[bytes] = yield Share(pack_machine(known or _UNKNOWN))
-    if known is not None and len(set(offers)) == 1:
+    """The constants of the network between these processes, the same on all ranks; they are measured once, not for each communicator.
+
+    Those of GPUs are measured where all ranks have met arrays on one by now.
+    """
+    xp = module_in_use()
+    ours = _gpu_of(xp, group.places[channel.rank].memory)
+    known = _remembered.get(group.digest + ours)
+    offers: list[bytes] = yield Share(ours.ljust(_GPU, b"\0") + pack_machine(known or _UNKNOWN))
+    if known is not None and len({offer[_GPU:] for offer in offers}) == 1:
         return known
-    machine = yield from _measured(channel, [place.memory for place in group.places], len(same_host(group.places, channel.rank)))
+    gpus = [offer[:_GPU] for offer in offers]
+    xp = xp if all(map(any, gpus)) else None
+    machine = yield from _measured(channel, [place.memory for place in group.places], len(same_host(group.places, channel.rank)), xp, gpus)
     while len(_remembered) >= _GROUPS:
         _remembered.pop(next(iter(_remembered)), None)
-    _remembered[group.digest] = machine
+    _remembered[group.digest + ours] = machine
     return machine
 
 
-def _measured(channel: Channel, hosts: list[bytes], here: int) -> Generator[Step, Any, Machine]:
+def _gpu_of(xp: Any, host: bytes) -> bytes:
+    """What ranks that use one GPU have in common, and no others; nothing without one."""
+    if xp is None:
+        return b""
+    return hashlib.blake2b(host + xp.cuda.Device().pci_bus_id.encode(), digest_size=_GPU).digest()
+
+
+def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: list[bytes]) -> Generator[Step, Any, Machine]:
     """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
     faster_blocking = not library.startswith("MPICH")
     near = sorted(channel.near)
     place, pieces = near.index(rank), len(near) < ranks
-    neighbours = (near[(place + 1) % len(near)], near[place - 1]) if pieces and len(near) > 1 else None
+    where: dict[str, Any] = {"neighbours": (near[(place + 1) % len(near)], near[place - 1]) if pieces and len(near) > 1 else None}
+    if xp is not None:
+        where["gpu"] = xp, float(gpus.count(gpus[rank]))
 
     def attempt() -> Generator[Step, Any, Machine]:
-        machine = yield from measure(rank, ranks, sharing, faster_blocking, pieces=pieces, neighbours=neighbours)
+        machine = yield from measure(rank, ranks, sharing, faster_blocking, pieces=pieces, **where)
         if pieces and not (yield from pieces_pay(channel)):
             machine = machine._replace(codec=0.0, overlap=0.0)
         return machine
 
     measured = yield from attempt()
-    calibration = Calibration(library, hosts, channel.cores) if rank == 0 else None
+    kind = library if xp is None else f"{library}, {_kind_of_gpu(xp)} {[gpus.index(gpu) for gpu in gpus]}"
+    calibration = Calibration(kind, hosts, channel.cores) if rank == 0 else None
     machine = yield from _of_rank_0(None if calibration is None else calibration.like(measured))
     if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
         for _ in range(_CAREFUL - 1):
@@ -110,6 +129,11 @@ def _measured(channel: Channel, hosts: list[bytes], here: int) -> Generator[Step
         if calibration is not None:
             calibration.keep(machine)
     return machine
+
+
+def _kind_of_gpu(xp: Any) -> str:
+    name: bytes = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)["name"]
+    return name.decode(errors="replace")
 
 
 def pieces_pay(channel: Channel) -> Generator[Step, Any, bool]:

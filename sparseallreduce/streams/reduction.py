@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import StreamError, StreamTypeError
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.dtypes import BFLOAT16
-from sparseallreduce.streams.kernels.backend import MIXED, array_module, mark_read_only
+from sparseallreduce.streams.kernels.backend import MIXED, array_module, device_kernels, mark_read_only
 from sparseallreduce.streams.operator import SUM, Operator
 from sparseallreduce.streams.stream import SparseStream, switch_point
 
-__all__ = ["CACHE_LINE", "Reduction", "Tree", "divide", "divided"]
+__all__ = ["CACHE_LINE", "Reduction", "Tree", "Uncounted", "divide", "divided"]
 
 
 CACHE_LINE = 64  # bytes
@@ -151,6 +152,34 @@ class Reduction:
             tree.add(position, stream)
         return tree.result()
 
+    def uncounted(self, first: SparseStream | Uncounted, second: SparseStream | Uncounted) -> SparseStream | Uncounted:
+        """As :meth:`pair`; of sparse streams on a device that stay sparse however many entries they share, one that is not counted yet."""
+        if isinstance(first, SparseStream) and isinstance(second, SparseStream) and not first.on_device:
+            return self.pair(first, second)
+        ours, theirs = (each if isinstance(each, Uncounted) else Uncounted.of(each) for each in (first, second))
+        merged = None if ours is None or theirs is None else self._uncounted_pair(ours, theirs)
+        return merged or self.pair(self.counted(first), self.counted(second))
+
+    def _uncounted_pair(self, first: Uncounted, second: Uncounted) -> Uncounted | None:
+        if not first.room or not second.room or first.room + second.room > self.limit(first.like):
+            return None
+        made = device_kernels(first.entries[1], second.entries[1]).loosely(first.entries, second.entries, self.op)
+        if made is None:
+            return None
+        read = [*first.read, *second.read, *(each.entries[2] for each in (first, second) if not each.counted)]
+        known = first.known + second.known + sum(each.room for each in (first, second) if each.counted)
+        return Uncounted(first.like, made, first.room + second.room, False, known, read)
+
+    def counted(self, stream: SparseStream | Uncounted) -> SparseStream:
+        """A stream whose length the host knows, for which it waits once, however many merges it comes from."""
+        if isinstance(stream, SparseStream):
+            return stream
+        indices, values, length = stream.entries
+        count, *read = array_module(values).concatenate([length, *stream.read]).tolist()
+        self.work += stream.known + sum(read)
+        like = stream.like
+        return SparseStream._sparse_form(indices[:count], values[:count], like.size, like.lo, like.hi, self.switch_density)
+
     def _sparse_pair(self, first: SparseStream, second: SparseStream) -> SparseStream:
         entries: Any = first._indices, first._values, second._indices, second._values
         ia, va, ib, vb = entries
@@ -211,6 +240,23 @@ class Reduction:
         return np.logical_or(first._present, second._present)
 
 
+@dataclass
+class Uncounted:
+    """A sparse sum on a device, of which the host knows no more than how many entries there is room for."""
+
+    like: SparseStream  # on the same range
+    entries: Any  # indices and values, and their number where that is on the device
+    room: int
+    counted: bool  # whether that is their number
+    known: int = 0  # entries read by the merges that it comes from, as far as the host knows,
+    read: list[Any] = field(default_factory=list)  # and the numbers of the others, on the device
+
+    @classmethod
+    def of(cls, stream: SparseStream) -> Uncounted | None:
+        """A stream whose number of entries is known; None for one that is dense."""
+        return None if stream.is_dense else cls(stream, stream._entries(), stream.stored, True)
+
+
 def _unlike(first: SparseStream, second: SparseStream) -> StreamError | StreamTypeError:
     """The error for streams that cannot be reduced together."""
     for name in ("size", "dtype", "width"):
@@ -259,22 +305,22 @@ class Tree:
         self._widths = [count]  # nodes on each level, the leaves first
         while self._widths[-1] > 1:
             self._widths.append((self._widths[-1] + 1) // 2)
-        self._waiting: dict[tuple[int, int], SparseStream] = {}
+        self._waiting: dict[tuple[int, int], SparseStream | Uncounted] = {}
 
     def add(self, position: int, stream: SparseStream) -> None:
         """Take the stream of leaf ``position``, and add what can be added."""
-        level = 0
+        level, total = 0, stream  # type: int, SparseStream | Uncounted
         while level < len(self._widths) - 1:
             sibling = position ^ 1
             if sibling < self._widths[level]:
                 other = self._waiting.pop((level, sibling), None)
                 if other is None:
                     break
-                pair = (other, stream) if sibling < position else (stream, other)
-                stream = self._reduction.pair(*pair)
+                pair = (other, total) if sibling < position else (total, other)
+                total = self._reduction.uncounted(*pair)
             level, position = level + 1, position // 2
-        self._waiting[level, position] = stream
+        self._waiting[level, position] = total
 
     def result(self) -> SparseStream:
         """The reduction, once all leaves were added."""
-        return self._waiting[len(self._widths) - 1, 0]
+        return self._reduction.counted(self._waiting[len(self._widths) - 1, 0])

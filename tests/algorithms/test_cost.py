@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sparseallreduce as sar
 from sparseallreduce import Machine, Network
-from sparseallreduce.algorithms.cost import Problem, expected_size, predicted_time
+from sparseallreduce.algorithms.cost import PCIE4_X16, Problem, copy_time, expected_size, predicted_time, sent_bytes, without_copies
 
 BYTES_ONLY = Machine(alpha=0.0, beta=1.0, gamma=0.0, gamma_dense=0.0, beta_dense=1.0)
 MESSAGES_ONLY = Machine(alpha=1.0, beta=0.0, gamma=0.0, gamma_dense=0.0, beta_dense=0.0)
@@ -121,3 +121,23 @@ def test_a_problem_counts_bytes_in_the_smaller_form():
 @pytest.mark.parametrize("problem", [Problem(0, 0, 1), Problem(0, 0, 7), Problem(0, 5, 64), Problem(5, 5, 64), Problem(1, 1, 1)])
 def test_any_problem_has_a_time(algorithm, problem):
     assert 0 <= predicted_time(algorithm, problem, Machine()) < 1
+
+
+@pytest.mark.parametrize("algorithm", [name for name in sar.algorithms() if name != "auto"])
+def test_streams_on_a_gpu_are_copied_as_they_are_sent_and_nothing_else_changes(algorithm):
+    host = Problem(1000, 2**20, 8, hosts=2, lanes=4, local=4)
+    problem, machine = host._replace(on_device=True), Machine(codec=1e-9)
+    assert copy_time(algorithm, host, machine) == 0
+    copied = copy_time(algorithm, problem, machine)
+    assert 2 * machine.alpha_to_host < copied < predicted_time(algorithm, problem, machine)
+    of_host = {"gamma_device": machine.gamma, "gamma_dense_device": machine.gamma_dense, "alpha_device": 0.0}
+    as_fast = without_copies(machine)._replace(**of_host)
+    assert predicted_time(algorithm, problem, as_fast) == pytest.approx(predicted_time(algorithm, host, as_fast), rel=1e-9)
+    assert sent_bytes(algorithm, problem, machine) == sent_bytes(algorithm, host, machine)
+    slower = machine._replace(beta_to_host=10 / PCIE4_X16)
+    assert copy_time(algorithm, problem, slower) > copied
+
+
+def test_a_dense_vector_is_copied_once_each_way():
+    problem, machine = Problem(1000, 2**20, 2, on_device=True), Machine(alpha_to_host=1.0, alpha_to_device=2.0)
+    assert copy_time("dense", problem, machine) == pytest.approx(3.0 + 2 * 4 * 2**20 / PCIE4_X16)

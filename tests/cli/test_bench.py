@@ -93,7 +93,6 @@ def test_a_wrong_result_fails(monkeypatch):
         (["--algorithms", ","], "give all, or some of dense,"),
         (["--density", "1.5"], "--density"),
         (["--device", "tpu"], "'cpu'"),
-        (["--device", "gpu", "--lossy"], "--lossy"),
         (["--dtype", "float8"], "float32"),
     ],
 )
@@ -110,10 +109,11 @@ def test_a_gpu_that_is_not_there_is_one_line_and_status_2(monkeypatch, there):
     monkeypatch.setattr("numba.cuda.is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "cupy", None)
 
-    output = bench("--device", "gpu", status=2)
+    for kind in ((), ("--lossy",)):
+        output = bench("--device", "gpu", *kind, status=2)
 
-    assert ("install the extra gpu" if there else "there is no GPU here") in output
-    assert output.count("\n") == 1
+        assert ("install the extra gpu" if there else "there is no GPU here") in output
+        assert output.count("\n") == 1
 
 
 def test_a_result_file_that_cannot_be_written_is_known_at_once(tmp_path):

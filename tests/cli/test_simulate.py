@@ -47,6 +47,20 @@ def test_positions_of_the_ranks(tmp_path, positions, density, dtype):
         assert row["result_density"] == pytest.approx(density, abs=error)
 
 
+def test_copies_between_gpu_and_host_are_predicted_and_shown(tmp_path):
+    arguments = ["--ranks", 4, "--size", 10**5, "--density", 0.01, "--algorithms", "ssar_recursive_doubling,auto"]
+    dear = ["--device", "gpu", "--copy-latency", 1, "--copy-bandwidth", 1e12]
+
+    host, device, costly = (rows(tmp_path, *arguments, *more) for more in ((), ("--device", "gpu"), dear))
+
+    name = "ssar_recursive_doubling"
+    assert host[name]["predicted_copies"] == 0 < device[name]["predicted_copies"] < 1e-3
+    assert device[name]["predicted_time"] == pytest.approx(host[name]["predicted_time"] + device[name]["predicted_copies"])
+    assert costly[name]["predicted_copies"] == pytest.approx(4.0, rel=1e-3)  # two messages, each copied twice
+    assert device[name]["time"] == host[name]["time"]
+    assert costly["auto"]["chosen"] == "dense"  # which copies a vector once
+
+
 def test_time_follows_latency_and_bandwidth(tmp_path):
     arguments = ["--ranks", 4, "--size", 10**5, "--density", 0.01, "--algorithms", "ssar_recursive_doubling", "--latency", 0.5]
 
@@ -62,6 +76,13 @@ def test_more_disjoint_positions_than_there_are_is_a_bad_argument():
 
     assert "lower --density or --ranks" in output
     assert output.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--copy-latency", 1), ("--device", "gpu", "--lossy")])
+def test_what_means_nothing_without_or_with_a_gpu_is_one_line_and_status_2(arguments):
+    output = simulate("--ranks", 2, "--size", 100, "--density", 0.1, *arguments, status=2)
+    assert "--device gpu" in output and output.count("\n") == 1
+
 
 
 def test_too_large_for_the_memory_is_said_at_once():

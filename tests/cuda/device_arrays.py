@@ -9,9 +9,11 @@ import operator
 
 import device_streams
 import numpy as np
-from device_streams import memory_of
+from device_streams import memory_of, waited, waits
 
-__all__ = ["asnumpy", "ndarray"]
+__all__ = ["asnumpy", "ndarray", "waits"]
+
+WAITING = ("argwhere", "array_equal", "bincount", "flatnonzero", "nonzero", "unique")  # functions of CuPy's that wait for a length
 
 
 def plain(given):
@@ -89,6 +91,8 @@ class ndarray:
         return out[0] if out else wrapped(result)
 
     def __array_function__(self, function, types, args, options):
+        if function.__name__ in WAITING:
+            waited(function.__name__)
         return wrapped(function(*plain(args), **{name: plain(value) for name, value in options.items()}))
 
     def get(self, stream=None, order="C", out=None, blocking=True):
@@ -96,7 +100,8 @@ class ndarray:
         memory_of(self._array).read(stream)
         if blocking:
             assert out is None
-            stream.synchronize()
+            waited("get")
+            stream.reach()
             return self._array.copy()
         assert type(out) is np.ndarray and self._array.flags.c_contiguous and out.flags.c_contiguous
         assert (out.dtype, out.shape) == (self._array.dtype, self._array.shape)
@@ -111,9 +116,11 @@ class ndarray:
         device_streams.Copy(given, self._array, given, stream)
 
     def tolist(self):
+        waited("tolist")
         return plain(self).tolist()
 
     def item(self):
+        waited("item")
         return plain(self).item()
 
     def fill(self, value):
@@ -123,24 +130,32 @@ class ndarray:
         return len(self._array)
 
     def __getitem__(self, key):
+        if isinstance(key, ndarray) and key.dtype == np.bool_:
+            waited("mask")
         found = np.asarray(self._array[plain(key)])
         if found.base is None:  # no view
             plain(self)
         return ndarray(found)
 
     def __setitem__(self, key, value):
+        if isinstance(key, ndarray) and key.dtype == np.bool_ and isinstance(value, ndarray):
+            waited("mask")
         written(self)[plain(key)] = plain(value)
 
     def __bool__(self):
+        waited("bool")
         return bool(plain(self))
 
     def __int__(self):
+        waited("int")
         return int(plain(self))
 
     def __float__(self):
+        waited("float")
         return float(plain(self))
 
     def __index__(self):
+        waited("index")
         return operator.index(plain(self))
 
     def __repr__(self):
@@ -197,6 +212,8 @@ def __getattr__(name):
         return function
 
     def on_device(*args, **options):
+        if name in WAITING:
+            waited(name)
         out = options.get("out")
         if out is not None:
             written(out)

@@ -18,6 +18,23 @@ host = {}  # what the host has waited for: the step of each stream
 pinned = {}  # of the page-locked memory that there is: id, and bytes
 launching = threading.RLock()  # numba's simulator runs one kernel at a time, and does not wait for the turn of another
 limits = {"pinned": 1 << 40, "devices": 1}
+_waits = []  # lists of the names of what has waited for the device since, one of each caller that counts
+
+
+@contextlib.contextmanager
+def waits():
+    """A list that grows by a name with whatever makes the host wait for a number from the device, or for a copy."""
+    counted = []
+    _waits.append(counted)
+    try:
+        yield counted
+    finally:
+        _waits.remove(counted)
+
+
+def waited(name):
+    for counted in _waits:
+        counted.append(name)
 
 
 class Misuse(AssertionError):
@@ -52,6 +69,10 @@ class Stream:
         learn(self.clock, event.clock)
 
     def synchronize(self):
+        waited("stream")
+        self.reach()
+
+    def reach(self):
         make(self.copies)
         learn(host, self.clock)
 
@@ -87,6 +108,10 @@ class Event:
         make(self.copies)
 
     def synchronize(self):
+        waited("event")
+        self.reach()
+
+    def reach(self):
         self.make()
         learn(host, self.clock)
 
@@ -95,7 +120,7 @@ class Event:
         """Not when it is asked for the first time, unless there is nothing to wait for."""
         asked, self._asked = self._asked, True
         if asked or not any(copy in under_way for copy in self.copies):
-            self.synchronize()
+            self.reach()
             return True
         return False
 
@@ -148,6 +173,7 @@ class Device:
     __hash__ = None
 
     def synchronize(self):
+        waited("device")
         make(list(under_way))
         for memory in list(memories.values()):
             learn(host, dict([memory.writer, *memory.readers.items()]))

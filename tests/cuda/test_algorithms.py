@@ -12,6 +12,8 @@ from test_streams import same
 
 import sparseallreduce as sar
 from sparseallreduce import MismatchError, SparseStream, StreamTypeError
+from sparseallreduce.algorithms.cost import without_copies
+from sparseallreduce.runtime.simulator import machine_of
 from sparseallreduce.streams import fusion
 
 ALGORITHMS = sar.algorithms()
@@ -23,7 +25,9 @@ def few(case):
 
 
 def both(streams, algorithm, **options):
-    """What a simulation of device streams has, and one of the same on the host."""
+    """What a simulation of device streams has, and one of the same on the host; what is chosen is the same, as copies take no time."""
+    if algorithm in ("auto", "hierarchical"):
+        options["machine"] = without_copies(machine_of(options.get("network", sar.Network())))
     with np.errstate(all="ignore"):
         return [sar.simulate(moved, algorithm, **options) for moved in ([stream.to_device(xp) for stream in streams], streams)]
 
@@ -83,12 +87,22 @@ def test_lists_have_the_bits_and_the_bytes_of_the_host(seed, ranks, count, op, a
             indices = np.sort(rng.choice(size, entries, replace=False))
             streams.append(SparseStream(indices, rng.integers(-2, 3, (entries, *row)).astype(dtype), size))
         lists.append(streams)
-    device = sar.simulate([[stream.to_device(xp) for stream in each] for each in lists], algorithm, op=op)
-    host = sar.simulate(lists, algorithm, op=op)
+    options = {"op": op, "machine": without_copies(machine_of(sar.Network()))}
+    device = sar.simulate([[stream.to_device(xp) for stream in each] for each in lists], algorithm, **options)
+    host = sar.simulate(lists, algorithm, **options)
     for ours, theirs in zip(device.outputs, host.outputs, strict=True):
         for our, their in zip(ours, theirs, strict=True):
             same(our, their)
     np.testing.assert_array_equal(device.bytes_sent, host.bytes_sent)
+
+
+def test_auto_knows_what_copies_take():
+    streams = [SparseStream(np.arange(rank, 1000, 50), np.ones(20, np.float32), 1000) for rank in range(4)]
+    machine = without_copies(machine_of(sar.Network(latency=1e-7, bandwidth=1e7)))._replace(beta_dense=1e-12)
+    for copies, taken in ((0.0, "dense"), (1e-6, "ssar_recursive_doubling")):
+        dear = machine._replace(beta_to_host=copies, beta_to_device=copies)
+        auto, named = (sar.simulate([each.to_device(xp) for each in streams], name, machine=dear) for name in ("auto", taken))
+        np.testing.assert_array_equal(auto.bytes_sent, named.bytes_sent)
 
 
 def test_lists_beyond_32_bits_are_fused_and_cut():

@@ -1,9 +1,11 @@
-"""The measurements of ``bench`` with streams of the device."""
+"""The measurements of ``bench`` with streams, or gradients and residuals, of the device."""
 
 import device_arrays as xp
+import numpy as np
 import pytest
 
 import sparseallreduce as sar
+from sparseallreduce.cli import lossy_steps
 from sparseallreduce.cli.bench import Setting, measure
 
 
@@ -20,3 +22,21 @@ def test_streams_are_made_on_the_device_and_results_are_right(monkeypatch, non_b
     assert seen == [True] * 12
     assert [measured[name].faults for name in ("auto", "dense")] == [[], []]
     assert measured["dense"].density == 0.2
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_gradients_and_residuals_lie_on_the_device_and_nothing_is_lost(monkeypatch, non_blocking):
+    seen, finished = [], []
+    monkeypatch.setattr(xp.cuda.Device, "synchronize", lambda self: finished.append(1))
+    right = lossy_steps._timed_step
+    monkeypatch.setattr(lossy_steps, "_timed_step", lambda feedback, *rest: seen.append(type(feedback.residual)) or right(feedback, *rest))
+    setting = lossy_steps.LossySetting(60, 0.1, "float32", 2, 2, 0, non_blocking)
+
+    copies, dense, measured = lossy_steps.measure(setting, ["topka", "oktopk"], sar.SERIAL, xp=xp)
+    _, _, of_host = lossy_steps.measure(setting, ["topka", "oktopk"], sar.SERIAL)
+
+    assert seen == 8 * [xp.ndarray] + 8 * [np.ndarray] and len(copies) == len(dense) == 4
+    assert len(finished) == 4 + 8  # copies and steps
+    for name, each in measured.items():
+        assert each.faults == [] and each.contributed == of_host[name].contributed > 0, name
+        assert (each.bytes_sent == of_host[name].bytes_sent).all(), name

@@ -86,3 +86,22 @@ def test_what_does_not_fit_is_an_error():
         merging.merge(indices.astype(np.int64), values, indices.astype(np.int64), values, SUM, np)
     with pytest.raises(StreamError, match="no streams"):
         merging.merge_many([], SUM, np)
+
+
+@few
+@given(seeds, st.integers(2, 6), st.sampled_from([None, 2]), st.booleans())
+def test_sums_of_many_that_nobody_has_counted_have_the_bits_of_the_cpu(seed, count, width, room):
+    """Whatever lies behind the entries that count, in the arrays with room for more."""
+    rng = np.random.default_rng(seed)
+    row = () if width is None else (width,)
+    streams = [(indices_of(rng, n, 14, np.uint32), values_of(rng, (n, *row), np.float32)) for n in rng.integers(0, 9, count)]
+    wanted, total = streams[0], streams[0]
+    for stream in streams[1:]:
+        wanted = on_cpu(*wanted, *stream, SUM)
+        total = merging.loosely(total, stream, SUM, np, **SMALL)
+        assert len(total.indices) >= total.length[0]
+        if room:
+            total.indices[total.length[0] :] = rng.integers(0, 14)
+    for ours, theirs in zip(total, wanted, strict=False):
+        same_bits(ours[: total.length[0]], theirs)
+    assert merging.loosely(streams[0], streams[1], LEFT, np) is None

@@ -2,10 +2,12 @@
 
 import json
 import stat
+from types import SimpleNamespace
 
 import pytest
 
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.runtime import setup
 from sparseallreduce.runtime.calibration import Calibration
 
 FIRST = Machine(2e-6, 1e-10, 2e-9, 3e-10, 2e-10, 5e-6, 1e-10, 0.7, 4e-9, 0.9, 1e-6, 1e-10, 1e-9)
@@ -116,7 +118,6 @@ def print_machine(noise):
     """The constants that a run goes by whose measurements are so many times longer than others."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import setup
     from sparseallreduce.runtime.communicators import measured
 
     def measure(rank, ranks, sharing, faster_blocking, **where):
@@ -147,3 +148,61 @@ def test_a_network_is_measured_with_care_before_it_is_kept(mpi_run, tmp_path):
     (file,) = (tmp_path / "calibration").iterdir()
     (kept,) = json.loads(file.read_text())
     assert all(kept[name] > 0 for name in ("alpha", "beta", "gamma", "gamma_dense", "beta_dense", "alpha_dense"))
+
+
+class Gpu:
+    """What is asked of CuPy before a GPU is measured."""
+
+    def __init__(self, bus):
+        self.cuda = SimpleNamespace(
+            Device=lambda: SimpleNamespace(id=0, pci_bus_id=bus), runtime=SimpleNamespace(getDeviceProperties=lambda _: {"name": b"A GPU"})
+        )
+
+
+def calibrate(monkeypatch, gpus):
+    """The constants of three ranks, of which the first two are on one host, and what was measured of whose GPU."""
+    measured, memories = [], [b"here", b"here", b"there"]
+
+    def measure(rank, ranks, sharing, faster_blocking, *, gpu=None, **_):
+        measured.append(None if gpu is None else gpu[1])
+        return FIRST if gpu is None else FIRST._replace(alpha_to_host=7e-6)
+        yield
+
+    monkeypatch.setattr(setup, "measure", measure)
+    monkeypatch.setattr(setup, "pieces_pay", lambda _: iter(()))
+    monkeypatch.setattr(setup, "same_host", lambda _, rank: [0, 1] if rank < 2 else [2])
+    group = setup.Group([SimpleNamespace(memory=memory) for memory in memories], [], b"three processes")
+    schedules, records, results = [], [None] * 3, [None] * 3
+    for rank in range(3):
+        channel = SimpleNamespace(rank=rank, ranks=3, near={0, 1} if rank < 2 else {2}, cores=4)
+        schedules.append(setup.calibrated(channel, group))
+    while None in results:
+        shared = []
+        for rank, schedule in enumerate(schedules):
+            monkeypatch.setattr(setup, "module_in_use", lambda rank=rank: gpus[rank])
+            try:
+                shared.append(schedule.send(records[rank]).record)
+            except StopIteration as stop:
+                results[rank] = stop.value
+        assert len({len(record) for record in shared}) <= 1
+        records = [shared] * 3
+    assert len(set(results)) == 1
+    return results[0], measured
+
+
+def test_gpus_are_measured_where_all_ranks_use_one_and_kept_apart(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSEALLREDUCE_CACHE", str(tmp_path))
+    remembered = {}
+    monkeypatch.setattr(setup, "_remembered", remembered)
+    gpus = [Gpu("0000:01"), Gpu("0000:01"), Gpu("0000:01")]
+    machine, measured = calibrate(monkeypatch, [gpus[0], None, gpus[2]])
+    assert machine == FIRST._replace(codec=0.0, overlap=0.0) and set(measured) == {None}
+    remembered.clear()  # which the three have in common here
+    machine, measured = calibrate(monkeypatch, gpus)
+    assert machine.alpha_to_host == 7e-6 and sorted(set(measured)) == [1.0, 2.0]  # the third is on another host
+    assert len(list((tmp_path / "calibration").iterdir())) == 2
+    again, measured = calibrate(monkeypatch, gpus)
+    assert again == machine and measured == []
+    remembered.clear()
+    again, measured = calibrate(monkeypatch, [None] * 3)
+    assert again == FIRST._replace(codec=0.0, overlap=0.0) and set(measured) == {None}

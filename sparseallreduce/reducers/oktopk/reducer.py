@@ -17,8 +17,8 @@ from sparseallreduce.reducers.oktopk.regions import averaged, equal, rebalanced
 from sparseallreduce.reducers.oktopk.split import split_and_reduce
 from sparseallreduce.reducers.oktopk.thresholds import select_global
 from sparseallreduce.streams import kernels
-from sparseallreduce.streams.kernels.backend import array_module
-from sparseallreduce.streams.selection import Reuse, choose_reusing
+from sparseallreduce.streams.kernels.backend import array_module, on_device
+from sparseallreduce.streams.selection import Reuse, choose_reusing, choose_with_copy
 from sparseallreduce.streams.selection.period import AUTO, Drift, checked_period
 from sparseallreduce.streams.stream import SparseStream
 
@@ -154,9 +154,14 @@ class OkTopk(Reducer):
         finds = self.threshold_period == AUTO
         reused = not drift.is_due if finds else history.operations % int(self.threshold_period) != 0
         reuse = Reuse(history.local_threshold if reused else 0.0, history.local_slack)
-        indices, values, local = choose_reusing(accumulator, gradient, self.k, reuse)
-        bounds = yield from self._regions(indices, history, rank, ranks)
-        region = yield from split_and_reduce(_stream(indices, values, self.size), bounds, rank, ranks, self.reduction, self.bucket)
+        if ranks > 1 and on_device(accumulator):  # most of it goes to other ranks by way of the host, where regions are counted, too
+            (indices, values), copy, local = choose_with_copy(accumulator, gradient, self.k, reuse)
+        else:
+            indices, values, local = choose_reusing(accumulator, gradient, self.k, reuse)
+            copy = indices, values
+        bounds = yield from self._regions(copy[0], history, rank, ranks)
+        ours, sent = (_stream(*entries, self.size) for entries in ((indices, values), copy))
+        region = yield from split_and_reduce(ours, bounds, rank, ranks, self.reduction, self.bucket, sent)
         threshold = history.global_threshold if reused else None
         chosen, sizes, global_threshold, passed, evaluated = yield from select_global(region, self.k, threshold, rank, ranks)
         update = yield from balance_and_gather(chosen, sizes, self.k, rank, ranks, self.max_imbalance)
@@ -164,13 +169,13 @@ class OkTopk(Reducer):
         result = Reduced(self.reduction.leave(self.reduction.enter(update)), contributed)
         if finds:
             drift = drift if passed is None else drift.seen(abs(passed - self.k) / self.k)
-            drift = drift.evaluated((yield from self._evaluation_cost(accumulator.itemsize, ranks))) if evaluated else drift
+            drift = drift.evaluated((yield from self._evaluation_cost(accumulator, ranks))) if evaluated else drift
         self._history = History(ranks, history.operations + 1, *local, global_threshold, tuple(bounds), drift)
         return result
 
-    def _evaluation_cost(self, value_bytes: int, ranks: int) -> Generator[Step, Any, float]:
+    def _evaluation_cost(self, accumulator: Array, ranks: int) -> Generator[Step, Any, float]:
         """What evaluating thresholds takes of the time of a step, as the model expects."""
-        case = yield from case_of(self.size, self.k, value_bytes, ranks)
+        case = yield from case_of(self.size, self.k, accumulator.itemsize, ranks, on_device(accumulator))
         step = predicted(case, (self.name,))[self.name].seconds
         return evaluation_seconds(case) / step if step > 0 else 1.0
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from sparseallreduce.algorithms.steps import RecvAny, Send, Step
+from sparseallreduce.streams import kernels
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.reduction import Reduction, Tree
 from sparseallreduce.streams.stream import SparseStream
@@ -14,7 +15,13 @@ __all__ = ["split_and_reduce"]
 
 
 def split_and_reduce(
-    stream: SparseStream, bounds: Sequence[int], rank: int, ranks: int, reduction: Reduction, bucket: int
+    stream: SparseStream,
+    bounds: Sequence[int],
+    rank: int,
+    ranks: int,
+    reduction: Reduction,
+    bucket: int,
+    copy: SparseStream | None = None,
 ) -> Generator[Step, Any, SparseStream]:
     """The sum of all ranks' streams on this rank's region.
 
@@ -30,8 +37,14 @@ def split_and_reduce(
     reduction : Reduction
     bucket : int
         Destinations in a bucket.
+    copy : SparseStream, optional
+        Of a stream on a GPU, its copy on the host, parts of which are sent.
     """
-    parts = [reduction.enter(part) for part in split(stream, bounds)]
+    parts = [reduction.enter(part) for part in split(stream if copy is None else copy, bounds)]
+    if copy is not None and stream.on_device:
+        first, last = kernels.cuts(copy._entries()[0], bounds[rank : rank + 2], stream.lo, stream.hi)
+        indices, values = (array[first:last] for array in stream._entries())
+        parts[rank] = reduction.enter(SparseStream._sparse_form(indices, values, stream.size, bounds[rank], bounds[rank + 1]))
     buckets = [range(first, min(first + bucket, ranks)) for first in range(1, ranks, bucket)]
     sums = Tree(reduction, ranks)  # by distance, so that what comes together is added together, in one order always
     sums.add(0, parts[rank])

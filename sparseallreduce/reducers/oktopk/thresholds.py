@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import shared, total
 from sparseallreduce.streams.kernels import magnitude
-from sparseallreduce.streams.kernels.backend import array_module, as_host
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.selection import stream_at_least, top_of_stream
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Selected", "select_global"]
 
+COPIED = 2**15  # values on a GPU that are few enough to be copied to the host, rather than counts of them again and again
 DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
 
 Array = NDArray[Any]
@@ -77,47 +79,59 @@ def _in_proportion(sizes: Sequence[int], k: int) -> list[int]:
 
 def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
     """The selection by a new threshold."""
-    keys = magnitude.keys(region._entries()[1])
-    key, wanted, present = yield from _kth_key(keys[keys > 0], k, rank, ranks)
-    threshold = magnitude.from_key(key, region.dtype)
-    chosen = stream_at_least(region, threshold)
-    if wanted < present:
-        ties = int(array_module(keys).count_nonzero(keys == key))
+    indices, values = region._entries()
+    found = yield from _kth_key(as_host(values) if len(values) <= COPIED else values, k, rank, ranks)
+    threshold, ties = magnitude.from_key(found.key, region.dtype), found.own
+    if found.wanted < found.present:
         before = sum((yield from shared(min(ties, k), k, ranks))[:rank])
-        chosen = top_of_stream(chosen, chosen.stored - ties + min(max(wanted - before, 0), ties))
-    sizes = yield from shared(chosen.stored, k, ranks)
+        ties = min(max(found.wanted - before, 0), ties)
+    count = found.own_above + ties
+    if region.on_device:  # where the host knows how many there are, and need not wait to hear it
+        region = SparseStream._sparse_form(indices, values, region.size, region.lo, region.hi, region.switch_density)
+        chosen = top_of_stream(region, count)
+    else:
+        chosen = top_of_stream(stream_at_least(region, threshold), count)
+    sizes = yield from shared(count, k, ranks)
     return Selected(chosen, sizes, threshold)
 
 
-def _kth_key(keys: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any, tuple[int, int, int]]:
-    """The key of the k-th largest magnitude of all ranks, or a lower one that none is between; or zero if they are no more than k.
+class Found(NamedTuple):
+    """Where the k-th largest magnitude of all ranks lies."""
+
+    key: int  # of it, or a lower one that none is between; zero if they are no more than k
+    wanted: int  # how many values in the interval of the key, a single magnitude if that is not all, are among the k largest
+    present: int  # how many are in it
+    own_above: int  # how many of this rank are above the interval
+    own: int  # and in it
+
+
+def _kth_key(values: Array, k: int, rank: int, ranks: int) -> Generator[Step, Any, Found]:
+    """Find the k-th largest magnitude of all ranks, zeros left out.
 
     By a radix search from the highest bits down: the ranks add up how many of their values lie in each of some intervals, and go on
-    with the interval of the k-th. That takes a few words where the paper gathers all reduced values, up to 2 k P words.
-
-    Returns
-    -------
-    key : int
-    wanted, present : int
-        How many values in the interval of ``key``, which is a single magnitude if the two differ, are among the k largest; and how
-        many are in it.
+    with the interval of the k-th. That takes a few words where the paper gathers all reduced values, up to 2 k P words. Of values on a GPU
+    the counts are copied to the host, once for each interval.
     """
-    digits, all_k = _digits(k), k
-    low, bits = 0, 8 * keys.itemsize - 1
-    xp = array_module(keys)
+    digits, all_k, own_above = _digits(k), k, 0
+    low, bits = 0, 8 * values.itemsize - 1
+    keys = None if on_device(values) else magnitude.keys(values[values != 0])
     while True:
         shift = max(0, bits - digits)
-        counts = xp.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
-        summed = yield from total(as_host(counts), all_k, rank, ranks)
+        if keys is None:
+            counts = loops.key_counts(values, low, shift, 1 << (bits - shift))
+        else:
+            counts = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=1 << (bits - shift))
+        summed = yield from total(counts, all_k, rank, ranks)
         from_top = np.cumsum(summed[::-1])[::-1]  # in this interval and those above
-        if from_top[0] <= k:
-            return 0, int(from_top[0]), int(from_top[0])  # only where this is the first interval, of all values
+        if from_top[0] <= k:  # only where this is the first interval, of all values
+            return Found(0, int(from_top[0]), int(from_top[0]), 0, int(counts.sum()))
         interval = int(np.flatnonzero(from_top >= k)[-1])
         wanted, present = k - int(from_top[interval] - summed[interval]), int(summed[interval])
-        low, bits = low + (interval << shift), shift
+        low, bits, own_above = low + (interval << shift), shift, own_above + int(counts[interval + 1 :].sum())
         if wanted == present or bits == 0:
-            return low, wanted, present
-        keys = keys[(keys >= low) & (keys < low + (1 << bits))]
+            return Found(low, wanted, present, own_above, int(counts[interval]))
+        if keys is not None:
+            keys = keys[(keys >= low) & (keys < low + (1 << bits))]
         k = wanted
 
 

@@ -67,7 +67,9 @@ def machine_of(network: Network, sharing: float = 1.0) -> Machine:
     beta = sharing / network.bandwidth
     gamma_dense = network.gamma / 8 if network.gamma_dense is None else network.gamma_dense
     local = {} if network.hosts is None else {"alpha_local": network.near_latency, "beta_local": 1 / network.near_bandwidth}
-    return Machine(network.latency, beta, network.gamma, gamma_dense, beta, codec=1e-15, **local)
+    # Kernels of a GPU take as long as what stands for them here; copies to the host and back what their link promises.
+    device = {"gamma_device": network.gamma, "gamma_dense_device": gamma_dense, "alpha_device": 0.0}
+    return Machine(network.latency, beta, network.gamma, gamma_dense, beta, codec=1e-15, **local, **device)
 
 
 def coding_time(network: Network, nbytes: int, values: int) -> float:

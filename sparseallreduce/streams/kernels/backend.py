@@ -16,6 +16,7 @@ __all__ = [
     "MIXED",
     "array_module",
     "as_host",
+    "as_host_together",
     "backend_of",
     "cuda_kernels",
     "current_queue",
@@ -23,6 +24,7 @@ __all__ = [
     "device_module",
     "mark_read_only",
     "may_be_written",
+    "module_in_use",
     "on_device",
 ]
 
@@ -86,6 +88,20 @@ def as_host(array: Any) -> Any:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
+def as_host_together(*arrays: Any) -> tuple[Any, ...]:
+    """Copies of vectors on a device in the memory of the host, made in one piece; of vectors of the host themselves."""
+    if not on_device(arrays[0]):
+        return arrays
+    order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # so that each begins at a multiple of its items
+    octets = array_module(arrays[0]).concatenate([arrays[place].view(np.uint8) for place in order]).get()
+    found, at = {}, 0
+    for place in order:
+        array = arrays[place]
+        found[place] = octets[at : at + array.nbytes].view(array.dtype)
+        at += array.nbytes
+    return tuple(found[place] for place in range(len(arrays)))
+
+
 def array_module(array: Any) -> Any:
     """What makes arrays beside this one, and where it lies: NumPy, CuPy, or another module that is made like CuPy and has this array.
 
@@ -126,6 +142,16 @@ def device_module() -> Any:
     if not chosen:
         xp.cuda.Device(numbered(local_rank(), xp)).use()
     return xp
+
+
+def module_in_use() -> Any:
+    """CuPy, if this process has met arrays on a GPU; None if not, or if there is no CuPy."""
+    if _loaded is None:
+        return None
+    try:
+        return device_module()
+    except StreamError:
+        return None
 
 
 def device_kernels(*arrays: Any) -> Any:

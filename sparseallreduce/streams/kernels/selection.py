@@ -241,6 +241,26 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     return entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), k, np.empty_like(bits))  # type: ignore[no-any-return]
 
 
+def largest(array: Array, k: int, index_dtype: DTypeLike) -> Array:
+    """As :func:`top` of :func:`kth`, of an array on a device, where the host waits for neither."""
+    return _device(array).largest(array, k, index_dtype)  # type: ignore[no-any-return]
+
+
+def key_counts(array: Array, low: int, shift: int, length: int) -> Array:
+    """How many magnitudes other than zero have keys in each of ``length`` intervals of ``2**shift`` from ``low`` on, on the host.
+
+    Parameters
+    ----------
+    array : ndarray, or array on a device, shape (N,)
+    """
+    if type(array) is not np.ndarray and (device := _device(array)) is not None:
+        return device.key_counts(array, low, shift, length)  # type: ignore[no-any-return]
+    keys = magnitude.keys(array)
+    keys = keys[(keys > 0) & (keys >= low)]
+    counts: Array = np.bincount((keys - keys.dtype.type(low)) >> shift, minlength=length)[:length]
+    return counts
+
+
 def sample(accumulator: Array, gradient: Array | None, count: int, seed: int = 0) -> Array:
     """``count`` values of the array, or of the sum of two, evenly spread, at places that depend on nothing but the seed."""
     if not 1 <= count <= len(accumulator):

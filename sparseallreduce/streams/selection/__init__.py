@@ -15,7 +15,7 @@ from sparseallreduce.streams.selection.gaussian import Gaussian
 from sparseallreduce.streams.selection.mstopk import MSTopK
 from sparseallreduce.streams.selection.nonzero import NonZeroTopK
 from sparseallreduce.streams.selection.randomk import RandomK
-from sparseallreduce.streams.selection.reuse import Reuse, ThresholdReuse, choose_reusing
+from sparseallreduce.streams.selection.reuse import Reuse, ThresholdReuse, choose_reusing, choose_with_copy
 from sparseallreduce.streams.selection.sampling import DoubleSampling
 from sparseallreduce.streams.selection.threshold import Threshold, select_at_least, stream_at_least
 
@@ -32,6 +32,7 @@ __all__ = [
     "Threshold",
     "ThresholdReuse",
     "choose_reusing",
+    "choose_with_copy",
     "kth_magnitude",
     "select_at_least",
     "stream_at_least",

@@ -60,9 +60,7 @@ class Selector(ABC):
             Nothing is lost: the accumulator has been increased by the gradient, and nothing was taken out of it. So it is with any other
             error of a selection.
         """
-        checked(accumulator, gradient, clear)
-        if self.k > len(accumulator):
-            raise StreamError(f"k = {self.k} values cannot be chosen of {len(accumulator)}: take a smaller k")
+        self._check(accumulator, gradient, clear)
         indices, values = self.choose(accumulator, gradient, clear)
         try:
             return SparseStream(indices, values, len(accumulator))
@@ -71,9 +69,39 @@ class Selector(ABC):
                 put_back(accumulator, indices, values)
             raise
 
+    def nonzero(self, accumulator: Array, gradient: Array | None = None) -> SparseStream:
+        """As a call, without the zeros that make up for what is missing of k values; of arrays on a device the host waits once."""
+        self._check(accumulator, gradient)
+        if not on_device(accumulator):
+            return _without_zeros(SparseStream(*self.choose(accumulator, gradient, False), len(accumulator)))
+        indices, values = self.choose(accumulator, gradient, False)
+        there = device_kernels(indices, values)
+        is_wrong, count = there.violation_and_nonzeros(indices, values, len(accumulator))
+        if is_wrong:
+            return SparseStream(indices, values, len(accumulator))  # raises what there is to say
+        if count < len(values):
+            present = there.marked(values != 0, count)
+            indices, values = indices[present], values[present]
+        return SparseStream._sparse_form(indices, values, len(accumulator))
+
+    def _check(self, accumulator: Array, gradient: Array | None, clear: bool = False) -> None:
+        checked(accumulator, gradient, clear)
+        if self.k > len(accumulator):
+            raise StreamError(f"k = {self.k} values cannot be chosen of {len(accumulator)}: take a smaller k")
+
     @abstractmethod
     def choose(self, accumulator: Array, gradient: Array | None, clear: bool) -> tuple[Array, Array]:
         """Indices, in increasing order, and values; ``accumulator`` ends increased and cleared, or increased if anything is raised."""
+
+
+def _without_zeros(stream: SparseStream) -> SparseStream:
+    if stream.is_dense:  # which has no entries of their own for them
+        return stream
+    indices, values = stream._entries()
+    if int(np.count_nonzero(values)) == len(values):
+        return stream
+    present = values != 0
+    return SparseStream._sparse_form(indices[present], values[present], stream.size)
 
 
 def checked(accumulator: Array, gradient: Array | None = None, clear: bool = False) -> None:
@@ -118,4 +146,7 @@ def before_adding(accumulator: Array, gradient: Array | None) -> Iterator[None]:
 
 def clear_places(accumulator: Array, indices: Array) -> None:
     """Set the accumulator to zero where values were chosen."""
+    if on_device(accumulator):
+        device_kernels(accumulator, indices).clear(indices, accumulator)
+        return
     kernels.scatter_set(indices, array_module(accumulator).zeros(len(indices), accumulator.dtype), 0, accumulator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from sparseallreduce.streams.kernels.backend import array_module, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, add, before_adding, checked, clear_places
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["ExactTopK", "bracket", "choose_top", "key_and_ties", "kth_magnitude", "stream_values", "top_of_stream"]
+__all__ = ["ExactTopK", "bracket", "choose_top", "key_and_ties", "kth_magnitude", "places_of_top", "stream_values", "top_of_stream"]
 
 SMALL = 2**15  # values that are sorted out in the cache
 SHARE = 1024  # one value of so many is looked at before the pass, but at least
@@ -77,6 +78,13 @@ def key_and_ties(array: Array, k: int) -> tuple[int, int]:
     return loops.kth(found, k - above)
 
 
+def places_of_top(array: Array, k: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> Array:
+    """The places of the k largest magnitudes, among equals the first, in increasing order; k is at least 1."""
+    if on_device(array):
+        return loops.largest(array, k, dtype)
+    return loops.top(array, *key_and_ties(array, k), k, dtype)
+
+
 def bracket(array: Array, gradient: Array | None, k: int) -> tuple[int, int]:
     """Keys that almost certainly are not above, and not below, that of the k-th magnitude."""
     if len(array) <= SMALL:
@@ -131,7 +139,7 @@ def choose_top(accumulator: Array, gradient: Array | None, k: int) -> tuple[Arra
     if k == 0:
         xp = array_module(accumulator)
         return xp.empty(0, indices), xp.empty(0, accumulator.dtype)
-    places = loops.top(accumulator, *key_and_ties(accumulator, k), k, indices)
+    places = places_of_top(accumulator, k, indices)
     return places, accumulator[places]
 
 
@@ -155,7 +163,7 @@ def top_of_stream(stream: SparseStream, k: int) -> SparseStream:
     indices, values = stream_values(stream)
     if k >= len(indices):
         return stream
-    places = loops.top(values, *key_and_ties(values, k), k, np.uint64) if k else array_module(values).empty(0, np.uint64)
+    places = places_of_top(values, k, np.dtype(np.uint64)) if k else array_module(values).empty(0, np.uint64)
     return SparseStream._sparse_form(indices[places], values[places], stream.size, stream.lo, stream.hi, stream.switch_density)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.kernels.backend import array_module, on_device
+from sparseallreduce.streams.kernels.backend import array_module, device_kernels, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, add, clear_places
-from sparseallreduce.streams.selection.exact import choose_top, key_and_ties
+from sparseallreduce.streams.selection.exact import choose_top, places_of_top
 from sparseallreduce.streams.selection.threshold import key_from
 from sparseallreduce.streams.stream import index_dtype
 
@@ -69,12 +69,15 @@ def choose_nonzero(
     if threshold > 0 and reached < least:
         return *choose_nonzero(accumulator, None, k)[:2], reached
     if k < reached:
-        places = loops.top(values, *key_and_ties(values, k), k, indices.dtype) if k else slice(0)
+        places = places_of_top(values, k, indices.dtype) if k else slice(0)
         indices, values = indices[places], values[places]
     return indices, values, reached
 
 
 def _nonzero_of_top(indices: Array, values: Array) -> tuple[Array, Array, int]:
     """What is not zero of the largest magnitudes, and how many these are."""
-    present = array_module(values).flatnonzero(values != 0)
-    return indices[present], values[present], len(present)
+    count = int(array_module(values).count_nonzero(values))
+    if count < len(values):
+        present = device_kernels(values).marked(values != 0, count)
+        indices, values = indices[present], values[present]
+    return indices, values, count

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams.kernels.backend import array_module, on_device
+from sparseallreduce.streams.kernels import selection as loops
+from sparseallreduce.streams.kernels.backend import array_module, as_host_together, device_kernels, on_device
 from sparseallreduce.streams.selection.base import Array, Selector, clear_places
+from sparseallreduce.streams.selection.exact import choose_top, places_of_top
 from sparseallreduce.streams.selection.nonzero import choose_nonzero
 from sparseallreduce.streams.selection.period import AUTO, Drift
+from sparseallreduce.streams.selection.threshold import key_from
+from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Reuse", "ThresholdReuse", "choose_reusing"]
+__all__ = ["Reuse", "ThresholdReuse", "choose_reusing", "choose_with_copy"]
 
 DRIFT = 0.1
 ENOUGH = 2.0  # times k: with more candidates than that the threshold comes nearer to the k-th magnitude
@@ -123,23 +127,75 @@ def choose_reusing(
     reuse : Reuse
         For the next step.
     """
+    if on_device(accumulator):
+        (indices, values), _, left = choose_with_copy(accumulator, gradient, k, reuse, drift, wanted=False)
+        return indices, values, left
     least = math.ceil((1 - drift) * k)
     indices, values, reached = choose_nonzero(accumulator, gradient, k, reuse.threshold, least)
+    return indices, values, _left(reuse, len(values), reached, least, k, _least(values) if len(values) == k else 0.0)
+
+
+def choose_with_copy(
+    accumulator: Array, gradient: Array | None, k: int, reuse: Reuse, drift: float = DRIFT, *, wanted: bool = True
+) -> tuple[tuple[Array, Array], tuple[Array, Array], Reuse]:
+    """As :func:`choose_reusing`, of arrays on a device, with a copy on the host of what is chosen: the one thing that it waits for, besides
+    how many reach a threshold.
+
+    Returns
+    -------
+    entries, copy : (ndarray, ndarray)
+        Indices and values. Unless it is ``wanted``, two numbers are copied in its place.
+    reuse : Reuse
+    """
+    least, size = math.ceil((1 - drift) * k), len(accumulator)
+    over = key_from(reuse.threshold, accumulator.dtype) - 1
+    reached = k
+    if over > 0:
+        indices, values, _ = loops.select(accumulator, gradient, over, index_dtype(size))
+        reached, gradient = len(values), None
+    if over == 0 or reached < least:
+        indices, values = choose_top(accumulator, gradient, k)
+    elif k < reached:
+        places = places_of_top(values, k, indices.dtype) if k else slice(0)
+        indices, values = indices[places], values[places]
+    xp = array_module(values)
+    if wanted:
+        copy = as_host_together(indices, values)
+        present, smallest = int(np.count_nonzero(copy[1])), _least(copy[1])
+    else:
+        copy, (present, smallest) = (indices, values), _present_and_least(values, xp)
+    if present < len(values):  # the largest of fewer than k that are not zero
+        places = device_kernels(values).marked(values != 0, present)
+        indices, values = indices[places], values[places]
+        if wanted:
+            copy = copy[0][copy[1] != 0], copy[1][copy[1] != 0]
+    reached = present if over == 0 else reached
+    return (indices, values), copy, _left(reuse, present, reached, least, k, smallest)
+
+
+def _left(reuse: Reuse, chosen: int, reached: int, least: int, k: int, smallest: float) -> Reuse:
+    """What a step leaves in which so many were chosen, and reached its threshold, and that is the smallest magnitude of k."""
     slack = _controlled(reuse.slack, reached, k) if reuse.threshold > 0 else reuse.slack
-    if len(values) == k:
-        right = _least(values)
+    if chosen == k:
+        right = smallest
     else:  # all that reached the threshold; or all there is, of which fewer did
         right = reuse.threshold if reached >= least else 0.0
-    return indices, values, Reuse(right * math.exp(-slack), slack)
+    return Reuse(right * math.exp(-slack), slack)
 
 
 def _least(values: Array) -> float:
     """The smallest magnitude that is a number, infinity if there is none."""
-    magnitudes = np.abs(values)
-    if not on_device(values):
-        return float(np.fmin.reduce(magnitudes, initial=np.inf))
-    numbers = array_module(values).where(np.isnan(magnitudes), values.dtype.type(np.inf), magnitudes)
-    return float(numbers.min()) if len(values) else math.inf
+    return float(np.fmin.reduce(np.abs(values), initial=np.inf))
+
+
+def _present_and_least(values: Array, xp: Any) -> tuple[int, float]:
+    """How many of some values on a device are not zero, and the smallest magnitude that is a number, infinity if there is none."""
+    if not len(values):
+        return 0, math.inf
+    magnitudes = xp.abs(values)
+    least = xp.where(xp.isnan(magnitudes), values.dtype.type(np.inf), magnitudes).min()
+    present, smallest = xp.stack([xp.count_nonzero(values).astype(np.float64), least.astype(np.float64)]).tolist()
+    return int(present), smallest
 
 
 def _controlled(slack: float, reached: int, k: int) -> float:

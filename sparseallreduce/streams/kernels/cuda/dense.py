@@ -16,7 +16,7 @@ from sparseallreduce.streams.kernels.cuda.arrays import U, as_bits, check_togeth
 from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, exclusive, kernel, launch, threads_for
 from sparseallreduce.streams.operator import Operator
 
-__all__ = ["gather_present", "scatter", "scatter_set"]
+__all__ = ["clear", "gather_present", "scatter", "scatter_set"]
 
 
 def scatter(indices: Any, values: Any, lo: int, op: Operator, dense: Any, xp: Any, *, block: int = BLOCK) -> None:
@@ -63,6 +63,20 @@ def scatter_set(indices: Any, values: Any, lo: int, dense: Any, xp: Any, *, bloc
     _check_places(indices, values, lo, dense, xp)
     (bits, width), (target, _) = as_bits(values), as_bits(dense)
     launch(_scattering(replace), len(bits), block, xp, indices, bits, U(lo), width, target)
+
+
+def clear(indices: Any, dense: Any, xp: Any, *, block: int = BLOCK) -> None:
+    """Set a vector to zero at places that are known to be in range: the host waits for nothing, and a place outside is left out.
+
+    Parameters
+    ----------
+    indices : device array of uint32 or uint64, shape (n,)
+    dense : device array, shape (size,)
+    """
+    zeros = xp.zeros(len(indices), dense.dtype)
+    check_together("scattered", indices, zeros)
+    (bits, width), (target, _) = as_bits(zeros), as_bits(dense)
+    launch(_scattering(replace), len(bits), block, xp, indices, bits, U(0), width, target)
 
 
 def _check_places(indices: Any, values: Any, lo: int, dense: Any, xp: Any) -> None:

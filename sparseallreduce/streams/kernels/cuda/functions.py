@@ -19,6 +19,8 @@ from sparseallreduce.streams.kernels.reference.selection import sample_places
 from sparseallreduce.streams.operator import SUM, Operator
 
 __all__ = [
+    "clear",
+    "contained",
     "cuts",
     "decode_bitmap",
     "decode_gaps",
@@ -29,7 +31,11 @@ __all__ = [
     "encode_nonzero",
     "first_violation",
     "gather_present",
+    "key_counts",
     "kth",
+    "largest",
+    "loosely",
+    "marked",
     "mean_and_largest",
     "merge",
     "merged",
@@ -44,11 +50,16 @@ __all__ = [
     "shared",
     "sum_duplicates",
     "top",
+    "violation_and_nonzeros",
 ]
 
 
 def merged(ia: Any, va: Any, ib: Any, vb: Any, op: Operator) -> tuple[Any, Any]:
     return merging.merge(ia, va, ib, vb, op, array_module(va))
+
+
+def loosely(first: Any, second: Any, op: Operator) -> Any:
+    return merging.loosely(first, second, op, array_module(first[1]))
 
 
 def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, iout: Any, vout: Any) -> int:
@@ -63,8 +74,20 @@ def shared(ia: Any, ib: Any) -> tuple[Any, Any]:
     return order.shared(ia, ib, array_module(ia))
 
 
+def contained(ia: Any, ib: Any) -> Any:
+    return order.contained(ia, ib, array_module(ia))
+
+
+def marked(flags: Any, count: int) -> Any:
+    return order.marked(flags, count, array_module(flags))
+
+
 def scatter(indices: Any, values: Any, lo: int, op: Operator, target: Any) -> None:
     dense.scatter(indices, values, lo, op, target, array_module(values))
+
+
+def clear(indices: Any, target: Any) -> None:
+    dense.clear(indices, target, array_module(target))
 
 
 def scatter_set(indices: Any, values: Any, lo: int, target: Any) -> None:
@@ -84,6 +107,10 @@ def places(indices: Any, lo: int, length: int) -> Any:
 
 def first_violation(indices: Any, size: int) -> int:
     return order.first_violation(indices, size, array_module(indices))
+
+
+def violation_and_nonzeros(indices: Any, values: Any, size: int) -> tuple[bool, int]:
+    return order.violation_and_nonzeros(indices, values, size, array_module(indices))
 
 
 def sum_duplicates(indices: Any, values: Any, op: Operator = SUM) -> tuple[Any, Any]:
@@ -163,6 +190,16 @@ def sample(accumulator: Any, gradient: Any | None, count: int, seed: int) -> Any
 
 def kth(array: Any, k: int) -> tuple[int, int]:
     return ranking.kth(array, k, array_module(array))
+
+
+def largest(array: Any, k: int, index_dtype: DTypeLike) -> Any:
+    return ranking.largest(array, k, index_dtype, array_module(array))
+
+
+def key_counts(array: Any, low: int, shift: int, length: int) -> Any:
+    counts = array_module(array).zeros(length, np.int64)
+    ranking.count_interval(array, low, shift, counts, array_module(array))
+    return counts.get()
 
 
 def top(array: Any, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -22,9 +22,17 @@ from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, device, e
 from sparseallreduce.streams.kernels.reference.arrays import combine
 from sparseallreduce.streams.operator import Operator
 
-__all__ = ["merge", "merge_many"]
+__all__ = ["Loose", "loosely", "merge", "merge_many"]
 
 Entries = tuple[Any, Any]  # indices and values, arrays on the device
+
+
+class Loose(NamedTuple):
+    """Entries of which the host does not know how many there are: no more than there is room for. Values behind them are zero."""
+
+    indices: Any  # device arrays, of which the first ``length[0]`` count
+    values: Any
+    length: Any  # a device array of one int64
 
 
 def merge(ia: Any, va: Any, ib: Any, vb: Any, op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Entries:
@@ -75,38 +83,69 @@ def merge_many(streams: Sequence[Entries], op: Operator, xp: Any, *, run: int = 
     return level[0]
 
 
+def loosely(first: Entries | Loose, second: Entries | Loose, op: Operator, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Loose | None:
+    """The union of two streams, as :func:`merge` makes it, for the length of which the host does not wait.
+
+    Takes what it returned, and thus makes sums of many. None for operators that are made of whole arrays, which need the length.
+    """
+    (ia, va), (ib, vb) = first[:2], second[:2]
+    if operator_of(op.ufunc, va.dtype) is None:
+        return None
+    _check_pair((ia, va), (ib, vb))
+    held = [stream.length if isinstance(stream, Loose) else None for stream in (first, second)]
+    plan = _counted(ia, ib, xp, run, block, held)
+    indices, values = _written((ia, va), (ib, vb), op, plan, len(ia) + len(ib), xp, run, block, held)
+    return Loose(indices, values, plan[2])
+
+
+def _lengths(ia: Any, ib: Any, held: Sequence[Any], begins: Any) -> tuple[Any, Any, Any, Any]:
+    """For each of two streams its length, or -1, and where the device has it otherwise."""
+    known = held or (None, None)
+    pairs = [(len(indices), begins) if length is None else (-1, length) for indices, length in zip((ia, ib), known)]
+    return (*pairs[0], *pairs[1])
+
+
+def _check_pair(first: Entries, second: Entries) -> None:
+    (ia, va), (ib, vb) = first, second
+    check_together("merged", ia, va)
+    check_together("merged", ib, vb)
+    if ia.dtype != ib.dtype or va.dtype != vb.dtype or va.shape[1:] != vb.shape[1:]:
+        raise StreamError(
+            f"streams of {ia.dtype} and {ib.dtype} indices, {va.dtype} and {vb.dtype} values of shapes {va.shape} and {vb.shape} "
+            "cannot be merged: convert one of them"
+        )
+
+
 def _merge_pairs(pairs: Sequence[tuple[Entries, Entries]], op: Operator, xp: Any, run: int, block: int) -> list[Entries]:
-    for (ia, va), (ib, vb) in pairs:
-        check_together("merged", ia, va)
-        check_together("merged", ib, vb)
-        if ia.dtype != ib.dtype or va.dtype != vb.dtype or va.shape[1:] != vb.shape[1:]:
-            raise StreamError(
-                f"streams of {ia.dtype} and {ib.dtype} indices, {va.dtype} and {vb.dtype} values of shapes {va.shape} and {vb.shape} "
-                "cannot be merged: convert one of them"
-            )
+    for first, second in pairs:
+        _check_pair(first, second)
     plans = [_counted(ia, ib, xp, run, block) for (ia, _), (ib, _) in pairs]
     lengths = xp.concatenate([total for _, _, total in plans]).tolist()
     return [_written(first, second, op, plan, length, xp, run, block) for (first, second), plan, length in zip(pairs, plans, lengths)]
 
 
-def _counted(ia: Any, ib: Any, xp: Any, run: int, block: int) -> tuple[Any, Any, Any]:
+def _counted(ia: Any, ib: Any, xp: Any, run: int, block: int, held: Sequence[Any] = ()) -> tuple[Any, Any, Any]:
     """Where each thread begins in the first set, and in the outputs, and the number of outputs."""
     threads = threads_for(len(ia) + len(ib), run)
     begins, counts = xp.empty(threads, np.int64), xp.empty(threads, np.int64)
-    launch(_count, threads, block, xp, ia, ib, run, begins, counts)
+    launch(_count, threads, block, xp, ia, ib, *_lengths(ia, ib, held, begins), run, begins, counts)
     return (begins, *exclusive(counts, xp))
 
 
-def _written(first: Entries, second: Entries, op: Operator, plan: Any, length: int, xp: Any, run: int, block: int) -> Entries:
+def _written(
+    first: Entries, second: Entries, op: Operator, plan: Any, length: int, xp: Any, run: int, block: int, held: Sequence[Any] = ()
+) -> Entries:
     (ia, va), (ib, vb) = first, second
     begins, starts, _ = plan
-    indices, values = xp.empty(length, ia.dtype), xp.empty((length, *va.shape[1:]), va.dtype)
+    make = xp.empty if len(held) == 0 else xp.zeros
+    indices, values = xp.empty(length, ia.dtype), make((length, *va.shape[1:]), va.dtype)
     code = operator_of(op.ufunc, va.dtype)
     if code is None:
         (a, width), (b, _), (out, _) = as_bits(va), as_bits(vb), as_bits(values)
     else:
         (a, b, out), width = (each.reshape(-1) for each in (va, vb, values)), math.prod(va.shape[1:])
-    launch(_writing(code or replace), len(begins), block, xp, ia, a, ib, b, run, width, begins, starts, indices, out)
+    lengths = _lengths(ia, ib, held, begins)
+    launch(_writing(code or replace), len(begins), block, xp, ia, a, ib, b, *lengths, run, width, begins, starts, indices, out)
     if code is None and len(ia) + len(ib) > length:
         _fill_shared(first, second, op, values, xp)
     return indices, values
@@ -129,9 +168,9 @@ def _fill_shared(first: Entries, second: Entries, op: Operator, values: Any, xp:
 
 
 @device
-def _path(ia: Any, ib: Any, diagonal: Any) -> Any:
-    """How many of the first so many entries of the merged order come from the first set."""
-    lo, hi = larger(0, diagonal - ib.shape[0]), smaller(diagonal, ia.shape[0])
+def _path(ia: Any, m: Any, ib: Any, n: Any, diagonal: Any) -> Any:
+    """How many of the first so many entries of the merged order come from the first set, of ``m``; the second has ``n``."""
+    lo, hi = larger(0, diagonal - n), smaller(diagonal, m)
     while lo < hi:
         middle = (lo + hi) // 2
         if ia[middle] <= ib[diagonal - 1 - middle]:
@@ -142,11 +181,15 @@ def _path(ia: Any, ib: Any, diagonal: Any) -> Any:
 
 
 @kernel
-def _count(ia: Any, ib: Any, run: Any, begins: Any, counts: Any) -> None:
+def _count(ia: Any, ib: Any, m: Any, m_held: Any, n: Any, n_held: Any, run: Any, begins: Any, counts: Any) -> None:
     thread = cuda.grid(1)
     if thread < counts.shape[0]:
-        m, n, count = ia.shape[0], ib.shape[0], 0
-        i = _path(ia, ib, thread * run)
+        if m < 0:
+            m = smaller(m_held[0], ia.shape[0])
+        if n < 0:
+            n = smaller(n_held[0], ib.shape[0])
+        count = 0
+        i = _path(ia, m, ib, n, thread * run)
         j = thread * run - i
         begins[thread] = i
         end = smaller((thread + 1) * run, m + n)
@@ -167,11 +210,16 @@ def _writing(combined: Any) -> Any:
 
     @kernel
     def write(
-        ia: Any, va: Any, ib: Any, vb: Any, run: Any, width: Any, begins: Any, starts: Any, iout: Any, vout: Any
+        ia: Any, va: Any, ib: Any, vb: Any, m: Any, m_held: Any, n: Any, n_held: Any,
+        run: Any, width: Any, begins: Any, starts: Any, iout: Any, vout: Any,
     ) -> None:
         thread = cuda.grid(1)
         if thread < begins.shape[0]:
-            m, n, room = ia.shape[0], ib.shape[0], iout.shape[0]
+            if m < 0:
+                m = smaller(m_held[0], ia.shape[0])
+            if n < 0:
+                n = smaller(n_held[0], ib.shape[0])
+            room = iout.shape[0]
             i, at = begins[thread], starts[thread]
             j = thread * run - i
             end = smaller((thread + 1) * run, m + n)

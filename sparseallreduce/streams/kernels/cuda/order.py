@@ -15,7 +15,7 @@ from sparseallreduce.streams.kernels.cuda.arrays import operator_of
 from sparseallreduce.streams.kernels.cuda.launching import BLOCK, kernel, launch
 from sparseallreduce.streams.operator import Operator
 
-__all__ = ["first_violation", "shared", "sum_duplicates"]
+__all__ = ["contained", "first_violation", "marked", "shared", "sum_duplicates", "violation_and_nonzeros"]
 
 
 def first_violation(indices: Any, size: int, xp: Any) -> int:
@@ -26,7 +26,7 @@ def first_violation(indices: Any, size: int, xp: Any) -> int:
     indices : device array of uint32 or uint64, shape (n,)
     size : int
     xp : module
-        NumPy or CuPy. Two numbers travel to the host.
+        NumPy or CuPy. Two numbers travel to the host, together.
 
     Raises
     ------
@@ -36,11 +36,29 @@ def first_violation(indices: Any, size: int, xp: Any) -> int:
     _check(indices)
     if not len(indices):
         return ABSENT
+    wrong = _violations(indices, size, xp)
+    position = xp.argmax(wrong)
+    at, is_wrong = xp.stack([position.astype(np.int64), wrong[position].astype(np.int64)]).tolist()
+    return at if is_wrong else ABSENT
+
+
+def violation_and_nonzeros(indices: Any, values: Any, size: int, xp: Any) -> tuple[bool, int]:
+    """Whether there is a violation, or as many values as indices are missing, and how many values are not zero: one copy to the host."""
+    _check(indices)
+    if len(indices) != len(values) or values.ndim != 1:
+        return True, 0
+    if not len(indices):
+        return False, 0
+    numbers = _violations(indices, size, xp).any().astype(np.int64), xp.count_nonzero(values).astype(np.int64)
+    is_wrong, count = xp.stack(numbers).tolist()
+    return bool(is_wrong), count
+
+
+def _violations(indices: Any, size: int, xp: Any) -> Any:
     largest = int(np.iinfo(indices.dtype).max)
     wrong = xp.ones(len(indices), np.bool_) if size <= 0 else indices > indices.dtype.type(min(size - 1, largest))
     wrong[1:] |= indices[1:] <= indices[:-1]
-    position = int(xp.argmax(wrong))
-    return position if bool(wrong[position]) else ABSENT
+    return wrong
 
 
 def shared(ia: Any, ib: Any, xp: Any) -> tuple[Any, Any]:
@@ -54,6 +72,28 @@ def shared(ia: Any, ib: Any, xp: Any) -> tuple[Any, Any]:
     found = xp.searchsorted(ib, ia)
     in_a = xp.flatnonzero(ib[xp.minimum(found, len(ib) - 1)] == ia)
     return in_a.astype(np.uint64), found[in_a].astype(np.uint64)
+
+
+def contained(ia: Any, ib: Any, xp: Any) -> Any:
+    """For each of some indices, in any order, whether a sorted set holds it: a device array of bool; the host waits for nothing."""
+    _check(ib)
+    if not len(ib):
+        return xp.zeros(len(ia), np.bool_)
+    return ib[xp.minimum(xp.searchsorted(ib, ia), len(ib) - 1)] == ia
+
+
+def marked(flags: Any, count: int, xp: Any, *, block: int = BLOCK) -> Any:
+    """The places of marks in a device array of bool, of which the caller knows how many there are: uint64, in increasing order."""
+    places = xp.empty(count, np.uint64)
+    launch(_place_marked, len(flags), block, xp, flags, xp.cumsum(flags, dtype=np.int64), places)
+    return places
+
+
+@kernel
+def _place_marked(flags: Any, ends: Any, places: Any) -> None:
+    i = cuda.grid(1)
+    if i < flags.shape[0] and flags[i] and ends[i] <= places.shape[0]:
+        places[ends[i] - 1] = i
 
 
 def sum_duplicates(indices: Any, values: Any, op: Operator, xp: Any, *, block: int = BLOCK) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from sparseallreduce.streams.kernels.cuda.arrays import larger, smaller
 from sparseallreduce.streams.kernels.cuda.launching import BLOCK, RUN, exclusive, kernel, launch, threads_for
 from sparseallreduce.streams.kernels.cuda.selection import check_selected
 
-__all__ = ["count_around", "kth", "places_of", "top"]
+__all__ = ["count_around", "count_interval", "kth", "largest", "places_of", "top"]
 
 DIGIT = 11  # bits of a key that one pass over memory counts by: three passes for float32, and 8 KiB of shared memory a block
 DIGITS = 2**DIGIT
@@ -47,11 +47,28 @@ def kth(array: Any, k: int, xp: Any, *, block: int = BLOCK) -> tuple[int, int]:
     Every pass counts the values of one digit among the keys whose higher digits are those of the wanted one, each block in its shared
     memory. Which digit that key has is found on the device.
     """
+    key, ties = xp.concatenate(_found(array, k, xp, block)).tolist()
+    return key, ties
+
+
+def largest(array: Any, k: int, index_dtype: DTypeLike, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Any:
+    """The places of the k largest magnitudes, of equal ones the first, in increasing order: :func:`top` of :func:`kth`.
+
+    No number travels to the host. Parameters and exceptions are those of :func:`kth`.
+    """
+    prefix, rank = _found(array, k, xp, block)
+    limits, part = xp.concatenate([prefix, prefix]), xp.concatenate([xp.zeros(1, np.int64), rank])
+    counted = _counted(array, limits, xp, run, block)
+    return _placed(array, limits, part, counted, k, index_dtype, xp, run, block)
+
+
+def _found(array: Any, k: int, xp: Any, block: int) -> tuple[Any, Any]:
+    """What :func:`kth` returns, as device arrays of one number each."""
     check_selected(array)
     if not 1 <= k <= len(array):
         raise StreamError(f"there is no magnitude of rank {k} among {len(array)}: k is out of range")
     bits = magnitude.bits_of(array)
-    limits = np.int64(magnitude.mask(bits.dtype)), np.int64(magnitude.nan(bits.dtype))
+    limits = _keys(bits)
     prefix, rank = xp.zeros(1, np.int64), xp.full(1, k, np.int64)
     above = magnitude.mask(bits.dtype).bit_length()
     while above:
@@ -63,8 +80,21 @@ def kth(array: Any, k: int, xp: Any, *, block: int = BLOCK) -> tuple[int, int]:
         rank = rank - (from_above[at] - counts[::-1][at])
         prefix = (prefix << (above - shift)) + (DIGITS - 1 - at)
         above = shift
-    key, ties = xp.concatenate([prefix, rank]).tolist()
-    return key, ties
+    return prefix, rank
+
+
+def count_interval(array: Any, low: int, shift: int, counts: Any, xp: Any, *, block: int = BLOCK) -> None:
+    """Count magnitudes other than zero by key: those from ``low + (i << shift)`` on, below the next, into ``counts[i]``.
+
+    Parameters
+    ----------
+    array : device array of float32 or float64, shape (N,)
+    counts : device array of int64, shape (n,)
+        Added to.
+    """
+    check_selected(array)
+    bits = magnitude.bits_of(array)
+    launch(_count_interval, threads_for(len(bits), STRIDES), block, xp, bits, *_keys(bits), np.int64(low), np.int64(shift), counts)
 
 
 def top(array: Any, key: int, ties: int, k: int, index_dtype: DTypeLike, xp: Any, *, run: int = RUN, block: int = BLOCK) -> Any:
@@ -88,11 +118,16 @@ def count_around(array: Any, lower: int, over: int, xp: Any, *, run: int = RUN, 
     above, all_above, inside, all_inside : device arrays of int64
         Of either, how many lie before the run of each thread, and how many there are.
     """
+    return _counted(array, xp.asarray(np.array([lower, over], np.int64)), xp, run, block)
+
+
+def _counted(array: Any, limits: Any, xp: Any, run: int, block: int) -> tuple[Any, Any, Any, Any]:
+    """As :func:`count_around`, with the two limits on the device."""
     check_selected(array)
     bits = magnitude.bits_of(array)
     threads = threads_for(len(bits), run)
     above, inside = xp.empty(threads, np.int64), xp.empty(threads, np.int64)
-    launch(_count_around, threads, block, xp, bits, *_limits(bits, lower, over), run, above, inside)
+    launch(_count_around, threads, block, xp, bits, *_keys(bits), limits, run, above, inside)
     return (*exclusive(above, xp), *exclusive(inside, xp))
 
 
@@ -118,16 +153,22 @@ def places_of(
     counted : tuple
         What :func:`count_around` returned for the same keys and the same ``run``.
     """
+    limits, taken = (xp.asarray(np.array(pair, np.int64)) for pair in ((lower, over), part))
+    return _placed(array, limits, taken, counted, k, index_dtype, xp, run, block)
+
+
+def _placed(array: Any, limits: Any, part: Any, counted: Any, k: int, index_dtype: DTypeLike, xp: Any, run: int, block: int) -> Any:
+    """As :func:`places_of`, with limits and part on the device."""
     bits = magnitude.bits_of(array)
     above, _, inside, _ = counted
     places = xp.empty(k, index_dtype)
-    limits = _limits(bits, lower, over)
-    launch(_place_around, len(above), block, xp, bits, *limits, *part, run, above, inside, places)
+    launch(_place_around, len(above), block, xp, bits, *_keys(bits), limits, part, run, above, inside, places)
     return places
 
 
-def _limits(bits: Any, lower: int, over: int) -> tuple[Any, Any, Any, Any]:
-    return np.int64(magnitude.mask(bits.dtype)), np.int64(magnitude.nan(bits.dtype)), np.int64(lower), np.int64(over)
+def _keys(bits: Any) -> tuple[Any, Any]:
+    """What makes keys of bits: the mask, and the key of NaN."""
+    return np.int64(magnitude.mask(bits.dtype)), np.int64(magnitude.nan(bits.dtype))
 
 
 @kernel
@@ -148,10 +189,21 @@ def _count_digits(bits: Any, mask: Any, largest: Any, prefix: Any, above: Any, s
 
 
 @kernel
-def _count_around(bits: Any, mask: Any, largest: Any, lower: Any, over: Any, run: Any, above: Any, inside: Any) -> None:
+def _count_interval(bits: Any, mask: Any, largest: Any, low: Any, shift: Any, counts: Any) -> None:
+    for i in range(cuda.grid(1), bits.shape[0], cuda.gridsize(1)):
+        key = smaller(bits[i] & mask, largest)
+        if key > 0 and key >= low:
+            at = (key - low) >> shift
+            if at < counts.shape[0]:
+                cuda.atomic.add(counts, at, 1)
+
+
+@kernel
+def _count_around(bits: Any, mask: Any, largest: Any, limits: Any, run: Any, above: Any, inside: Any) -> None:
     thread = cuda.grid(1)
     if thread < above.shape[0]:
         beyond, between = 0, 0
+        lower, over = limits[0], limits[1]
         for i in range(thread * run, smaller((thread + 1) * run, bits.shape[0])):
             key = smaller(bits[i] & mask, largest)
             if key > over:
@@ -163,11 +215,10 @@ def _count_around(bits: Any, mask: Any, largest: Any, lower: Any, over: Any, run
 
 
 @kernel
-def _place_around(
-    bits: Any, mask: Any, largest: Any, lower: Any, over: Any, first: Any, wanted: Any, run: Any, above: Any, inside: Any, places: Any
-) -> None:
+def _place_around(bits: Any, mask: Any, largest: Any, limits: Any, part: Any, run: Any, above: Any, inside: Any, places: Any) -> None:
     thread = cuda.grid(1)
     if thread < above.shape[0]:
+        lower, over, first, wanted = limits[0], limits[1], part[0], part[1]
         rank = inside[thread]
         at = above[thread] + smaller(larger(rank - first, 0), wanted)
         for i in range(thread * run, smaller((thread + 1) * run, bits.shape[0])):
