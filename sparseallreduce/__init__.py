@@ -38,6 +38,7 @@ from sparseallreduce.reducers import (
     explain_reducer,
 )
 from sparseallreduce.runtime.api import Request, allreduce, iallreduce
+from sparseallreduce.runtime.devices import local_device
 from sparseallreduce.runtime.explaining import Explanation, explain
 from sparseallreduce.runtime.plan import Plan
 from sparseallreduce.runtime.planning import allreduce_init
@@ -85,6 +86,7 @@ __all__ = [
     "explain",
     "explain_reducer",
     "iallreduce",
+    "local_device",
     "simulate",
     "trace",
 ]

@@ -21,12 +21,16 @@ from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.cli.failure import launched_rank, launched_ranks
 from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
-from sparseallreduce.errors import MPIUnavailableError
+from sparseallreduce.errors import MPIUnavailableError, StreamError
 from sparseallreduce.runtime.calibration import renew
 from sparseallreduce.runtime.communicators import shares_memory, world
+from sparseallreduce.runtime.cuda_mpi import cuda_support
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams import kernels
+from sparseallreduce.streams.kernels.devices import local_rank
+from sparseallreduce.streams.pinned import VARIABLE as PINNED
+from sparseallreduce.streams.pinned import bound_of
 from sparseallreduce.streams.wire import PLAIN, Encoding
 from sparseallreduce.version import __version__
 
@@ -92,7 +96,7 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> N
     if release("numba") is not None:
         _kernels(found, processes)
         _network(found, comm, hosts)
-    _gpu(found)
+    _gpu(found, comm)
     surroundings = environment(comm)
     results = found.facts | {"processes": [asdict(process) for process in processes], "problems": found.problems}
     if comm.size == 1 and launched_rank() != 0:  # as many strangers as mpiexec has started: one speaks
@@ -274,11 +278,30 @@ def _kernels(found: Findings, processes: Sequence[Process]) -> None:
     found.facts["kernels"] = {"compiled_now": fresh, "seconds": seconds, "cache": here.cache}
 
 
-def _gpu(found: Findings) -> None:
+def _gpu(found: Findings, comm: Any) -> None:
     devices = _nvidia_devices()
     cupy = release("cupy-cuda12x") or release("cupy-cuda13x") or release("cupy-cuda11x") or release("cupy")
-    found.say("GPU", f"{', '.join(devices) or 'none found'}; CuPy {cupy or 'not installed'}. The library computes on the CPU")
-    found.facts["gpu"] = {"devices": devices, "cupy": cupy, "used": False}
+    used = bool(devices and cupy)
+    how = "Streams of CuPy's arrays are summed there" if used else "The library computes on the CPU"
+    found.say("GPU", f"{', '.join(devices) or 'none found'}; CuPy {cupy or 'not installed'}. {how}")
+    found.facts["gpu"] = {"devices": devices, "cupy": cupy, "used": used} | _transport(found, comm)
+    if devices and not cupy:
+        found.say("", "for streams on a GPU: pip install 'sparseallreduce[gpu]'")
+
+
+def _transport(found: Findings, comm: Any) -> dict[str, Any]:
+    """How streams travel from and to a GPU."""
+    facts: dict[str, Any] = {"pinned_bytes": None, "cuda_aware_mpi": None, "cuda_aware_mpi_known_by": None, "local_rank": local_rank()}
+    try:
+        facts["pinned_bytes"] = pinned = bound_of()
+        found.say("", f"page-locked memory for copies: at most {pinned / 2**20:g} MiB a rank ({PINNED})")
+        if comm is not SERIAL:
+            facts["cuda_aware_mpi"], facts["cuda_aware_mpi_known_by"] = aware, why = cuda_support()
+            way = "as they are" if aware else "by way of the host"
+            found.say("", f"MPI takes memory of a GPU: {'yes' if aware else 'no'} ({why}), so that streams there are sent {way}")
+    except StreamError as error:
+        found.problems.append(str(error))
+    return facts
 
 
 def _nvidia_devices() -> list[str]:

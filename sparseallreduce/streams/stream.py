@@ -512,6 +512,9 @@ class SparseStream:
     def to_device(self, xp: Any = None) -> SparseStream:
         """The same stream on arrays of CuPy, or of a module made like it: a copy of one on the host, and otherwise the stream itself.
 
+        It goes to the current device. If CuPy has not been imported, that becomes the one of this rank
+        (:func:`~sparseallreduce.local_device`).
+
         Raises
         ------
         StreamError

@@ -207,6 +207,8 @@ def main():
     world = MPI.COMM_WORLD
     pair = world.Split(0 if world.rank < 2 else MPI.UNDEFINED)
     start = time.perf_counter()
+    with mock.patch.dict(device_streams.limits, devices=2):
+        assert sar.local_device(world, xp) == sar.local_device(xp=xp) == world.rank % 2
     for check in CHECKS:
         for comm in (pair, world):
             if comm == MPI.COMM_NULL:
