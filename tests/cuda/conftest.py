@@ -1,15 +1,23 @@
-"""Tests of the CUDA kernels, which only numba's simulator runs here: without NUMBA_ENABLE_CUDASIM=1 nothing is collected."""
+"""Tests of the CUDA kernels: under numba's simulator with NUMBA_ENABLE_CUDASIM=1, or with SPARSEALLREDUCE_TEST_GPU=1 on a GPU, with CuPy in
+the place of what stands for it (`make test-gpu`). Without either nothing is collected.
+"""
 
 import os
+import sys
 import threading
 import time
 
 import pytest
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-collect_ignore_glob = [] if SIMULATED else ["*.py"]
+ON_DEVICE = os.environ.get("SPARSEALLREDUCE_TEST_GPU") == "1"
+collect_ignore_glob = [] if SIMULATED else ["device_arrays.py"] if ON_DEVICE else ["*.py"]
 
-if SIMULATED:
+if ON_DEVICE:
+    import cupy
+
+    sys.modules["device_arrays"] = cupy
+elif SIMULATED:
     from numba.cuda.simulator import kernel
 
     from sparseallreduce.streams.kernels.cuda import ranking

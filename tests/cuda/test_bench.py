@@ -3,6 +3,7 @@
 import device_arrays as xp
 import numpy as np
 import pytest
+from simulated import stand_in
 
 import sparseallreduce as sar
 from sparseallreduce.cli import lossy_steps
@@ -24,6 +25,7 @@ def test_streams_are_made_on_the_device_and_results_are_right(monkeypatch, non_b
     assert measured["dense"].density == 0.2
 
 
+@stand_in
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_gradients_and_residuals_lie_on_the_device_and_nothing_is_lost(monkeypatch, non_blocking):
     seen, finished = [], []
