@@ -63,3 +63,9 @@ def test_one_array_is_a_parameter_and_what_lies_elsewhere_is_refused():
     mixed = [optim.TopKSGD(place(np.ones(4, np.float32)), 0.5, comm=sar.SERIAL) for place in (xp.asarray, np.array)]
     with pytest.raises(MismatchError, match="memory"):
         optim.simulated_step(mixed, [xp.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)])
+
+
+def test_an_explanation_of_the_automatic_choice_knows_where_parameters_lie():
+    for place, lies_there in ((xp.asarray, True), (np.array, False)):
+        (choice,) = optim.AutoSGD(place(np.zeros(8, np.float32)), 0.1, comm=sar.SERIAL, density=0.3).explain()
+        assert choice.on_device == lies_there and ("copies" in str(choice)) == lies_there
