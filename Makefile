@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-oldest test-torch lint bench bench-hosts clean
+.PHONY: help setup demo test test-oldest test-torch test-gpu lint bench bench-gpu bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -30,8 +30,10 @@ help:
 	@echo "make test          run all tests under MPICH, and the MPI cases again under Open MPI"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
+	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
 	@echo "make lint          run ruff and mypy"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
+	@echo "make bench-gpu     measure kernels, copies and sums on a GPU (ARGUMENTS=\"--power 24\" goes to the program)"
 	@echo "make bench-hosts   measure between emulated hosts, as root, into bench/results/hosts; WHAT=tables (all ways to sum), auto (what"
 	@echo "                   \"auto\" takes) or simulated (beside the simulator's times), ON=\"2x1gbit 4x200mbit\" for hosts and rates"
 	@echo "make clean         remove the environments and everything generated, bench/results too"
@@ -92,6 +94,13 @@ test-torch: $(VENV_TORCH)/installed
 	REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]" \
 		$(PYTEST_ARGS)
 
+# Installs nothing where there is no GPU. GPU_PYTHON=python3 is an interpreter that has all it needs: see tools/gpu.sh.
+test-gpu:
+	@GPU_PYTHON="$(GPU_PYTHON)" tools/gpu.sh test
+
+bench-gpu:
+	@GPU_PYTHON="$(GPU_PYTHON)" tools/gpu.sh bench $(ARGUMENTS)
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -110,5 +119,5 @@ bench-hosts: $(VENV)/installed
 	@ARGUMENTS="$(ARGUMENTS)" tools/bench_hosts.sh $(VENV) bench/results/hosts $(WHAT) $(ON)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-oldest .venv-torch build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
+	rm -rf .venv .venv-openmpi .venv-oldest .venv-torch .venv-gpu build dist *.egg-info .pytest_cache .hypothesis .benchmarks .mypy_cache .ruff_cache bench/results
 	find sparseallreduce tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -174,5 +174,5 @@ class AutoSGD(Optimizer):
         for descent in self._descents:
             reducer = descent.feedback.reducer
             assert isinstance(reducer, Auto)
-            found.append(reducer.explained(self.comm, descent.pack.dtype))
+            found.append(reducer.explained(self.comm, descent.pack.dtype, descent.pack.on_device))
         return found

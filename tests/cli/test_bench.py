@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import gpu
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -104,7 +105,7 @@ def test_bad_arguments_are_one_line_and_status_2(arguments, remedy):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_gpu_that_is_not_there_is_one_line_and_status_2(monkeypatch, there):
+def test_a_gpu_that_is_not_there_is_one_line_and_status_2(monkeypatch, capsys, there):
     monkeypatch.setattr(backend, "_loaded", backend if there else None)  # a GPU and no CuPy, or neither
     monkeypatch.setattr("numba.cuda.is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "cupy", None)
@@ -114,6 +115,9 @@ def test_a_gpu_that_is_not_there_is_one_line_and_status_2(monkeypatch, there):
 
         assert ("install the extra gpu" if there else "there is no GPU here") in output
         assert output.count("\n") == 1
+    assert gpu.main([]) == 2
+    shown, told = capsys.readouterr()
+    assert shown == "" and told.startswith("error: ") and told.count("\n") == 1
 
 
 def test_a_result_file_that_cannot_be_written_is_known_at_once(tmp_path):

@@ -1,13 +1,22 @@
-"""Tests of the CUDA kernels, which only numba's simulator runs here: without NUMBA_ENABLE_CUDASIM=1 nothing is collected."""
+"""Tests of the CUDA kernels: under numba's simulator with NUMBA_ENABLE_CUDASIM=1, or with SPARSEALLREDUCE_TEST_GPU=1 on a GPU, with CuPy in
+the place of what stands for it (`make test-gpu`). Without either nothing is collected.
+"""
 
 import os
+import sys
 
 import pytest
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-collect_ignore_glob = [] if SIMULATED else ["*.py"]
+ON_DEVICE = os.environ.get("SPARSEALLREDUCE_TEST_GPU") == "1"
+STAND_IN = ["device_arrays.py", "device_streams.py", "test_devices.py", "test_transport.py"]  # what stands for CuPy, and its own tests
+collect_ignore_glob = [] if SIMULATED else STAND_IN if ON_DEVICE else ["*.py"]
 
-if SIMULATED:
+if ON_DEVICE:
+    import cupy
+
+    sys.modules["device_arrays"] = cupy
+elif SIMULATED:
     import simulated
 
     simulated.prepare()

@@ -1,11 +1,19 @@
-"""What the tests of the CUDA kernels share: small blocks and runs, values and indices, and equality to the bit."""
+"""What the tests of the CUDA kernels share: where they run, small blocks and runs, values and indices, and equality to the bit."""
 
+import inspect
+import os
 import threading
 import time
+from importlib import import_module
 
+import device_arrays as xp
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
+
+ON_DEVICE = os.environ.get("SPARSEALLREDUCE_TEST_GPU") == "1"  # on a real one, with CuPy; conftest.py has it stand for its stand-in
+stand_in = pytest.mark.skipif(ON_DEVICE, reason="asks what stands for CuPy about what CuPy does not tell")
 
 # The simulator runs one thread of Python for each thread of the device.
 SMALL = {"run": 3, "block": 4}
@@ -61,3 +69,57 @@ def prepare():
 
     kernel.BlockThread.is_alive = is_alive
     launching.launch = watched(launching.launch)
+
+
+class there:
+    """A file of kernels, whose functions take NumPy arrays and ``np`` in the tests: they are handed the device's, and hand back NumPy's."""
+
+    def __init__(self, name):
+        self._module = import_module(f"sparseallreduce.streams.kernels.cuda.{name}")
+
+    def __getattr__(self, name):
+        found = getattr(self._module, name)
+        if inspect.isfunction(found):
+            found = self._handing_over(found)
+            setattr(self, name, found)
+        return found
+
+    @staticmethod
+    def _handing_over(function):
+        def call(*args, **options):
+            changed = []
+            try:
+                return _to_host(function(*_to_device(args, changed), **_to_device(options, changed)))
+            finally:
+                for array, moved in changed:
+                    array[...] = moved.get()
+
+        return call
+
+
+def _to_device(given, changed):
+    if given is np:
+        return xp
+    if isinstance(given, np.ndarray):
+        moved = xp.asarray(np.ascontiguousarray(given).reshape(given.shape))
+        if not given.flags.c_contiguous:
+            gaps = xp.zeros(tuple(2 * length for length in given.shape), given.dtype)[(slice(None, None, 2),) * given.ndim]
+            gaps[...] = moved
+            moved = gaps
+        if given.flags.writeable:
+            changed.append((given, moved))
+        return moved
+    return _inside(given, lambda each: _to_device(each, changed))
+
+
+def _to_host(given):
+    return given.get() if isinstance(given, xp.ndarray) else _inside(given, _to_host)
+
+
+def _inside(given, move):
+    """What a function makes of what a collection holds."""
+    if isinstance(given, dict):
+        return {name: move(value) for name, value in given.items()}
+    if hasattr(given, "_fields"):
+        return type(given)(*map(move, given))
+    return type(given)(map(move, given)) if isinstance(given, tuple | list) else given

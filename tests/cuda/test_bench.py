@@ -1,8 +1,12 @@
 """The measurements of ``bench`` with streams, or gradients and residuals, of the device."""
 
+import json
+
 import device_arrays as xp
+import gpu
 import numpy as np
 import pytest
+from simulated import stand_in
 
 import sparseallreduce as sar
 from sparseallreduce.cli import lossy_steps
@@ -24,6 +28,7 @@ def test_streams_are_made_on_the_device_and_results_are_right(monkeypatch, non_b
     assert measured["dense"].density == 0.2
 
 
+@stand_in
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_gradients_and_residuals_lie_on_the_device_and_nothing_is_lost(monkeypatch, non_blocking):
     seen, finished = [], []
@@ -40,3 +45,22 @@ def test_gradients_and_residuals_lie_on_the_device_and_nothing_is_lost(monkeypat
     for name, each in measured.items():
         assert each.faults == [] and each.contributed == of_host[name].contributed > 0, name
         assert (each.bytes_sent == of_host[name].bytes_sent).all(), name
+
+
+@stand_in
+def test_the_figures_of_a_gpu_can_all_be_measured(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert gpu.main(["--simulated", "--power", "6", "--density", "0.1", "--repeats", "1", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["simulated"]
+    rows = {row["what"]: row for row in report["rows"]}
+    assert set(rows) >= {"copy", "exact k-th magnitude", "merge of 2 streams", "scatter, by sectors touched", "gaps, read"}
+    assert {name for name in rows if name.startswith("2 ranks")} == {
+        *(f"2 ranks: OkTopk step{part}" for part in ("", ", kernels", ", copies", ", messages")),
+        "2 ranks: exact sum, auto",
+        "2 ranks: dense Allreduce by the host",
+    }
+    assert all(row["seconds"] > 0 for row in rows.values())
+    assert (rows["copy"]["size"], rows["copy"]["k"], rows["copy"]["copies"], rows["copy"]["bytes"]) == (64, 6, 1.0, 512)
+    shown, told = capsys.readouterr()
+    assert "GB/s" in shown and told == "numba's simulator: times say nothing of any GPU\n"

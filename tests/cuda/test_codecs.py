@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import few, indices_of, same_bits, seeds, values_of
+from simulated import few, indices_of, same_bits, seeds, there, values_of
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.contract import GAPS_BLOCK
-from sparseallreduce.streams.kernels.cuda import bitmap, gaps
+
+bitmap, gaps = there("bitmap"), there("gaps")
 
 BLOCK = {"block": 8}
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import few, indices_of, same_bits, seeds, values_of
+from simulated import few, indices_of, same_bits, seeds, there, values_of
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels
-from sparseallreduce.streams.kernels.cuda import dense as device
 from sparseallreduce.streams.operator import MAX, MIN, PROD, SUM, Operator
+
+device = there("dense")
 
 LEFT = Operator("left", lambda a, b, out: np.copyto(out, a), 0)
 KINDS = [

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import FLOATS, SMALL, few, same_bits, seeds, values_of
+from simulated import FLOATS, SMALL, few, same_bits, seeds, there, values_of
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.kernels.cuda import drawing, mstopk, norms
 from sparseallreduce.streams.selection import MSTopK
 from sparseallreduce.streams.selection.measures import mean_and_largest
+
+drawing, mstopk, norms = there("drawing"), there("mstopk"), there("norms")
 
 
 def check_draw(accumulator, gradient, index_dtype=np.uint32, small=SMALL, **options):

@@ -5,7 +5,7 @@ import pickle
 import device_arrays as xp
 import numpy as np
 import pytest
-from simulated import same_bits
+from simulated import same_bits, stand_in
 
 import sparseallreduce as sar
 from sparseallreduce import MismatchError, StreamTypeError, optim
@@ -72,6 +72,7 @@ def test_one_array_is_a_parameter_and_what_lies_elsewhere_is_refused():
         optim.simulated_step(mixed, [xp.asarray(np.ones(4, np.float32)), np.ones(4, np.float32)])
 
 
+@stand_in
 def test_clipping_waits_for_the_norms_of_all_gradients_once(monkeypatch):
     copies, get = [], xp.ndarray.get
     gradients = [xp.asarray(np.full(shape, 2, np.float32)) for shape in SHAPES]
@@ -92,6 +93,7 @@ def test_an_infinite_gradient_leaves_no_trace_where_it_is_clipped():
     assert pickle.dumps(optimizer.state()) == pickle.dumps(before)
 
 
+@stand_in
 def test_layers_may_lie_on_the_host_and_on_one_gpu_and_not_on_two(monkeypatch):
     mixed = [np.ones(4, np.float32), xp.asarray(np.ones(4, np.float32))]
     optimizer = optim.TopKSGD(mixed, 0.5, density=0.5, comm=sar.SERIAL, by_layer=True, clip_norm=10.0)
@@ -103,3 +105,9 @@ def test_layers_may_lie_on_the_host_and_on_one_gpu_and_not_on_two(monkeypatch):
     for by_layer in (True, False):
         with pytest.raises(StreamTypeError, match="several GPUs"):
             optim.TopKSGD(apart, 0.5, comm=sar.SERIAL, by_layer=by_layer)
+
+
+def test_an_explanation_of_the_automatic_choice_knows_where_parameters_lie():
+    for place, lies_there in ((xp.asarray, True), (np.array, False)):
+        (choice,) = optim.AutoSGD(place(np.zeros(8, np.float32)), 0.1, comm=sar.SERIAL, density=0.3).explain()
+        assert choice.on_device == lies_there and ("copies" in str(choice)) == lies_there

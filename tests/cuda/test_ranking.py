@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import FLOATS, SMALL, few, indices_of, same_bits, seeds, values_of
+from simulated import FLOATS, SMALL, few, indices_of, same_bits, seeds, there, values_of
 
 from sparseallreduce import SparseStream
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.kernels import selection as loops
-from sparseallreduce.streams.kernels.cuda import partition, ranking
 from sparseallreduce.streams.partition import split
+
+partition, ranking = there("partition"), there("ranking")
 
 
 def check(array, k, index_dtype=np.uint32, block=2):

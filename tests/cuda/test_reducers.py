@@ -119,3 +119,20 @@ def test_what_does_not_fit_is_told_to_all_and_changes_nothing():
         feedbacks[0].step(feedbacks[0].residual, sar.SERIAL)
     assert [feedback.gradients for feedback in feedbacks] == [1, 1]
     same_bits(feedbacks[0].residual.get(), np.float32([1, 2, 3, 0]))
+
+
+def test_a_choice_of_a_zero_that_makes_a_dense_stream_is_dense_as_on_the_host():
+    vectors = [np.float32([value]) for value in (0, 1)]
+    for make in (sar.TopkA, sar.GTopk):
+        device, host = (sar.simulate(given, [make(1, 1) for _ in vectors]) for given in (moved(vectors), vectors))
+        same_streams(device.outputs[0].update, host.outputs[0].update)
+        np.testing.assert_array_equal(device.bytes_sent, host.bytes_sent)
+
+
+@pytest.mark.parametrize("name", ["gtopk", "oktopk, every threshold new"])
+def test_sums_that_are_counted_late_count_as_much_work(name):
+    case = Vectors(4, 60, 6, seed=8)
+    ours, theirs = case.reducers(MAKE[name]), case.reducers(MAKE[name])
+    sar.simulate(moved(case.first), ours)
+    sar.simulate(case.first, theirs)
+    assert [one.reduction.work for one in ours] == [one.reduction.work for one in theirs] != [0] * 4

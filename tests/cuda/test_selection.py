@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import FLOATS, SMALL, few, same_bits, seeds, values_of
+from simulated import FLOATS, SMALL, few, same_bits, seeds, there, values_of
 
 from sparseallreduce.errors import StreamError
-from sparseallreduce.streams.kernels.cuda import selection as device
 from sparseallreduce.streams.selection import select_at_least
 from sparseallreduce.streams.selection.threshold import choose_at_least
+
+device = there("selection")
 
 THRESHOLDS = (0.0, 0.5, 1.0, np.inf, np.nan, 1e-50, 1e300)
 

@@ -3,12 +3,14 @@
 import device_arrays as xp
 import numpy as np
 import pytest
+from simulated import stand_in
 
 import sparseallreduce as sar
 from sparseallreduce.reducers.oktopk import thresholds
 from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.reduction import Reduction, Tree
 
+pytestmark = stand_in
 SIZE, K, RANKS = 400, 20, 4
 MESSAGE = 1  # for the copies of its indices and values together
 

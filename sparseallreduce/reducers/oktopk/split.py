@@ -40,11 +40,12 @@ def split_and_reduce(
     copy : SparseStream, optional
         Of a stream on a GPU, its copy on the host, parts of which are sent.
     """
-    parts = [reduction.enter(part) for part in split(stream if copy is None else copy, bounds)]
+    cut = split(stream if copy is None else copy, bounds)
     if copy is not None and stream.on_device:
         first, last = kernels.cuts(copy._entries()[0], bounds[rank : rank + 2], stream.lo, stream.hi)
         indices, values = (array[first:last] for array in stream._entries())
-        parts[rank] = reduction.enter(SparseStream._sparse_form(indices, values, stream.size, bounds[rank], bounds[rank + 1]))
+        cut[rank] = SparseStream._sparse_form(indices, values, stream.size, bounds[rank], bounds[rank + 1])
+    parts = [reduction.enter(part) for part in cut]
     buckets = [range(first, min(first + bucket, ranks)) for first in range(1, ranks, bucket)]
     sums = Tree(reduction, ranks)  # by distance, so that what comes together is added together, in one order always
     sums.add(0, parts[rank])

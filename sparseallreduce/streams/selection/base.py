@@ -77,8 +77,8 @@ class Selector(ABC):
         indices, values = self.choose(accumulator, gradient, False)
         there = device_kernels(indices, values)
         is_wrong, count = there.violation_and_nonzeros(indices, values, len(accumulator))
-        if is_wrong:
-            return SparseStream(indices, values, len(accumulator))  # raises what there is to say
+        if is_wrong or len(indices) > SparseStream._sparse_form(indices, values, len(accumulator)).switch_point:
+            return SparseStream(indices, values, len(accumulator))  # raises what there is to say, or is dense
         if count < len(values):
             present = there.marked(values != 0, count)
             indices, values = indices[present], values[present]
