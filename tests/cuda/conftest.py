@@ -18,7 +18,7 @@ if ON_DEVICE:
 
     sys.modules["device_arrays"] = cupy
 elif SIMULATED:
-    from numba.cuda.simulator import kernel
+    from numba.cuda.simulator import kernel, kernelapi
 
     from sparseallreduce.streams.kernels.cuda import ranking
 
@@ -28,6 +28,14 @@ elif SIMULATED:
         return threading.Thread.is_alive(self)
 
     kernel.BlockThread.is_alive = is_alive
+    right, making = kernelapi.FakeCUDAShared.array, threading.Lock()
+
+    def array(self, shape, dtype):
+        """One array for all threads of a block, of which no kernel has two: the simulator makes another where two threads ask at once."""
+        with making:
+            return right(self, shape, dtype)
+
+    kernelapi.FakeCUDAShared.array = array
 
     @pytest.fixture(autouse=True, scope="module")
     def few_digits(request):
