@@ -58,7 +58,7 @@ def indices_of(rng, count, size, dtype, lo=0):
 def prepare():
     """Have the simulator let other threads run while it waits, and `device_streams.py` watch the kernels; before those are imported."""
     from device_streams import watched
-    from numba.cuda.simulator import kernel
+    from numba.cuda.simulator import kernel, kernelapi
 
     from sparseallreduce.streams.kernels.cuda import launching
 
@@ -68,6 +68,14 @@ def prepare():
         return threading.Thread.is_alive(self)
 
     kernel.BlockThread.is_alive = is_alive
+    right, making = kernelapi.FakeCUDAShared.array, threading.Lock()
+
+    def array(self, shape, dtype):
+        """One array for all threads of a block, of which no kernel has two: the simulator makes another where two threads ask at once."""
+        with making:
+            return right(self, shape, dtype)
+
+    kernelapi.FakeCUDAShared.array = array
     launching.launch = watched(launching.launch)
 
 
