@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -17,7 +16,9 @@ from sparseallreduce.reducers import ErrorFeedback, Reducer
 from sparseallreduce.reducers.base import Reduced, ReducerOperation
 from sparseallreduce.reducers.dense import Dense
 from sparseallreduce.runtime.api import Request
+from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.torch.devices import as_array
 
 __all__ = ["Bucket", "Member", "arranged", "sum_dtype"]
 
@@ -39,6 +40,11 @@ class Member:
         names, parameters = self.group.get("param_names"), self.group["params"]
         own = next(place for place, each in enumerate(parameters) if each is self.parameter)
         return f"parameter {self.index}" if names is None else f"parameter {names[own]!r}"
+
+    @property
+    def kind(self) -> str:
+        """What has to be the same on all ranks besides its shape: the dtype, and whether it lies on a GPU."""
+        return f"{self.parameter.dtype} on a {self.parameter.device.type}"
 
     @property
     def is_dense(self) -> bool:
@@ -71,7 +77,7 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
     for member in reversed([member for member in members if member.parameter.numel()]):
         dtype = sum_dtype(member.parameter)
         whole = everything or member.is_dense or member.group["density"] == 1
-        key = (dtype, None if whole else member.group["density"])
+        key = (dtype, None if whole else member.group["density"], member.parameter.device)
         bucket = filling.setdefault(key, [])
         if bucket and sum(each.parameter.numel() for each in [*bucket, member]) * dtype.itemsize > nbytes:
             full.append((key, bucket))
@@ -79,7 +85,7 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
         bucket.append(member)
     full += filling.items()
     full.sort(key=lambda each: -each[1][-1].index)
-    return [Bucket(own, dtype, None if density is None else make) for (dtype, density), own in full]
+    return [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
 
 
 class Bucket:
@@ -88,7 +94,7 @@ class Bucket:
     Parameters
     ----------
     members : sequence of Member
-        With elements.
+        With elements, on one device, where the vector lies, too.
     dtype : torch.dtype
         Of the sum: float32 or float64.
     make : callable, optional
@@ -98,6 +104,8 @@ class Bucket:
     ----------
     flat : tensor, shape (size,)
         What is fed into a sum until that is done, and then its mean.
+    vector : array
+        On the same memory.
     owed : ndarray or None
         Where there is no residual any more: what was in it, which the next sum takes in.
     """
@@ -106,8 +114,8 @@ class Bucket:
         self.members = list(members)
         self.bounds: list[int] = [0, *accumulate(member.parameter.numel() for member in members)]
         self.size = self.bounds[-1]
-        self.flat = torch.zeros(self.size, dtype=dtype)
-        self.vector: Array = self.flat.numpy()
+        self.flat = torch.zeros(self.size, dtype=dtype, device=members[0].parameter.device)
+        self.vector: Array = as_array(self.flat)
         self.owed: Array | None = None
         self.make = make
         self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
@@ -133,7 +141,7 @@ class Bucket:
             if factor != 1:
                 part.mul_(factor)
         if self.owed is not None:
-            self.vector += self.owed
+            self.vector += array_module(self.vector).asarray(self.owed)
 
     def planned(self, step: int, said: dict[str, Any]) -> ReducerOperation:
         """The sum of what was packed, about to start, in the density of this step; all ranks have to say the same of it."""
@@ -178,7 +186,7 @@ class Bucket:
         """Make the mean the content of ``flat``; nothing is owed any more."""
         self.owed = None
         if mean.is_dense:
-            np.copyto(self.vector, mean._stored)
+            self.vector[:] = mean._stored
         else:
             self.vector[:] = 0
             mean.add_to(self.vector)
@@ -191,6 +199,8 @@ class Bucket:
     def has_entries(self, mean: SparseStream, own: slice) -> bool:
         """Whether the mean has values for some of the elements."""
         if mean.is_dense:
-            return bool(np.any(mean._stored[own]))
-        lo, hi = np.searchsorted(mean._entries()[0], (own.start, own.stop))
+            return bool(mean._stored[own].any())
+        indices = mean._entries()[0]
+        xp = array_module(indices)
+        lo, hi = xp.searchsorted(indices, xp.asarray([own.start, own.stop], indices.dtype)).tolist()
         return bool(lo < hi)

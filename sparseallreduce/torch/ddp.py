@@ -12,6 +12,7 @@ from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.torch import header, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.devices import Order, future_for, in_order
 from sparseallreduce.torch.flight import Flight
 from sparseallreduce.torch.optimizers import RECIPES
 
@@ -118,16 +119,22 @@ class CommHook:
         self._came: list[_Came] = []
         self._before: dict[Bucket, dict[str, Any]] = {}
         self._infinite = False
+        self._order = Order()
         self.__name__ = self.__qualname__ = "comm_hook"  # by which DistributedDataParallel logs it
 
     def __call__(self, _state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the sum of a bucket."""
+        self._order = self._order.of([bucket.buffer()])
+        with self._order:
+            return self._start(bucket)
+
+    def _start(self, bucket: torch.distributed.GradBucket) -> Any:
         if not self._came:
             self._begin()
         assert self._flight is not None
         flight, scale = self._flight, self._scale()
         gradients = dict(zip(bucket.parameters(), bucket.gradients()))
-        came = _Came(torch.futures.Future(), bucket.buffer(), gradients, self._buckets_of(bucket.parameters()))
+        came = _Came(future_for(bucket.buffer()), bucket.buffer(), gradients, self._buckets_of(bucket.parameters()))
         self._came.append(came)
         if self._scaler is not None:
             self._infinite |= not bool(torch.isfinite(came.buffer).all())
@@ -137,9 +144,9 @@ class CommHook:
         flight.test()
         if bucket.is_last():
             self._finish(scale)
-        future: torch.futures.Future[torch.Tensor] = came.future
-        return future
+        return came.future
 
+    @in_order
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and thresholds, for a run of as many ranks."""
         waiting = state.Waiting()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,10 @@ from sparseallreduce.errors import DivergenceError, StreamTypeError
 from sparseallreduce.runtime.launching import launch
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Member
+from sparseallreduce.torch.devices import norms
 from sparseallreduce.torch.flight import translated
 
-__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "on_any_rank", "settings", "squared_norm", "text"]
+__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "norm_of", "on_any_rank", "settings", "text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
 NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; a sparse one whose indices have d dimensions is SPARSE + d - 1
@@ -85,12 +86,10 @@ def text(value: Any) -> str:
     return _ADDRESS.sub("", str(value))
 
 
-def squared_norm(gradient: torch.Tensor | None) -> float:
-    """In double precision where the gradient has 16 bits or 64, else in pairwise sums of 32."""
-    if gradient is None:
-        return 0.0
-    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+def norm_of(gradients: Iterable[torch.Tensor | None]) -> float:
+    """The L2 norm of all together, in double precision."""
+    given = [gradient for gradient in gradients if gradient is not None]
+    return math.sqrt(sum(norm**2 for norm in norms(each.detach().coalesce().values() if each.is_sparse else each for each in given)))
 
 
 def finite(norm: float) -> float:

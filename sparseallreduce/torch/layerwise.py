@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.torch.devices import norms
 from sparseallreduce.torch.parallel import parallel_map
 
 __all__ = ["LAMB", "LARS"]
@@ -68,7 +69,8 @@ class _Layerwise(torch.optim.Optimizer):
         shared = elements >= WORTH if self.parallel is None else self.parallel
         if shared and self.comm is not None and self.comm.size > 1:
             return [each.tolist() for each in parallel_map(_two_norms, pairs, self.comm)]
-        return [_two_norms(*each).tolist() for each in pairs]
+        flat = norms(tensor for pair in pairs for tensor in pair)
+        return [flat[place : place + 2] for place in range(0, len(flat), 2)]
 
     def _direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Of which the norm is taken beside that of the parameter."""

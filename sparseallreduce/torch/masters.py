@@ -31,7 +31,7 @@ class Masters:
             copy = self._copies[parameter] = parameter.detach().to(torch.float32)
         else:
             changed = parameter.detach() != copy.to(parameter.dtype)
-            copy[changed] = parameter.detach()[changed].to(torch.float32)
+            copy.copy_(torch.where(changed, parameter.detach().to(torch.float32), copy))  # nothing that a GPU has to be waited for
         return copy
 
     def round(self) -> None:

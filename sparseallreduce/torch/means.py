@@ -10,6 +10,7 @@ import torch
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.torch import header
 from sparseallreduce.torch.buckets import Bucket, Member
+from sparseallreduce.torch.devices import norms
 from sparseallreduce.torch.flight import Flight
 from sparseallreduce.torch.masters import Masters
 from sparseallreduce.torch.rows import Layout, as_gradient, squared_norm
@@ -62,7 +63,7 @@ def means(
         if not member.parameter.numel() and member.index in present:  # which is in no bucket
             gradients[member.parameter] = torch.zeros_like(masters.of(member.parameter))
     if limit is not None:
-        squares = sum(header.squared_norm(bucket.flat) for bucket in flight.buckets) + sum(squared_norm(mean) for mean in flight.rows)
+        squares = sum(norm**2 for norm in norms(bucket.flat for bucket in flight.buckets)) + sum(map(squared_norm, flight.rows))
         factor = limit.clipped(header.finite(math.sqrt(squares)), 1)
         for gradient in gradients.values():
             if gradient is not None:
@@ -79,6 +80,6 @@ def _mean_of(bucket: Bucket, member: Member, own: slice, unit: float, masters: M
     elif bucket.feedback is not None and unit != 1:
         part.div_(unit)
     gradient, parameter = part.view(member.parameter.shape), member.parameter
-    if not parameter.is_contiguous() or parameter.device.type != "cpu":
+    if not parameter.is_contiguous():
         gradient = torch.empty_like(masters.of(parameter)).copy_(gradient)
     return gradient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
@@ -19,6 +18,7 @@ from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.torch import header, replicas, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.devices import Order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
 from sparseallreduce.torch.header import NONE, SPARSE
 from sparseallreduce.torch.masters import Masters, apply
@@ -109,8 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._buckets: list[Bucket] = []
         self._arranged: Any = None  # for what the buckets are arranged; None if they have to be
         self._layouts = b""  # of the parameters' gradients, so far
-        self._waiting = state.Waiting()
-        self._masters = Masters()
+        self._waiting, self._masters, self._order = state.Waiting(), Masters(), Order()
         self._scaled = False  # whether a GradScaler makes the steps
         self._overlap: Overlap | None = None
         self._constructed = False
@@ -135,6 +134,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._overlap.watch(member.parameter for member in self._members)
 
     @torch.no_grad()
+    @in_order
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step; ``.grad`` of the parameters is read, and left as it is. Collective.
 
@@ -221,6 +221,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         replicas.check(self.comm, self._members)
 
+    @in_order
     def synchronize(self) -> None:
         """Begin anew from rank 0: its parameters, momenta and number of steps on all ranks. Residuals stay. Collective."""
         if self._flight is not None:
@@ -228,6 +229,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._flight = None
         state.synchronize(self)
 
+    @in_order
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank, as of any optimiser of PyTorch's, and under ``"sums"`` the residuals and thresholds of this rank.
 
@@ -240,11 +242,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 del group["density"]
         return {**own, "sums": state.of_sums(self)}
 
+    @in_order
     def gather_state_dict(self) -> dict[str, Any] | None:
         """The state with the residuals of all ranks, on rank 0, and None elsewhere. Collective."""
         self._expect_idle()
         return state.gathered(self)
 
+    @in_order
     def load_state_dict(self, state_dict: Any, *, missing: str = "raise") -> None:
         """Go on from a state, with the parameters of that time. Collective.
 
@@ -263,6 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state.load(self, state_dict, missing)
 
     @property
+    @in_order
     def residuals(self) -> list[torch.Tensor | None]:
         """What has come in on this rank and was not applied yet, of each parameter in the order of the groups, in float32 or float64.
 
@@ -301,7 +306,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What has to be the same on all ranks when parameters are added."""
         said = {"optimiser": type(self).__name__, "settings": self._settings, "options": self.options, "bucket_bytes": self.bucket_bytes}
         said |= {"check_every": self.check_every, "shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
-        said |= {"dtypes of the parameters": [member.parameter.dtype for member in members], "groups": header.settings(self.param_groups)}
+        said |= {"dtypes of the parameters": [member.kind for member in members], "groups": header.settings(self.param_groups)}
         return tuple((name, header.text(value)) for name, value in said.items())
 
     def _listed(self) -> list[Member]:
@@ -317,6 +322,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _collect(self) -> None:
         """Note which parameters there are; buckets are arranged by the next step."""
         self._members = self._listed()
+        self._order = self._order.of(member.parameter for member in self._members)
         self._index = {member.parameter: member.index for member in self._members}
         self._layouts = self._layouts[: len(self._members)].ljust(len(self._members), bytes([NONE]))
         self._arranged = None
@@ -350,6 +356,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._flight.has_rows = bool(self._sparse())
         return self._flight
 
+    @in_order
     def _came(self, parameter: torch.Tensor) -> None:
         """A gradient has come: start the sums that wait for no other one."""
         if self._flight is not None and self._flight.closed:
@@ -425,7 +432,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What this rank's gradient is multiplied by besides."""
         if self._settings.clip_norm is None or self._everything:
             return 1.0
-        norm = math.sqrt(sum(header.squared_norm(member.parameter.grad) for member in self._members)) * factor
+        norm = header.norm_of(member.parameter.grad for member in self._members) * factor
         return self._settings.clipped(header.finite(norm), self.comm.size)
 
     def _finish(self, flight: Flight) -> None:

@@ -146,8 +146,9 @@ def _packed(tensors: Sequence[torch.Tensor]) -> bytes:
     if not all(isinstance(each, torch.Tensor) for each in tensors):
         raise StreamTypeError("the operator returns a tensor")
     outline = pickle.dumps([(str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in tensors])
-    values = [each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors]
-    return b"".join([len(outline).to_bytes(_LENGTH_BYTES, "little"), outline, *values])
+    values = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in tensors if each.numel()]
+    together = torch.cat(values).cpu().numpy().tobytes() if values else b""  # of a GPU in one copy
+    return b"".join([len(outline).to_bytes(_LENGTH_BYTES, "little"), outline, together])
 
 
 def _unpacked(record: bytes) -> list[torch.Tensor]:

@@ -8,8 +8,10 @@ from math import prod
 import numpy as np
 import torch
 
+from sparseallreduce.streams.kernels.backend import array_module, device_module
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Member, sum_dtype
+from sparseallreduce.torch.devices import as_array, as_tensor, lies_on_gpu
 
 __all__ = ["Layout", "as_gradient", "as_stream", "squared_norm"]
 
@@ -37,30 +39,31 @@ def as_stream(member: Member, layout: Layout, factor: float) -> SparseStream:
     gradient = member.parameter.grad
     tail = () if layout.width is None else (layout.width,)
     if gradient is None:
-        nothing = np.empty((0, *tail), np.float64 if dtype == torch.float64 else np.float32)
-        return SparseStream(np.empty(0, np.int64), nothing, layout.rows)
+        xp = device_module() if lies_on_gpu(member.parameter) else np
+        nothing = xp.empty((0, *tail), np.float64 if dtype == torch.float64 else np.float32)
+        return SparseStream(xp.empty(0, np.int64), nothing, layout.rows)
     gathered = gradient.detach().to(dtype).coalesce()  # rows that come several times are added up, in the precision of the sum
-    places = torch.zeros(gathered.indices().shape[1], dtype=torch.int64)
-    for size, along in zip(layout.shape, gathered.indices().cpu()):
+    places = torch.zeros(gathered.indices().shape[1], dtype=torch.int64, device=gradient.device)
+    for size, along in zip(layout.shape, gathered.indices()):
         places = places * size + along
-    values = gathered.values().cpu().reshape(len(places), *tail)
-    return SparseStream(places.numpy(), (values * factor if factor != 1 else values).numpy(), layout.rows)
+    values = gathered.values().reshape(len(places), *tail)
+    return SparseStream(as_array(places), as_array(values * factor if factor != 1 else values), layout.rows)
 
 
 def as_gradient(mean: SparseStream, layout: Layout, parameter: torch.Tensor) -> torch.Tensor:
     """The mean as a gradient of the parameter; the entries of a dense one are the rows that are not zero."""
     indices, values = mean._entries()
-    places = torch.from_numpy(indices.astype(np.int64))
+    places = as_tensor(indices.astype(np.int64))
     along = []
     for size in reversed(layout.shape[: layout.sparse_dim]):
         along.append(places % size)
         places = places // size
-    rows = torch.from_numpy(np.array(values)).reshape(-1, *layout.shape[layout.sparse_dim :])
+    rows = as_tensor(values.copy()).reshape(-1, *layout.shape[layout.sparse_dim :])
     gathered = torch.sparse_coo_tensor(torch.stack(along[::-1]), rows, layout.shape, is_coalesced=True, check_invariants=False)
     return gathered.to(parameter.device)
 
 
 def squared_norm(stream: SparseStream) -> float:
     """Of its values, in double precision."""
-    values = np.asarray(stream._stored, np.float64).ravel()
-    return float(values @ values)
+    values = stream._stored.astype(np.float64).reshape(-1)
+    return float(array_module(values).dot(values, values))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.objects import agreed, gather, gather_on_first, private
+from sparseallreduce.streams.kernels.backend import as_host
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Bucket, Member, sum_dtype
 
@@ -36,7 +37,8 @@ class Waiting:
         """Take over what buckets have that are arranged anew; ``unit`` is what a gradient is multiplied by to go into a residual."""
         for bucket in buckets:
             if bucket.feedback is not None:
-                self.residuals |= {member.index: bucket.feedback.residual[own].copy() for member, own in bucket.parts()}
+                residual = as_host(bucket.feedback.residual)
+                self.residuals |= {member.index: residual[own].copy() for member, own in bucket.parts()}
                 self.reducers[bucket.key()] = bucket.feedback.reducer.state()
             elif bucket.owed is not None:
                 self.residuals |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(unit(member)) for member, own in bucket.parts()}
@@ -52,7 +54,7 @@ class Waiting:
                     bucket.feedback.residual[own] = residual
                 elif residual.any():
                     if bucket.owed is None:
-                        bucket.owed = np.zeros_like(bucket.vector)
+                        bucket.owed = np.zeros(bucket.size, bucket.vector.dtype)
                     bucket.owed[own] = residual / residual.dtype.type(unit(member))
             state = self.reducers.pop(bucket.key(), None)
             if state is not None and bucket.feedback is not None:
@@ -88,7 +90,8 @@ def _residuals(optimizer: DistributedOptimizer) -> dict[int, Array]:
     found = dict(optimizer._waiting.residuals)
     for bucket in optimizer._buckets:
         if bucket.feedback is not None:
-            found |= {member.index: bucket.feedback.residual[own] for member, own in bucket.parts()}
+            residual = as_host(bucket.feedback.residual)
+            found |= {member.index: residual[own] for member, own in bucket.parts()}
         elif bucket.owed is not None:
             found |= {member.index: bucket.owed[own] * bucket.owed.dtype.type(optimizer._unit(member)) for member, own in bucket.parts()}
     return found

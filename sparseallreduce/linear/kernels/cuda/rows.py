@@ -87,7 +87,7 @@ def scores(
     """
     columns = len(intercepts)
     out = xp.empty(len(taken.rows) * columns, np.float64)
-    norms, read = weights if norms is None else norms, xp.zeros(0, np.float64) if read is None else read
+    norms, read = weights if norms is None else norms, xp.zeros(3, np.float64) if read is None else read
     given = *taken, weights, norms, read, columns, LANES, scale, intercepts, out
     launch(_scoring(weight_at or plain_weight), len(out) * LANES, _THREADS, xp, *given)
     return out
