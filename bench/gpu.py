@@ -84,8 +84,9 @@ def array_module(simulated: bool) -> Any:
 
 
 def name_of(xp: Any) -> str:
-    runtime = getattr(xp.cuda, "runtime", None)
-    return "numba's simulator" if runtime is None else runtime.getDeviceProperties(xp.cuda.Device().id)["name"].decode()
+    if not hasattr(xp.cuda, "get_elapsed_time"):  # what stands for CuPy
+        return "numba's simulator"
+    return xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)["name"].decode()
 
 
 def seconds(xp: Any, repeats: int, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:

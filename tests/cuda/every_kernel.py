@@ -9,6 +9,7 @@ import os
 import numpy as np
 from ranks import array_module
 
+from sparseallreduce.linear.kernels.cuda import losses, rows, weights
 from sparseallreduce.streams.kernels.cuda import bitmap, dense, drawing, gaps, merging, mstopk, norms, order, partition, ranking, selection
 from sparseallreduce.streams.operator import SUM
 
@@ -46,6 +47,30 @@ def run(xp, size):
     bitmap.decode_nonzero(bits, values, size, xp)
     far = xp.concatenate([sets[0], xp.asarray(np.array([2**31], np.uint32))])  # a gap that is an exception
     gaps.decode_gaps(gaps.encode_gaps(far, 0, xp), 0, 2**32, len(far), np.dtype(np.uint32), xp)
+    run_linear(xp, rng, size)
+
+
+def run_linear(xp, rng, size):
+    """A step of two classes and one of three, on samples of eight entries."""
+    samples, free, norms, read = size // 8, xp.zeros(size, np.float32), xp.ones(size, np.float32), xp.asarray(np.array([0.5, 0.01, 0.02]))
+    entries = xp.asarray(np.sort(rng.integers(0, size // 3, (samples, 8)), axis=1).reshape(-1).astype(np.uint32))
+    values = xp.asarray(rng.standard_normal(8 * samples).astype(np.float32))
+    taken = rows.Taken(xp.asarray(np.arange(0, 8 * samples + 1, 8)), entries, values, xp.asarray(rng.permutation(samples)))
+    labels, flag = xp.asarray(rng.integers(0, 3, samples).astype(np.float64)), xp.zeros(1, np.float64)
+    for classes in (1, 3):
+        intercepts = xp.zeros(classes, np.float64)
+        scores = rows.scores(taken, free, intercepts, 1.0, xp)
+        if classes == 1:
+            for loss in losses.SLOPES:
+                slopes = losses.coefficients(loss, scores, labels, None, 0, 0.5, 1.0, np.float32, xp)
+        else:
+            slopes = losses.softmax_coefficients(scores, labels, labels, classes, 1.0, np.float32, xp)
+        indices, sums, _ = rows.total(taken, slopes.reshape(-1, classes), np.uint32, size // classes, xp)
+        weights.descend(free, indices, sums.reshape(-1), classes, 0.1, 0.1, intercepts, flag, xp)
+        given = 0.1, 1.0, (0.01, 0.02), 1.0, intercepts, xp.zeros(classes, np.float64), flag
+        weights.descend_adaptively(free, norms, indices, sums.reshape(-1), classes, *given, xp)
+        rows.scores(taken, free, intercepts, 1.0, xp, norms=norms, read=read, weight_at=weights.adaptive_weight)
+    weights.read_adaptive(free, norms, read, xp)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import pytest
 from simulated import stand_in
 from test_source import FILES, functions_of
 
+from sparseallreduce.linear.kernels.cuda import losses, rows, weights
 from sparseallreduce.streams.kernels.cuda import bitmap, dense, drawing, gaps, merging, norms, order, ranking, selection
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = (bitmap, dense, drawing, gaps, merging, norms, order, ranking, selection)
+MODULES = (bitmap, dense, drawing, gaps, merging, norms, order, ranking, selection, losses, rows, weights)
 
 
 @stand_in
