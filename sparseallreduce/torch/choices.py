@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.reducers import Auto, ReducerChoice
+from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.torch.buckets import arranged
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 
@@ -29,5 +30,5 @@ class ChoosingOptimizer(DistributedOptimizer):
                 reducer, k = bucket.feedback.reducer, bucket.k(self.steps)
                 of_step = reducer if reducer.k == k else self._make(bucket.size, k)
                 assert isinstance(of_step, Auto)
-                found.append(of_step.explained(self.comm, bucket.vector.dtype))
+                found.append(of_step.explained(self.comm, bucket.vector.dtype, on_device(bucket.vector)))
         return found
