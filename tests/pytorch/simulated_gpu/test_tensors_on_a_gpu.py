@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,13 @@ def test_steps_are_those_of_the_processor(case):
         for mine, theirs in zip(optimizer.residuals, host_optimizer.residuals, strict=True):
             assert (mine is None and theirs is None) or torch.equal(mine, theirs)
     same(model, host)
+
+
+def test_an_explanation_of_the_choice_has_the_copies():
+    for place, lies_there in ((simulated, True), (None, False)):
+        with place() if place else nullcontext():
+            (choice,) = ours.AutoSGD(network().parameters(), 0.1, candidates=["gtopk"]).explain()
+        assert choice.on_device == lies_there
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
