@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import device_arrays as xp
+import device_streams
 import numpy as np
 import pytest
 import torch
@@ -46,14 +47,32 @@ class Gpu:
     def external_stream(self, pointer, number):
         return self._noting(pointer)
 
-    def device(self, number=0):
-        return self._noting(f"GPU {number}")
+    def device(self, number=None):
+        return Device(self, number)
 
     @contextmanager
     def _noting(self, what):
         self.entered.append(what)
         yield
         self.entered.append(None)
+
+
+class Device(device_streams.Device):
+    """The stand-in's, which says that it was entered by its number."""
+
+    def __init__(self, gpu, number):
+        super().__init__(number)
+        self._gpu, self._named = gpu, number is not None
+
+    def __enter__(self):
+        if self._named:
+            self._gpu.entered.append(f"GPU {self.id}")
+        return super().__enter__()
+
+    def __exit__(self, *args):
+        super().__exit__(*args)
+        if self._named:
+            self._gpu.entered.append(None)
 
 
 def from_dlpack(tensor):
@@ -69,12 +88,13 @@ def from_dlpack(tensor):
 def simulated():
     """Until its end every tensor is one on a GPU."""
     gpu = Gpu()
+    cuda = SimpleNamespace(**vars(xp.cuda) | {"Device": gpu.device, "ExternalStream": gpu.external_stream})
     with (
         pytest.MonkeyPatch.context() as patch,
         mock.patch.object(devices, "lies_on_gpu", return_value=True),
         mock.patch("sparseallreduce.torch.rows.lies_on_gpu", return_value=True),
         mock.patch.object(torch.cuda, "current_stream", side_effect=lambda device=None: gpu.current),
-        mock.patch.dict(vars(xp), from_dlpack=from_dlpack, cuda=SimpleNamespace(Device=gpu.device, ExternalStream=gpu.external_stream)),
+        mock.patch.dict(vars(xp), from_dlpack=from_dlpack, cuda=cuda),
         mock.patch.object(xp.ndarray, "__dlpack__", lambda array, **how: array._array.__dlpack__(), create=True),
         mock.patch.object(xp.ndarray, "__dlpack_device__", lambda array: array._array.__dlpack_device__(), create=True),
     ):
