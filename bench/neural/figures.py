@@ -19,7 +19,7 @@ from sparseallreduce.cli.report import environment
 from . import reading, throughput
 from .papers import PAPERS
 from .scaling import ARIES, ETHERNET, SELECTORS, Step, communication_seconds, compute_seconds, select_seconds, step_of
-from .training import Setting, recorded
+from .training import Setting, recommended, recorded
 
 __all__ = ["FIGURES", "Sizes", "draw"]
 
@@ -42,7 +42,7 @@ class Sizes:
         """The setting, reduced."""
         if not self.most_samples and not self.epochs:
             return setting
-        return replace(setting, most_samples=self.most_samples, epochs=self.epochs, batch=min(setting.batch, 32))
+        return replace(setting, most_samples=self.most_samples, epochs=self.epochs, batch=min(setting.step_samples, 32))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ METHOD = {"dense": "Dense", "topk": "TopkDSA", "approximate-topk": "TopkDSA", "g
 
 def seconds_of(setting: Setting, network: sar.Network) -> float:
     """Of a step on a network whose ranks have a core each."""
-    samples = max(1, setting.batch // setting.ranks)
+    samples = max(1, setting.step_samples // setting.ranks)
     return step_of(METHOD[setting.optimiser], setting.model, samples, setting.ranks, setting.density, network, width=setting.width).total
 
 
@@ -334,7 +334,11 @@ def plot_selectors(results: Results, picture: Picture) -> None:
 
 
 def compared(model: str, optimisers: Sequence[str], **given: Any) -> dict[str, Setting]:
-    return {f"{model}, {name}": Setting(model, name, **given) for name in optimisers}
+    """Trainings by these optimisers, with the settings of docs/lossy.md."""
+    chosen = {name: given | recommended(name, given.get("adam", False)) for name in optimisers}
+    if "dense" in chosen:  # which has none
+        chosen["dense"].pop("density", None)
+    return {f"{model}, {name}": Setting(model, name, **own) for name, own in chosen.items()}
 
 
 def beside_dense(model: str, settings: dict[str, Setting], **given: Any) -> dict[str, Setting]:

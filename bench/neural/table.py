@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from .training import OPTIMISERS, Setting, recorded, records
+from .training import OPTIMISERS, Setting, recommended, recorded, records
 
 __all__ = ["MODELS", "make_table", "settings"]
 
@@ -17,8 +17,10 @@ MODELS = ("vgg", "lstm", "transformer")
 
 
 def settings(models: Sequence[str], seeds: int, optimisers: Sequence[str] | None = None, **given: Any) -> list[Setting]:
-    """All cells, so that one seed of all comes before the next."""
-    return [Setting(model, name, seed=seed, **given) for seed in range(seeds) for model in models for name in optimisers or OPTIMISERS]
+    """All cells, so that one seed of all comes before the next; with the settings of docs/lossy.md."""
+    names = optimisers or OPTIMISERS
+    cells = [(seed, model, name) for seed in range(seeds) for model in models for name in names]
+    return [Setting(model, name, seed=seed, **(given | recommended(name))) for seed, model, name in cells]
 
 
 def make_table(wanted: Sequence[Setting], path: Path, seconds: float) -> None:

@@ -26,7 +26,7 @@ from . import ROOT
 from .data import Samples, data_of, shares
 from .models import count, make
 
-__all__ = ["OPTIMISERS", "Setting", "recorded", "records", "train"]
+__all__ = ["OPTIMISERS", "Setting", "recommended", "recorded", "records", "train"]
 
 OPTIMISERS = {
     "dense": "DenseSGD",
@@ -37,9 +37,13 @@ OPTIMISERS = {
     "mstopk": "MSTopKSGD",
     "hitopk": "HiTopKSGD",
 }
-#: Rate and momentum of each model, with which dense SGD does well on a batch of 64.
+#: Rate and momentum of each model, with which dense SGD does well.
 RATES = {"vgg": (0.02, 0.9), "resnet": (0.05, 0.9), "perceptron": (0.05, 0.9), "lstm": (1.0, 0.9), "transformer": (0.3, 0.9)}
-EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 4, "transformer": 4}
+#: The same for ApproximateTopKSGD: less momentum, as a value waits for its turn besides, and what the model bears with that.
+APPROXIMATE = {"vgg": (0.2, 0.0), "resnet": (0.5, 0.0), "perceptron": (0.5, 0.0), "lstm": (10.0, 0.0), "transformer": (0.75, 0.5)}
+TEXT = ("lstm", "transformer")
+EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 20, "transformer": 20}  # after which dense SGD has learned what it can
+PIECES = 512  # of a text, of which it is learned
 WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities of gTop-k section IV-B
 POINTS = 8  # at which a model is evaluated
 
@@ -52,10 +56,11 @@ class Setting:
     optimiser: str
     density: float = 0.01
     ranks: int = 4
-    batch: int = 64  # samples a step, of all ranks
+    batch: int = 0  # samples a step, of all ranks; 0: 64 images, or 16 pieces of a text
     epochs: int = 0  # 0: as many as the model has by default
-    most_samples: int = 0  # of the training set; 0: all, and of text the first 8,192 pieces
+    most_samples: int = 0  # of the training set; 0: all, and of a text PIECES
     warm_up: bool = False  # whether the density goes down to its value in the first tenth of the steps
+    correction: bool = False  # whether momentum is that of a rank's own gradients, before values are selected
     adam: bool = False  # Adam instead of SGD
     width: int = 32
     seed: int = 0
@@ -67,26 +72,40 @@ class Setting:
     @property
     def train_samples(self) -> int:
         present = len(data_of(self.model).train.y)
-        text = self.model in ("lstm", "transformer")
-        return min(present, self.most_samples or (8192 if text else present))
+        return min(present, self.most_samples or (PIECES if self.model in TEXT else present))
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a step, of all ranks."""
+        return self.batch or (16 if self.model in TEXT else 64)
 
     @property
     def steps(self) -> int:
-        return (self.epochs or EPOCHS[self.model]) * (self.train_samples // self.batch)
+        return (self.epochs or EPOCHS[self.model]) * (self.train_samples // self.step_samples)
+
+
+def recommended(optimiser: str, adam: bool = False) -> dict[str, Any]:
+    """What docs/lossy.md says to take with an optimiser that chooses values: a warm-up, and momentum before values are selected."""
+    if optimiser == "dense":
+        return {}
+    return {"warm_up": True, "correction": not adam and optimiser != "approximate-topk"}
 
 
 def optimizer_of(setting: Setting, model: nn.Module, comm: Any) -> torch.optim.Optimizer:
-    """The optimiser, with the settings of dense SGD; the approximate one has no momentum, and a rate as much higher (docs/lossy.md)."""
+    """The optimiser, with the settings of dense SGD; but for those of the approximate one (docs/lossy.md)."""
     rate, momentum = RATES[setting.model]
     density: Any = setting.density
     if setting.warm_up:
         density = DensityWarmup(density, max(1, setting.steps // 40), tuple(max(density, share) for share in WARMUP))
     if setting.adam:
         return distributed(torch.optim.Adam, setting.optimiser)(model.parameters(), lr=2e-3, density=density, comm=comm)
+    options: dict[str, Any] = {}
     if setting.optimiser == "approximate-topk":
-        rate, momentum = rate / (1 - momentum), 0.0
+        rate, momentum = APPROXIMATE[setting.model]
+        options = {"seed": setting.seed, "bucket": None}
+    elif setting.correction:
+        options = {"momentum_correction": True, "momentum_masking": False}
     kind = distributed(torch.optim.SGD, setting.optimiser)
-    options: dict[str, Any] = {"seed": setting.seed} if setting.optimiser == "approximate-topk" else {}
     return kind(model.parameters(), lr=rate, momentum=momentum, density=density, comm=comm, **options)
 
 
@@ -107,7 +126,7 @@ def train(setting: Setting, comm: Any) -> dict[str, Any]:
     with sar.trace() as traffic:
         for epoch in range(setting.epochs or EPOCHS[setting.model]):
             seed = 1000 * setting.seed + epoch
-            for rows in shares(setting.train_samples, setting.batch, seed, comm.rank, comm.size):
+            for rows in shares(setting.train_samples, setting.step_samples, seed, comm.rank, comm.size):
                 start = perf_counter()
                 optimizer.zero_grad()
                 loss = loss_of(model, Samples(data.train.x[rows], data.train.y[rows]))

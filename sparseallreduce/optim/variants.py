@@ -59,8 +59,9 @@ class ApproximateTopKSGD(Optimizer):
     ``algorithm``, as of :class:`TopKSGD`. Each rank draws its own random numbers. Values are sent as they are, not divided by their
     probabilities: the residual keeps the rest.
 
-    Take no momentum, and a rate 1 / (1 - momentum) times as high instead. Below 1 % let the density warm up, too, and take
-    ``bucket=None``: half a value of each bucket, wherever the large ones are, says little.
+    Take no momentum, and a rate 1 / (1 - momentum) times as high instead, if the model bears that. SGD without momentum bears curvatures up
+    to 2 / rate, and with momentum m up to 2 (1 + m) / rate; where it diverges, a momentum of 0.5 is between the two. Let the density warm
+    up, and take ``bucket=None``: equal shares of all buckets, wherever the large values are, say little.
 
     Notes
     -----

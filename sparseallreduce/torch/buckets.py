@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.errors import AlgorithmError, StreamTypeError
 from sparseallreduce.reducers import ErrorFeedback, Reducer
 from sparseallreduce.reducers.base import Reduced, ReducerOperation
 from sparseallreduce.reducers.dense import Dense
@@ -20,7 +20,7 @@ from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.devices import as_array
 
-__all__ = ["Bucket", "Member", "arranged", "sum_dtype"]
+__all__ = ["Bucket", "Member", "arranged", "listed", "sum_dtype"]
 
 Array = NDArray[Any]
 Make = Callable[[int, int], Reducer]  # of a size and a k
@@ -58,7 +58,29 @@ def sum_dtype(parameter: torch.Tensor) -> torch.dtype:
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: bool) -> list[Bucket]:
+def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
+    """The parameters of these groups.
+
+    Raises
+    ------
+    StreamTypeError
+        If one has other numbers than floating-point ones.
+    AlgorithmError
+        If a density is no share, or a group's momentum is none that can be corrected where it is to be.
+    """
+    parameters = [(parameter, group) for group in groups for parameter in group["params"]]
+    for parameter, group in parameters:
+        if not parameter.is_floating_point():
+            raise StreamTypeError(f"parameters are floating-point numbers, not {parameter.dtype}")
+        density = group["density"]
+        if correction and (group["nesterov"] or group["dampening"] or not 0 <= group["momentum"] < 1):
+            raise AlgorithmError("momentum correction is for a momentum below 1, without Nesterov's form and without dampening")
+        if not callable(density) and not 0 < density <= 1:
+            raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
+    return [Member(index, *each) for index, each in enumerate(parameters)]
+
+
+def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: bool, correction: bool = False) -> list[Bucket]:
     """The parameters in buckets, those whose gradients come first in back-propagation, which are the last, first.
 
     Parameters
@@ -71,6 +93,8 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
         Makes the reducer of a bucket.
     everything : bool
         Whether all gradients are summed whole.
+    correction : bool
+        Whether those that are not have a velocity.
     """
     filling: dict[Any, list[Member]] = {}
     full: list[tuple[Any, list[Member]]] = []
@@ -85,7 +109,11 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
         bucket.append(member)
     full += filling.items()
     full.sort(key=lambda each: -each[1][-1].index)
-    return [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
+    buckets = [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
+    for made in buckets:
+        if correction and made.feedback is not None:
+            made.velocity = array_module(made.vector).zeros_like(made.vector)
+    return buckets
 
 
 class Bucket:
@@ -108,6 +136,8 @@ class Bucket:
         On the same memory.
     owed : ndarray or None
         Where there is no residual any more: what was in it, which the next sum takes in.
+    velocity : array or None
+        With momentum correction: of this rank's own gradients, in units of the residual. It is what is fed into a sum.
     """
 
     def __init__(self, members: Sequence[Member], dtype: torch.dtype, make: Make | None) -> None:
@@ -120,6 +150,8 @@ class Bucket:
         self.make = make
         self.feedback = None if make is None else ErrorFeedback(make(self.size, 1), self.vector.dtype)
         self._dense = Dense(self.size, self.size) if make is None else None
+        self.velocity: Array | None = None
+        self._gradients = 0  # that the residual had taken in before the latest sum
 
     def parts(self) -> Iterator[tuple[Member, slice]]:
         """Each parameter, and the elements of the vector that are its own."""
@@ -140,6 +172,9 @@ class Bucket:
             part.view(member.parameter.shape).copy_(gradient.detach())
             if factor != 1:
                 part.mul_(factor)
+        if self.velocity is not None:
+            for member, own in self.parts():
+                self.vector[own] += self.velocity.dtype.type(member.group["momentum"]) * self.velocity[own]
         if self.owed is not None:
             self.vector += array_module(self.vector).asarray(self.owed)
 
@@ -154,6 +189,7 @@ class Bucket:
             k = self.k(step)
             if self.feedback.reducer.k != k:
                 self.feedback.reducer = self.make(self.size, k)
+            self._gradients = self.feedback.gradients
             operation = self.feedback.planned(self.vector)
         terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
         operation.intent = Intent(terms, operation.intent.entries, operation.intent.error)
@@ -182,8 +218,13 @@ class Bucket:
         mean: SparseStream = outcome
         return mean
 
-    def take(self, mean: SparseStream) -> None:
-        """Make the mean the content of ``flat``; nothing is owed any more."""
+    def take(self, mean: SparseStream, masking: bool = False) -> None:
+        """Make the mean the content of ``flat``; nothing is owed any more. With masking, velocity stops where a value was applied."""
+        self._keep_velocity()
+        if self.velocity is not None and masking:
+            assert self.feedback is not None
+            # Of a sum by hosts, in which all values are, those that stay with none of the host's ranks.
+            self.velocity[mean.indices if self.feedback.reducer.hosts else self.feedback.contributed] = 0
         self.owed = None
         if mean.is_dense:
             self.vector[:] = mean._stored
@@ -193,8 +234,19 @@ class Bucket:
 
     def give_back(self, mean: SparseStream) -> None:
         """A mean that is not applied on any rank goes into the residuals of all, so that it is not lost."""
+        self._keep_velocity()
         if self.feedback is not None:
             mean.add_to(self.feedback.residual)
+
+    def failed(self) -> None:
+        """Go on from what has come of a sum that failed: the residual may have taken in what was fed."""
+        if self.feedback is not None and self.feedback.gradients > self._gradients:
+            self._keep_velocity()
+
+    def _keep_velocity(self) -> None:
+        """What was fed is part of the residual, or of the mean, for good."""
+        if self.velocity is not None:
+            self.velocity[:] = self.vector
 
     def has_entries(self, mean: SparseStream, own: slice) -> bool:
         """Whether the mean has values for some of the elements."""

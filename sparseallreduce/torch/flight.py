@@ -141,6 +141,8 @@ class Flight:
                     self.rows = request.wait() or []
             except Exception as failure:
                 self.failure = self.failure or failure
+                if bucket is not None:
+                    bucket.failed()
             del self._pending[0]
 
     def give_back(self) -> None:

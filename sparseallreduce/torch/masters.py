@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Container, Iterable, MutableMapping
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ def apply(
     state: MutableMapping[Any, Any],
     gradients: dict[torch.Tensor, torch.Tensor | None],
     masters: Masters,
+    corrected: Container[torch.Tensor] = (),
 ) -> None:
     """Let an optimiser make a step with these gradients, and leave those of the parameters as they are.
 
@@ -71,10 +72,16 @@ def apply(
     gradients : dict
         By parameter; None for those that stay as they are.
     masters : Masters
+    corrected : container of tensors
+        Parameters whose gradients have momentum already. Their weight decay, which has not, is as many times as large as momentum makes it.
     """
     standing = {parameter: masters.of(parameter) for group in groups for parameter in group["params"]}
     inner.state = defaultdict(dict, {standing[each]: kept for each, kept in state.items() if each in standing})
-    inner.param_groups = [{**group, "params": [standing[each] for each in group["params"]]} for group in groups]
+    inner.param_groups = [
+        {**settings, "params": [standing[each] for each in group["params"] if (each in corrected) == without]}
+        for group in groups
+        for without, settings in ((False, group), *([(True, _without_momentum(group))] if corrected else []))
+    ]
     for parameter, stand in standing.items():
         stand.grad = gradients.get(parameter)
     try:
@@ -86,3 +93,8 @@ def apply(
                 state[parameter] = inner.state[stand]
         inner.state, inner.param_groups = defaultdict(dict), groups
     masters.round()
+
+
+def _without_momentum(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group whose gradients have momentum already."""
+    return {**group, "momentum": 0.0, "weight_decay": group["weight_decay"] / (1 - group["momentum"])}

@@ -27,6 +27,7 @@ def means(
     unit: Callable[[Member], float],
     masters: Masters,
     limit: Settings | None,
+    masking: bool = False,
 ) -> Gradients:
     """The mean gradient of each parameter, None of those that stay as they are.
 
@@ -43,6 +44,8 @@ def means(
     masters : Masters
     limit : Settings, optional
         By which the norm of the mean is clipped, if it is.
+    masking : bool
+        Whether velocity stops where a value is applied.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def means(
     gradients: Gradients = {}
     for bucket in flight.buckets:
         mean = flight.means[bucket]
-        bucket.take(mean)
+        bucket.take(mean, masking)
         for member, own in bucket.parts():
             comes = member.index in present or bucket.has_entries(mean, own)
             gradients[member.parameter] = _mean_of(bucket, member, own, unit(member), masters) if comes else None

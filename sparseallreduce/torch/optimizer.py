@@ -10,14 +10,14 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.optim import Optimizer as Recipe
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.torch import header, replicas, state
-from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
 from sparseallreduce.torch.devices import Order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
 from sparseallreduce.torch.header import NONE, SPARSE
@@ -63,6 +63,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     dense : bool, optional
         Whether gradients are summed whole. By default those of parameters with one dimension or none are: biases, and the weights of
         normalisation layers. A group may have its own.
+    momentum_correction : bool
+        Whether momentum is that of each rank's own gradients, before values are selected, as far as they have residuals (Lin et al.,
+        sections 3.1 and 3.2): what waits gains as much momentum as what does not. For SGD, without Nesterov's form and dampening. Weight
+        decay counts 1 / (1 - momentum) times, as momentum would make of it. It takes 4 bytes a parameter.
+    momentum_masking : bool
+        With the correction: whether a velocity stops where its value was applied.
     **options
         Of ``base``, such as ``momentum``, ``nesterov``, ``weight_decay`` or ``betas``; all others are those of the sum, see
         :mod:`sparseallreduce.optim`.
@@ -100,6 +106,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_norm: float | None = None,
         check_every: int = 100,
         dense: bool | None = None,
+        momentum_correction: bool = False,
+        momentum_masking: bool = True,
         **options: Any,
     ) -> None:
         self.comm = world() if comm is None else comm
@@ -117,7 +125,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             known = inspect.signature(self.base.__init__).parameters
             self.options = {name: value for name, value in options.items() if name not in known}
-            self._settings = Settings(clip_norm=clip_norm)
+            momentum = options.get("momentum", 0.0) if momentum_correction else 0.0
+            self._settings = Settings(momentum, momentum_correction, momentum_masking, clip_norm=clip_norm)
             self._check_settings()
             given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
             self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
@@ -300,6 +309,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AlgorithmError(f"bucket_bytes is the most that a bucket holds, at least 1, not {self.bucket_bytes}")
         if self.check_every < 0:
             raise AlgorithmError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
+        if self._settings.momentum_correction and self.base is not torch.optim.SGD:
+            raise AlgorithmError(f"momentum correction is one of SGD's momentum: {self.base.__name__} has none")
         self._make(64, 8)  # whether it knows the options
 
     def _terms(self, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
@@ -310,14 +321,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return tuple((name, header.text(value)) for name, value in said.items())
 
     def _listed(self) -> list[Member]:
-        parameters = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
-        for parameter, group in parameters:
-            if not parameter.is_floating_point():
-                raise StreamTypeError(f"parameters are floating-point numbers, not {parameter.dtype}")
-            density = group["density"]
-            if not callable(density) and not 0 < density <= 1:
-                raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
-        return [Member(index, *each) for index, each in enumerate(parameters)]
+        return listed(self.param_groups, self._settings.momentum_correction)
 
     def _collect(self) -> None:
         """Note which parameters there are; buckets are arranged by the next step."""
@@ -341,7 +345,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Arrange the parameters in buckets; residuals go with their parameters, thresholds with buckets that are as before."""
         self._waiting.take_from(self._buckets, self._unit)
         strided = [member for member in self._members if self._layouts[member.index] < SPARSE]
-        self._buckets = arranged(strided, self.bucket_bytes, self._make, self._everything)
+        self._buckets = arranged(strided, self.bucket_bytes, self._make, self._everything, self._settings.momentum_correction)
         self._waiting.give_to(self._buckets, self._make, self._unit)
         self._arranged = self._wanted()
 
@@ -444,6 +448,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._arranged = None
             raise flight.failure
         limit = self._settings if self._everything and self._settings.clip_norm is not None else None
-        gradients = means(flight, self._members, self._sparse(), self._unit, self._masters, limit)
-        apply(self._inner, self.param_groups, self.state, gradients, self._masters)
+        gradients = means(flight, self._members, self._sparse(), self._unit, self._masters, limit, self._settings.momentum_masking)
+        corrected = {member.parameter for bucket in flight.buckets if bucket.velocity is not None for member in bucket.members}
+        apply(self._inner, self.param_groups, self.state, gradients, self._masters, corrected)
         self.steps += 1

@@ -104,7 +104,7 @@ class TopKSGD(DistributedOptimizer):
 
 
 class ApproximateTopKSGD(DistributedOptimizer):
-    """TopK SGD with the thesis's approximate selection: see :class:`sparseallreduce.optim.ApproximateTopKSGD`. Take no momentum."""
+    """TopK SGD with the thesis's approximate selection: see :class:`sparseallreduce.optim.ApproximateTopKSGD`. Take little momentum."""
 
     recipe = optim.ApproximateTopKSGD
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.objects import agreed, gather, gather_on_first, private
-from sparseallreduce.streams.kernels.backend import as_host
+from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Bucket, Member, sum_dtype
 
@@ -27,14 +27,16 @@ VERSION = 1
 
 
 class Waiting:
-    """Residuals by parameter, and states of reducers by bucket, that wait for buckets to be arranged."""
+    """Residuals and velocities by parameter, and states of reducers by bucket, that wait for buckets to be arranged."""
 
     def __init__(self) -> None:
         self.residuals: dict[int, Array] = {}
+        self.velocities: dict[int, Array] = {}
         self.reducers: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def take_from(self, buckets: Sequence[Bucket], unit: Callable[[Member], float]) -> None:
         """Take over what buckets have that are arranged anew; ``unit`` is what a gradient is multiplied by to go into a residual."""
+        self.velocities |= {index: own.copy() for index, own in _velocities(buckets).items()}
         for bucket in buckets:
             if bucket.feedback is not None:
                 residual = as_host(bucket.feedback.residual)
@@ -47,6 +49,9 @@ class Waiting:
         """Give the buckets what is theirs; those that have no residual owe it to the next sum."""
         for bucket in buckets:
             for member, own in bucket.parts():
+                velocity = self.velocities.pop(member.index, None)
+                if velocity is not None and bucket.velocity is not None:
+                    bucket.velocity[own] = array_module(bucket.velocity).asarray(velocity)
                 if member.index not in self.residuals or (bucket.feedback is None and unit(member) == 0):
                     continue  # what would be multiplied by a rate of 0 waits
                 residual = self.residuals.pop(member.index)
@@ -66,13 +71,16 @@ class Waiting:
     def as_tensors(self) -> dict[str, Any]:
         """Of tensors, numbers and texts, which ``torch.load`` takes without trust in who has written them."""
         reducers = [{"bucket": list(key), "state": _as_tensors(state)} for key, state in self.reducers.items()]
-        return {"residuals": {index: torch.from_numpy(own.copy()) for index, own in self.residuals.items()}, "reducers": reducers}
+        held = {"residuals": self.residuals, "velocities": self.velocities}
+        tensors = {kind: {index: torch.from_numpy(own.copy()) for index, own in arrays.items()} for kind, arrays in held.items()}
+        return {**tensors, "reducers": reducers}
 
     @classmethod
     def from_tensors(cls, saved: Mapping[str, Any]) -> Waiting:
         """The same again."""
         waiting = cls()
         waiting.residuals = {index: own.numpy().reshape(-1).copy() for index, own in saved["residuals"].items()}
+        waiting.velocities = {index: own.numpy().reshape(-1).copy() for index, own in saved.get("velocities", {}).items()}
         waiting.reducers = {tuple(each["bucket"]): _as_arrays(each["state"]) for each in saved["reducers"]}
         return waiting
 
@@ -97,10 +105,21 @@ def _residuals(optimizer: DistributedOptimizer) -> dict[int, Array]:
     return found
 
 
+def _velocities(buckets: Sequence[Bucket]) -> dict[int, Array]:
+    """That of each parameter, of those which have one, on the host."""
+    found: dict[int, Array] = {}
+    for bucket in buckets:
+        if bucket.velocity is not None:
+            velocity = as_host(bucket.velocity)
+            found |= {member.index: velocity[own] for member, own in bucket.parts()}
+    return found
+
+
 def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
     """What ``state_dict`` has under "sums": tensors, numbers and texts, which ``torch.load`` takes without trust in who has written it."""
     everything = Waiting()
     everything.residuals = _residuals(optimizer)
+    everything.velocities = optimizer._waiting.velocities | _velocities(optimizer._buckets)
     everything.reducers = dict(optimizer._waiting.reducers)
     everything.reducers |= {bucket.key(): bucket.feedback.reducer.state() for bucket in optimizer._buckets if bucket.feedback is not None}
     rank, tensors = optimizer.comm.rank, everything.as_tensors()
@@ -112,6 +131,7 @@ def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
         "layouts": list(optimizer._layouts),
         "masters": optimizer._masters.state(member.parameter for member in optimizer._members),
         "residuals": {rank: tensors["residuals"]},
+        "velocities": {rank: tensors["velocities"]},
         "reducers": {rank: tensors["reducers"]},
     }
 
@@ -120,8 +140,17 @@ def gathered(optimizer: DistributedOptimizer) -> dict[str, Any] | None:
     """The state with the residuals of all ranks on the first one, None elsewhere; collective."""
     comm = optimizer.comm
     own: dict[str, Any] = optimizer.state_dict()
-    sums, ranks = own["sums"], comm.size
-    mine = sums["residuals"][comm.rank]
+    sums = own["sums"]
+    whole = {kind: _gathered(optimizer, sums[kind][comm.rank]) for kind in ("residuals", "velocities")}
+    reducers = gather(comm, sums["reducers"][comm.rank])
+    if comm.rank > 0:
+        return None
+    return {**own, "sums": {**sums, **whole, "reducers": dict(enumerate(reducers))}}
+
+
+def _gathered(optimizer: DistributedOptimizer, mine: Mapping[int, torch.Tensor]) -> dict[int, dict[int, torch.Tensor]]:
+    """Of all ranks, what each holds for some parameters, on the first one; collective."""
+    comm, ranks = optimizer.comm, optimizer.comm.size
     of_ranks: dict[int, dict[int, torch.Tensor]] = {rank: {} for rank in range(ranks)}
     for index in sorted({index for held in gather(comm, list(mine)) for index in held}):
         member = optimizer._members[index]
@@ -131,20 +160,18 @@ def gathered(optimizer: DistributedOptimizer) -> dict[str, Any] | None:
         if comm.rank == 0:
             for rank, part in enumerate(np.split(whole, ranks)):
                 of_ranks[rank][index] = torch.from_numpy(part.copy())
-    reducers = gather(comm, sums["reducers"][comm.rank])
-    if comm.rank > 0:
-        return None
-    return {**own, "sums": {**sums, "residuals": of_ranks, "reducers": dict(enumerate(reducers))}}
+    return of_ranks
 
 
 def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None:
     """Take over a state; see :meth:`DistributedOptimizer.load_state_dict`."""
     comm = optimizer.comm
     states = agreed(comm, lambda: _checked(optimizer, state_dict, missing))
-    held: dict[int, tuple[Any, Any]] = {}
+    held: dict[int, tuple[Any, Any, Any]] = {}
     for state in states:
         sums = state.get("sums", {})
-        held |= {rank: (own, sums["reducers"].get(rank, [])) for rank, own in sums.get("residuals", {}).items()}
+        velocities = sums.get("velocities", {})
+        held |= {rank: (own, sums["reducers"].get(rank, []), velocities.get(rank, {})) for rank, own in sums.get("residuals", {}).items()}
     first = states[0].get("sums")
     saved = None if first is None else (first["ranks"], first["steps"])
     everyone = gather(comm, (saved, sorted(held)))
@@ -154,11 +181,8 @@ def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None
     optimizer._buckets, optimizer._flight = [], None
     waiting = optimizer._waiting = Waiting()
     for rank in mine:
-        for index, own in held[rank][0].items():
-            scaled = np.array(own.numpy()).reshape(-1)
-            if ranks != comm.size:  # the mean is divided by another number of ranks now
-                scaled *= scaled.dtype.type(comm.size / ranks)
-            waiting.residuals[index] = waiting.residuals[index] + scaled if index in waiting.residuals else scaled
+        _add_to(waiting.residuals, held[rank][0], comm.size / ranks)
+        _add_to(waiting.velocities, held[rank][2], comm.size / ranks)
     if all(own == [rank] for rank, own in enumerate(gather(comm, mine))) and ranks == comm.size:
         waiting.reducers = {tuple(each["bucket"]): _as_arrays(each["state"]) for each in held[comm.rank][1]}
     parameters = [member.parameter for member in optimizer._members]
@@ -167,6 +191,15 @@ def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None
     optimizer._layouts = bytes(len(parameters)) if first is None else bytes(first["layouts"])
     optimizer._fresh = True
     optimizer._collect()
+
+
+def _add_to(arrays: dict[int, Array], held: Mapping[int, torch.Tensor], factor: float) -> None:
+    """What a rank has saved, in the measure in which it counts for a mean that is divided by another number of ranks now."""
+    for index, own in held.items():
+        scaled = np.array(own.numpy()).reshape(-1)
+        if factor != 1:
+            scaled *= scaled.dtype.type(factor)
+        arrays[index] = arrays[index] + scaled if index in arrays else scaled
 
 
 def _checked(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> list[Mapping[str, Any]]:
@@ -188,7 +221,7 @@ def _checked(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> 
             raise CheckpointError(f"this state is of version {sums['version']}, and this library reads version {VERSION}")
         if sums["optimiser"] != type(optimizer).__name__:
             raise CheckpointError(f"this state is of a {sums['optimiser']}, and this is a {type(optimizer).__name__}")
-        for own in sums["residuals"].values():
+        for own in (*sums["residuals"].values(), *sums.get("velocities", {}).values()):
             for index, residual in own.items():
                 parameter = optimizer._members[index].parameter
                 if (residual.numel(), residual.dtype) != (parameter.numel(), sum_dtype(parameter)):

@@ -291,7 +291,7 @@ def case_a_hundred_layers_are_few_agreements(comm):
 def case_saved_state_goes_through_a_file_without_trust_and_goes_on_to_the_bit(comm):
     for kind in ALL:
         model = net()
-        settings = {"density": 0.05, "comm": comm, "momentum": 0.9, "bucket_bytes": 4000}
+        settings = {"density": 0.05, "comm": comm, "momentum": 0.9, "bucket_bytes": 4000, "momentum_correction": kind in LOSSY[::2]}
         first = kind(model.parameters(), 0.05, **settings)
         schedule = torch.optim.lr_scheduler.ExponentialLR(first, 0.9)
         for step in range(5):
@@ -329,6 +329,12 @@ def trained(comm, kind=TopKSGD, **settings):
     return model, optimizer
 
 
+def velocity_of(optimizer):
+    """Of the first parameter on this rank; zero if it has none."""
+    size = optimizer.param_groups[0]["params"][0].numel()
+    return optimizer.state_dict()["sums"]["velocities"][optimizer.comm.rank].get(0, torch.zeros(size))
+
+
 @on_ranks(3)
 @each(fewer=[True, False], gathered=[True, False])
 def case_residuals_are_shared_out_among_another_number_of_ranks(comm, fewer, gathered):
@@ -336,21 +342,21 @@ def case_residuals_are_shared_out_among_another_number_of_ranks(comm, fewer, gat
     old, new = (comm, two) if fewer else (two, comm)
     state = whole = held = None
     if comm.rank < 2 or old is comm:
-        _, optimizer = trained(old)
-        held = mean_over(old, optimizer.residuals[0])
+        _, optimizer = trained(old, momentum_correction=True)
+        held = [mean_over(old, each) for each in (optimizer.residuals[0], velocity_of(optimizer))]
         state = optimizer.state_dict()
         whole = optimizer.gather_state_dict()
     states, held, whole = comm.allgather(state), comm.bcast(held), comm.bcast(whole)
     if comm.rank < 2 or new is comm:
         resumed = net()
-        optimizer = TopKSGD(resumed.parameters(), 0.1, density=0.02, comm=new, momentum=0.9)
+        optimizer = TopKSGD(resumed.parameters(), 0.1, density=0.02, comm=new, momentum=0.9, momentum_correction=True)
         if gathered:
             optimizer.load_state_dict(whole)
         elif fewer:
             optimizer.load_state_dict(states if new.rank == 0 else states[0])  # rank 0 has the files of all
         else:
             optimizer.load_state_dict(states[new.rank % 2])
-        torch.testing.assert_close(mean_over(new, dense_residuals(optimizer)[0]), held)
+        torch.testing.assert_close([mean_over(new, each) for each in (dense_residuals(optimizer)[0], velocity_of(optimizer))], held)
         backward(resumed, new.rank, 7)
         optimizer.step()
         assert_alike(new, resumed)

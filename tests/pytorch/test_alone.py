@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +16,8 @@ from nets import ALL, LOSSY, backward, bits, flat, net
 from torch import nn
 
 import sparseallreduce as sar
+from sparseallreduce import optim
+from sparseallreduce import torch as ours
 from sparseallreduce.optim import DensityWarmup
 from sparseallreduce.torch import DenseSGD, OkTopkSGD, TopKSGD, distributed
 
@@ -88,6 +91,64 @@ def test_a_residual_that_waits_for_a_dense_sum_is_saved():
     again.param_groups[0]["dense"] = True
     assert torch.equal(again.residuals[0], held)
     assert torch.equal(again.state_dict()["sums"]["residuals"][0][0], held.reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["TopKSGD", "OkTopkSGD", "HiTopKSGD"])
+@pytest.mark.parametrize("masking", [True, False])
+def test_momentum_correction_is_that_of_optim(name, masking):
+    generator = torch.Generator().manual_seed(0)
+    layer, array = nn.Parameter(torch.zeros(20, 10)), np.zeros((20, 10), np.float32)
+    settings = {"density": 0.05, "momentum": 0.9, "momentum_correction": True, "momentum_masking": masking, "comm": sar.SERIAL}
+    optimizer = getattr(ours, name)([layer], 0.1, **settings)
+    theirs = getattr(optim, name)(array, 0.1, **settings)
+    plain = nn.Parameter(torch.zeros(20, 10))
+    uncorrected = getattr(ours, name)([plain], 0.1, density=0.05, momentum=0.9, comm=sar.SERIAL)
+    for _ in range(12):
+        layer.grad = torch.randn(20, 10, generator=generator)
+        plain.grad = layer.grad.clone()
+        optimizer.step()
+        uncorrected.step()
+        theirs.step(layer.grad.numpy())
+        np.testing.assert_allclose(layer.detach().numpy(), array, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(layer, plain)
+
+
+def test_momentum_correction_leaves_what_is_dense_to_pytorch_and_weight_decay_its_weight():
+    weights, bias = nn.Parameter(torch.ones(10, 10)), nn.Parameter(torch.ones(10))
+    theirs = nn.Parameter(torch.ones(10))
+    settings = {"momentum": 0.5, "weight_decay": 0.1}
+    optimizer = TopKSGD([weights, bias], 0.1, density=0.01, momentum_correction=True, comm=sar.SERIAL, **settings)
+    reference = torch.optim.SGD([theirs], 0.1, **settings)
+    for _ in range(3):
+        weights.grad = torch.zeros(10, 10)
+        weights.grad[0, 0] = 1e-3
+        bias.grad = theirs.grad = torch.arange(10.0)
+        optimizer.step()
+        reference.step()
+    assert torch.equal(bias, theirs)
+    torch.testing.assert_close(weights[1:].detach(), torch.full((9, 10), (1 - 0.1 * 0.1 / 0.5) ** 3))
+
+
+@pytest.mark.parametrize("wrong", [{}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.1}, {"momentum": 1.0}])
+def test_momentum_correction_that_there_is_not(wrong):
+    with pytest.raises(sar.AlgorithmError, match="momentum"):
+        TopKSGD(net().parameters(), 0.1, momentum_correction=True, comm=sar.SERIAL, **wrong)
+    with pytest.raises(sar.AlgorithmError, match="Adam"):
+        distributed(torch.optim.Adam)(net().parameters(), momentum_correction=True, momentum=0.9, comm=sar.SERIAL)
+
+
+def test_velocity_goes_with_its_parameters_when_buckets_are_arranged_anew():
+    layers = [nn.Parameter(torch.zeros(10, 10)) for _ in range(2)]
+    optimizer = TopKSGD(layers, 0.5, density=0.05, momentum=0.5, momentum_correction=True, momentum_masking=False, comm=sar.SERIAL)
+    for layer in layers:
+        layer.grad = torch.arange(100.0).reshape(10, 10)
+    optimizer.step()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(5, 5))]})
+    held = optimizer.state_dict()["sums"]["velocities"][0]
+    assert torch.equal(held[1], layers[1].grad.reshape(-1))
+    optimizer.step()
+    velocities = optimizer.state_dict()["sums"]["velocities"][0]
+    assert torch.equal(velocities[0], 1.5 * layers[0].grad.reshape(-1)) and not velocities[2].any()
 
 
 def test_odd_parameters():

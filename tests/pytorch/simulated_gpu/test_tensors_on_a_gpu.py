@@ -21,6 +21,7 @@ CASES = {
     "OkTopkSGD": (ours.OkTopkSGD, {"lr": 0.1} | SGD),
     "GTopkSGD": (ours.GTopkSGD, {"lr": 0.1, "overlap": True}),
     "TopKSGD, clipped": (ours.TopKSGD, {"lr": 0.1, "clip_norm": 0.5, "momentum": 0.9}),
+    "TopKSGD, corrected": (ours.TopKSGD, {"lr": 0.1, "momentum": 0.9, "momentum_correction": True}),
     "ApproximateTopKSGD": (ours.ApproximateTopKSGD, {"lr": 0.1}),
     "AutoSGD": (ours.AutoSGD, {"lr": 0.1, "candidates": ["gtopk"]}),
     "DenseSGD, clipped, overlap": (ours.DenseSGD, {"lr": 0.1, "clip_norm": 0.5, "overlap": True} | SGD),
@@ -86,8 +87,9 @@ def test_gradients_of_other_dtypes_are_converted_by_pytorch(dtype):
     same(model, host)
 
 
-def test_states_lie_on_the_host_and_are_loaded_on_either_side():
-    options = {"lr": 0.1, "momentum": 0.9}
+@pytest.mark.parametrize("correction", [False, True])
+def test_states_lie_on_the_host_and_are_loaded_on_either_side(correction):
+    options = {"lr": 0.1, "momentum": 0.9, "momentum_correction": correction}
     whole, _ = trained(OkTopkSGD, options, 4)
     with simulated():
         model, optimizer = trained(OkTopkSGD, options, 2)
