@@ -145,6 +145,10 @@ class Flight:
                     bucket.failed()
             del self._pending[0]
 
+    def corrected(self) -> set[torch.Tensor]:
+        """The parameters whose momentum is in what was summed."""
+        return {member.parameter for bucket in self.buckets if bucket.velocity is not None for member in bucket.members}
+
     def give_back(self) -> None:
         """Wait for what has started, and put what it came to into the residuals: this step is not made on any rank."""
         self.wait()

@@ -198,7 +198,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             self._expect_idle()
             super().add_param_group(param_group)
-            added = self._listed()[len(self._members) :]
+            added = listed(self.param_groups, self._settings.momentum_correction)[len(self._members) :]
             intent = Intent(self._terms(added), 0)
         except Exception as error:
             intent = Intent((), 0, translated(error))
@@ -320,12 +320,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         said |= {"dtypes of the parameters": [member.kind for member in members], "groups": header.settings(self.param_groups)}
         return tuple((name, header.text(value)) for name, value in said.items())
 
-    def _listed(self) -> list[Member]:
-        return listed(self.param_groups, self._settings.momentum_correction)
-
     def _collect(self) -> None:
         """Note which parameters there are; buckets are arranged by the next step."""
-        self._members = self._listed()
+        self._members = listed(self.param_groups, self._settings.momentum_correction)
         self._order = self._order.of(member.parameter for member in self._members)
         self._index = {member.parameter: member.index for member in self._members}
         self._layouts = self._layouts[: len(self._members)].ljust(len(self._members), bytes([NONE]))
@@ -449,6 +446,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise flight.failure
         limit = self._settings if self._everything and self._settings.clip_norm is not None else None
         gradients = means(flight, self._members, self._sparse(), self._unit, self._masters, limit, self._settings.momentum_masking)
-        corrected = {member.parameter for bucket in flight.buckets if bucket.velocity is not None for member in bucket.members}
-        apply(self._inner, self.param_groups, self.state, gradients, self._masters, corrected)
+        apply(self._inner, self.param_groups, self.state, gradients, self._masters, flight.corrected())
         self.steps += 1
