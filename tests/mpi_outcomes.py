@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,15 +24,20 @@ def wanted_cases(items: list[pytest.Item]) -> dict[tuple[str, int], list[Case]]:
 
 
 class Outcomes:
-    """Launches a group (an MPI library and a number of ranks) when its first case is asked for, and remembers how its cases went."""
+    """Launches all groups (an MPI library and a number of ranks) one after the other once a case is asked for, and remembers how they went.
 
-    def __init__(self, wanted: dict[tuple[str, int], list[Case]], folders: pytest.TempPathFactory, where: Path) -> None:
-        self._wanted = wanted
+    Beside them goes what leaves cores idle: cases that wait, for limits of time and for ranks that come late, and those of a single rank.
+    """
+
+    def __init__(
+        self, wanted: dict[tuple[str, int], list[Case]], folders: pytest.TempPathFactory, where: Path, waiting: Sequence[str] = ()
+    ) -> None:
         self._where = where  # the folder of the files of cases
         self._folders = folders
-        self._known: dict[tuple[str, int], dict[str, tuple[str, str]]] = {}
-        self._beside: dict[tuple[str, int], Future[dict[str, tuple[str, str]]]] = {}
-        self._executor = ThreadPoolExecutor(1)
+        self._executors = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._launched: dict[tuple[tuple[str, int], bool], Future[dict[str, tuple[str, str]]]] = {}
+        self._waiting = tuple(f"{name}." for name in waiting)
+        self._wanted = wanted
 
     def of(self, group: tuple[str, int], case: Case) -> tuple[str, str]:
         if launcher(group[0]) is None:
@@ -39,18 +45,29 @@ class Outcomes:
             if os.environ.get("REQUIRE_MPI"):
                 pytest.fail(missing, pytrace=False)
             pytest.skip(missing)
-        for other in self._wanted:
-            if other[1] == 1 and other not in self._beside and launcher(other[0]) is not None:
-                self._beside[other] = self._executor.submit(self._launch, other)
-        if group not in self._known:
-            self._known[group] = self._beside[group].result() if group in self._beside else self._launch(group)
-        return self._known[group][case.name]
+        if not self._launched:
+            self._launch_all()
+        return self._launched[group, self._goes_beside(group, case)].result()[case.name]
 
-    def _launch(self, group: tuple[str, int]) -> dict[str, tuple[str, str]]:
+    def close(self) -> None:
+        """Launch nothing more; waits for what is running."""
+        for executor in self._executors:
+            executor.shutdown(cancel_futures=True)
+
+    def _goes_beside(self, group: tuple[str, int], case: Case) -> bool:
+        return group[1] == 1 or case.name.startswith(self._waiting)
+
+    def _launch_all(self) -> None:
+        for group, cases in self._wanted.items():
+            for beside in (False, True):
+                own = [case for case in cases if self._goes_beside(group, case) == beside]
+                if own and launcher(group[0]) is not None:
+                    self._launched[group, beside] = self._executors[beside].submit(self._launch, group, own)
+
+    def _launch(self, group: tuple[str, int], pending: list[Case]) -> dict[str, tuple[str, str]]:
         """Run the cases; when one brings the launch down, it has failed, and another launch runs those behind it."""
         mpi, ranks = group
         known: dict[str, tuple[str, str]] = {}
-        pending = self._wanted[group]
         while pending:
             reports = self._folders.mktemp(f"{mpi}-{ranks}-")
             (reports / "names.json").write_text(json.dumps([case.name for case in pending]))

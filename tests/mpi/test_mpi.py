@@ -1,6 +1,7 @@
-"""Every case of `cases_*.py` as a test of its own, for each number of ranks; one mpiexec launch a number of ranks runs them all."""
+"""Every case of `cases_*.py` as a test of its own, for each number of ranks; a launch of mpiexec, or two, for a number of ranks runs them all."""
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from mpi_launch import launcher
 from mpi_outcomes import Outcomes, wanted_cases
 
 HERE = Path(__file__).parent
-RANKS = (2, 3, 4, 5, 8, 1)  # in this order: the group of a single rank runs beside the first ones, of which some cases wait
+RANKS = (1, 2, 3, 4, 5, 8)
+WAITING = ("cases_promises", "cases_timeouts")
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
 # Cases of which that library sees nothing but sums.
 ABOVE = (
@@ -57,6 +59,8 @@ def test_case(group: tuple[str, int], case: Case, outcomes: Outcomes) -> None:
 
 
 @pytest.fixture(scope="session")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
     items = [item for item in request.session.items if item.path == Path(__file__)]
-    return Outcomes(wanted_cases(items), tmp_path_factory, HERE)
+    all_outcomes = Outcomes(wanted_cases(items), tmp_path_factory, HERE, WAITING)
+    yield all_outcomes
+    all_outcomes.close()
