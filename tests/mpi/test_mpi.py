@@ -1,4 +1,4 @@
-"""Every case of `cases_*.py` as a test of its own, for each number of ranks; a launch of mpiexec, or two, for a number of ranks runs them all."""
+"""Every case of `cases_*.py` as a test of its own, for each number of ranks, all of which one or two launches of mpiexec run."""
 
 import importlib
 from collections.abc import Iterator
