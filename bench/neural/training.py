@@ -40,9 +40,9 @@ OPTIMISERS = {
 #: Rate and momentum of each model, with which dense SGD does well.
 RATES = {"vgg": (0.02, 0.9), "resnet": (0.05, 0.9), "perceptron": (0.05, 0.9), "lstm": (1.0, 0.9), "transformer": (0.3, 0.9)}
 #: The same for ApproximateTopKSGD: less momentum, as a value waits for its turn besides, and what the model bears with that.
-APPROXIMATE = {"vgg": (0.2, 0.0), "resnet": (0.5, 0.0), "perceptron": (0.5, 0.0), "lstm": (10.0, 0.0), "transformer": (0.75, 0.5)}
+APPROXIMATE = {"vgg": (0.2, 0.0), "resnet": (0.5, 0.0), "perceptron": (0.5, 0.0), "lstm": (10.0, 0.0), "transformer": (1.2, 0.5)}
 TEXT = ("lstm", "transformer")
-EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 20, "transformer": 20}  # after which dense SGD has learned what it can
+EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 20, "transformer": 32}  # after which dense SGD has learned what it can
 PIECES = 512  # of a text, of which it is learned
 WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities of gTop-k section IV-B
 POINTS = 8  # at which a model is evaluated
