@@ -154,6 +154,10 @@ class Device:
         self.id = get_device() if number is None else number
         self._before = []
 
+    @property
+    def pci_bus_id(self):
+        return f"0000:{self.id:02x}:00.0"
+
     def use(self):
         stack()
         current.device = self.id

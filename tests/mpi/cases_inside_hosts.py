@@ -59,6 +59,7 @@ def has_parts_for_others(comm):
     return memory is not None and (lanes > 1 or memory.place > 0)
 
 
+@on_ranks(2, 3, 5, 8)
 @limit(120)
 @each(layout=LAYOUTS, blocking=[True, False])
 def case_result_is_that_of_messages_to_the_bit(comm, layout, blocking):
