@@ -58,6 +58,7 @@ class Outcomes:
         return group[1] == 1 or case.name.startswith(self._waiting)
 
     def _launch_all(self) -> None:
+        self._folders.getbasetemp()  # made by whoever asks first, and emptied: of two threads that ask at once, twice
         for group, cases in self._wanted.items():
             for beside in (False, True):
                 own = [case for case in cases if self._goes_beside(group, case) == beside]
