@@ -194,7 +194,6 @@ class _Staging:
             moved._owned = True
         return moved
 
-
     def leave(self) -> None:
         """The operation is over: what was sent of the user's arrays may be written to on the current stream from now on."""
         self.transfers.release()

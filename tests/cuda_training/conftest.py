@@ -2,8 +2,6 @@
 
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,18 +11,13 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1" and os.environ.get("NU
 collect_ignore_glob = [] if SIMULATED else ["*.py"]
 
 if SIMULATED:
-    sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cuda")]
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cuda")]  # bench/ has a simulated.py, too
     import device_arrays as xp
-    from numba.cuda.simulator import kernel
+    import simulated
+
+    simulated.prepare()
 
     from sparseallreduce.linear.kernels.cuda import rows
-
-    def is_alive(self):
-        """As any thread's; the simulator, which asks again and again, lets those run meanwhile that it waits for."""
-        time.sleep(0)
-        return threading.Thread.is_alive(self)
-
-    kernel.BlockThread.is_alive = is_alive
 
     @pytest.fixture(autouse=True)
     def gpu(monkeypatch):

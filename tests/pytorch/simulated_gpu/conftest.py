@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[2] / "cuda"), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[2] / "cuda"), str(Path(__file__).parents[1])]  # bench/ has a simulated.py, too
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 collect_ignore_glob = [] if SIMULATED else ["*.py"]
 

@@ -1,8 +1,6 @@
 """Tensors of the processor that are taken for a GPU's: CuPy's stand-in has them by DLPack, and numba's simulator runs the kernels."""
 
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
@@ -11,19 +9,12 @@ import device_arrays as xp
 import device_streams
 import numpy as np
 import pytest
+import simulated as simulated_kernels
 import torch
-from numba.cuda.simulator import kernel
 
 from sparseallreduce.torch import devices
 
-
-def is_alive(self):
-    """As any thread's; the simulator, which asks again and again, lets those run meanwhile that it waits for."""
-    time.sleep(0)
-    return threading.Thread.is_alive(self)
-
-
-kernel.BlockThread.is_alive = is_alive
+simulated_kernels.prepare()
 
 
 class Stream:
