@@ -42,7 +42,7 @@ RATES = {"vgg": (0.02, 0.9), "resnet": (0.05, 0.9), "perceptron": (0.05, 0.9), "
 #: The same for ApproximateTopKSGD: less momentum, as a value waits for its turn besides, and what the model bears with that.
 APPROXIMATE = {"vgg": (0.2, 0.0), "resnet": (0.5, 0.0), "perceptron": (0.5, 0.0), "lstm": (10.0, 0.0), "transformer": (1.2, 0.5)}
 TEXT = ("lstm", "transformer")
-EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 20, "transformer": 32}  # after which dense SGD has learned what it can
+EPOCHS = {"vgg": 10, "resnet": 10, "perceptron": 20, "lstm": 20, "transformer": 64}  # after which dense SGD has learned what it can
 PIECES = 512  # of a text, of which it is learned
 WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities of gTop-k section IV-B
 POINTS = 8  # at which a model is evaluated
@@ -190,7 +190,8 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
             setting = Setting(**{name: record[name] for name in Setting.__dataclass_fields__})
         except (ValueError, KeyError):
             continue
-        found[setting.key] = record
+        if record["steps"] == setting.steps:  # with the model's number of epochs as it is now
+            found[setting.key] = record
     return found
 
 

@@ -104,3 +104,8 @@ def test_trainings_are_recorded_and_not_repeated(tmp_path):
     found = {each["optimiser"]: each for each in training.records(records).values()}
     assert found["oktopk"]["bytes_sent"] < found["dense"]["bytes_sent"] / 2  # of two steps, in which the density warms up
     assert len({json.dumps(each["curve"][-1]["step"]) for each in found.values()}) == 1
+    setting = training.Setting("perceptron", "dense", ranks=2, most_samples=128)
+    assert setting.steps == 40
+    for steps in (40, 30):  # the second with a number of epochs that the model had before
+        records.write_text(json.dumps(training.asdict(setting) | {"steps": steps}) + "\n")
+        assert list(training.records(records)) == ([setting.key] if steps == 40 else [])
