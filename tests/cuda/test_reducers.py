@@ -13,6 +13,7 @@ from simulated import same_bits
 import sparseallreduce as sar
 from sparseallreduce import MismatchError, SparseStream, StreamError, StreamTypeError
 from sparseallreduce.reducers.dense import Dense
+from sparseallreduce.reducers.oktopk import thresholds
 
 MAKE = {
     **REDUCERS,
@@ -69,6 +70,18 @@ def test_steps_have_the_bits_and_the_bytes_of_the_host(name, ranks, size, places
             same_contributed(ours[rank].contributed, theirs[rank].contributed)
         np.testing.assert_array_equal(device.bytes_sent, host.bytes_sent)
         np.testing.assert_array_equal(device.messages, host.messages)
+
+
+@pytest.mark.parametrize("copied", [0, 2**15])
+def test_levels_around_a_threshold_have_the_bits_of_the_host(monkeypatch, copied):
+    monkeypatch.setattr(thresholds, "COPIED", copied)
+    case = Vectors(2, 300, 40, seed=11)
+    assert thresholds._levels(40, 2) > 0
+    ours, theirs = ([sar.ErrorFeedback(reducer) for reducer in case.reducers(MAKE["oktopk"])] for _ in range(2))
+    for number in range(3):
+        gradients = case.step(number)
+        for one, other in zip(sar.simulate(moved(gradients), ours).outputs, sar.simulate(gradients, theirs).outputs):
+            same_streams(one, other)
 
 
 @pytest.mark.parametrize("name", ["topka", "gtopk", "oktopk", "dense"])

@@ -177,6 +177,50 @@ def test_the_number_of_values_follows_k_while_gradients_drift():
     assert np.mean(np.abs(np.array(chosen) - k)) <= 0.11 * k
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_reused_threshold_follows_residuals_that_grow(monkeypatch, dtype):
+    """What is left in them lies just below it. All that is more than a level above the k-th magnitude is chosen, and k values in all."""
+    ranks, k, size, steps = 4, 300, 20_000, 70
+    evaluated = mock.Mock(wraps=thresholds._evaluate)
+    monkeypatch.setattr(thresholds, "_evaluate", evaluated)
+    rng = np.random.default_rng(5)
+    always = rng.standard_normal(size)
+    reducers, residuals = [sar.OkTopk(size, k) for _ in range(ranks)], [np.zeros(size, dtype) for _ in range(ranks)]
+    for step in range(steps):
+        for residual in residuals:
+            residual += 0.3 * always + rng.standard_normal(size)
+        before = evaluated.call_count
+        outputs = sar.simulate(residuals, reducers).outputs
+        summed = np.abs(np.sum([top(residual, k) for residual in residuals], axis=0))
+        least = np.sort(summed)[-k]
+        update = outputs[0].update
+        assert update.nnz == k
+        if step > 8:  # when a step adds less to the residuals than levels span
+            assert evaluated.call_count == before + ranks * (step % 32 == 0)
+            missing = np.setdiff1d(np.flatnonzero(summed > 1.15 * least), update.indices)  # local thresholds are reused as well
+            assert len(missing) <= 0.02 * k, step
+        for residual, output in zip(residuals, outputs):
+            residual[output.contributed] = 0
+
+
+@pytest.mark.parametrize("case", ["infinite", "tiny", "equal", "negative zeros"])
+def test_levels_are_around_any_threshold(case):
+    """The largest finite magnitudes, subnormal ones, and values of which k are not told from the others."""
+    size, k, ranks = 3_000, 600, 2
+    rng = np.random.default_rng(1)
+    scale = {"infinite": 1e38, "tiny": 1e-44, "equal": 0.0, "negative zeros": 1.0}[case]
+    reducers = [sar.OkTopk(size, k) for _ in range(ranks)]
+    for step in range(4):
+        with np.errstate(over="ignore", under="ignore"):
+            vectors = [(scale * rng.standard_normal(size) * 2**step).astype(np.float32) + (case == "equal") for _ in range(ranks)]
+        if case == "negative zeros":
+            for vector in vectors:
+                vector[rng.choice(size, size - 700, replace=False)] = -0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            outputs = sar.simulate(vectors, reducers).outputs
+        assert 0.8 * k <= outputs[0].update.nnz <= k and len({bits(output.update) for output in outputs}) == 1
+
+
 @given(seed=st.integers(0, 2**32 - 1), changes=st.lists(st.integers(1, 6), min_size=2, max_size=4))
 @settings(max_examples=25)
 def test_the_number_of_ranks_may_change(seed, changes):

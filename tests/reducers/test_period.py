@@ -84,12 +84,13 @@ def evaluations(growth, steps=160):
     return np.flatnonzero(seen), periods
 
 
-def test_it_grows_where_gradients_keep_their_distribution_and_shrinks_where_they_do_not():
+def test_it_grows_where_a_threshold_follows_the_gradients_and_shrinks_where_it_cannot():
     seldom, longer = evaluations(lambda step: 1.0)
-    often, shorter = evaluations(lambda step: 1.02**step)
-    assert longer[-1] > FIRST > shorter[-1]
+    assert longer[-1] > FIRST and evaluations(lambda step: 1.02**step)[1] == longer
+    often, shorter = evaluations(lambda step: 3.0 ** (step % 2))
+    assert shorter[-1] < FIRST
     assert len(seldom) < len(often) / 3
-    assert evaluations(lambda step: 1.02**step, 60)[1] == shorter[:60]  # again
+    assert evaluations(lambda step: 3.0 ** (step % 2), 60)[1] == shorter[:60]  # again
 
 
 @pytest.mark.parametrize("through_json", [False, True])

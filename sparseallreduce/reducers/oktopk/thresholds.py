@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.reducers.oktopk.consensus import shared, total
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.reducers.oktopk.consensus import WORD, shared, total
 from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels import selection as loops
 from sparseallreduce.streams.kernels.backend import as_host, on_device
@@ -20,6 +20,10 @@ __all__ = ["Selected", "select_global"]
 
 COPIED = 2**15  # values on a GPU that are few enough to be copied to the host, rather than counts of them again and again
 DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
+LEVELS = 16  # magnitudes around a threshold at which the ranks count, at most
+LEAST_LEVELS = 4
+STEPS = 4  # bits of a float's fraction that tell levels apart: 16 of them from one power of two to the next
+
 
 Array = NDArray[Any]
 
@@ -30,7 +34,7 @@ class Selected(NamedTuple):
     chosen: SparseStream
     sizes: list[int]  # how many values each rank has chosen, together k at most
     threshold: float  # to be reused
-    passed: int | None = None  # how many of all ranks a reused threshold has let through, at most 2 k a rank
+    passed: int | None = None  # how many of all ranks there were by a reused threshold, at most 2 k a rank
     evaluated: bool = True
 
 
@@ -50,19 +54,100 @@ def select_global(
 
     Notes
     -----
-    Where a reused threshold lets too many values pass, each rank leaves out the smallest of its own, in proportion. Where the number is
-    far off, the threshold is evaluated all the same. Where there were no more than k values, the threshold is zero, and stays so until
-    there are.
+    What the ranks have kept in their residuals lies just below the threshold, and grows. So a reused threshold alone lets through a fifth
+    of k in one step, and more than k in the next. Therefore each rank tells how many of its values reach each of some magnitudes around
+    the threshold, which is an eighth of k words in all at most. Taken is what reaches the lowest of these that fewer than k reach, and of
+    the interval beneath, which is 3 to 6 % wide, the largest of each rank, in proportion, so that there are k. Where k is too small for
+    that, the ranks count at the threshold alone, and each leaves out the smallest of its own.
+
+    Where the number is far off all the same, the threshold is evaluated. Where there were no more than k values, it is zero, and stays so
+    until there are.
     """
-    if threshold is not None:
-        chosen = stream_at_least(region, threshold)
-        sizes = yield from shared(min(chosen.stored, 2 * k), 2 * k, ranks)
-        passed = sum(sizes)
-        if passed <= k if threshold == 0 else abs(passed - k) <= DRIFT * k:
-            sizes = _in_proportion(sizes, k)
-            return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)), passed, False)
-        return (yield from _evaluate(region, k, rank, ranks))._replace(passed=passed)
-    return (yield from _evaluate(region, k, rank, ranks))
+    if threshold is None:
+        return (yield from _evaluate(region, k, rank, ranks))
+    levels = _levels(k, ranks) if threshold > 0 else 0
+    select = _by_levels if levels else _by_threshold
+    selected = yield from select(region, k, threshold, levels, rank, ranks)
+    if selected.evaluated:
+        return (yield from _evaluate(region, k, rank, ranks))._replace(passed=selected.passed)
+    return selected
+
+
+def _levels(k: int, ranks: int) -> int:
+    """At how many magnitudes the ranks count; 0 for the threshold alone.
+
+    >>> _levels(1000, 4), _levels(1000, 64), _levels(10, 4)
+    (16, 0, 0)
+    """
+    levels = min(LEVELS, k * WORD // (8 * ranks * np.min_scalar_type(2 * k).itemsize))
+    return levels if levels >= LEAST_LEVELS else 0
+
+
+def _by_threshold(
+    region: SparseStream, k: int, threshold: float, _levels: int, rank: int, ranks: int
+) -> Generator[Step, Any, Selected]:
+    """What a reused threshold lets through; ``evaluated`` says that it has to be."""
+    chosen = stream_at_least(region, threshold)
+    sizes = yield from shared(min(chosen.stored, 2 * k), 2 * k, ranks)
+    passed = sum(sizes)
+    if passed > k if threshold == 0 else abs(passed - k) > DRIFT * k:
+        return Selected(chosen, sizes, threshold, passed)
+    sizes = _in_proportion(sizes, k)
+    return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)), passed, False)
+
+
+def _by_levels(
+    region: SparseStream, k: int, threshold: float, levels: int, rank: int, ranks: int
+) -> Generator[Step, Any, Selected]:
+    """The k largest values, as far as levels tell them apart; ``evaluated`` says that it has to be, since k lies outside of the levels."""
+    dtype = region.dtype
+    shift = np.finfo(dtype).nmant - STEPS
+    low = max(1, magnitude.key_of(threshold, dtype) - (3 * levels // 8 << shift))
+    chosen = region if region.on_device else stream_at_least(region, magnitude.from_key(low, dtype))
+    own = np.minimum(_reaching(chosen._entries()[1], low, shift, levels), 2 * k).astype(np.min_scalar_type(2 * k))
+    told = [own.tobytes()] if ranks == 1 else (yield Share(own.tobytes()))
+    reaching = np.array([np.frombuffer(record, own.dtype) for record in told], np.int64)
+    sizes, place, passed = _settled(reaching, k)
+    key = min(low + int(place * (1 << shift)), magnitude.nan(np.dtype(f"i{dtype.itemsize}")) - 1)
+    if abs(passed - k) > DRIFT * k:
+        return Selected(chosen, sizes, threshold, passed)
+    return Selected(_largest(chosen, sizes[rank]), sizes, magnitude.from_key(key, dtype), passed, False)
+
+
+def _reaching(values: Array, low: int, shift: int, levels: int) -> Array:
+    """How many magnitudes have at least the keys ``low``, ``low + 2**shift`` and so on."""
+    length = (magnitude.nan(np.dtype(f"i{values.itemsize}")) - low >> shift) + 1  # up to NaN
+    counts = loops.key_counts(as_host(values) if len(values) <= COPIED else values, low, shift, max(length, levels))
+    reaching: Array = counts.sum() - np.cumsum(counts[:levels]) + counts[:levels]
+    return reaching
+
+
+def _settled(reaching: Array, k: int) -> tuple[list[int], float, int]:
+    """How many values each rank takes, at which level the threshold lies then, and how many are found.
+
+    Parameters
+    ----------
+    reaching : ndarray of int64, shape (ranks, levels)
+        How many of a rank's values reach a level.
+    k : int
+
+    Examples
+    --------
+    >>> _settled(np.array([[9, 6, 2], [9, 2, 1]]), 5)
+    ([3, 2], 1.6, 5)
+    >>> _settled(np.array([[3, 2], [1, 0]]), 9), _settled(np.array([[9, 8], [9, 4]]), 6)
+    (([3, 1], 0, 4), ([4, 2], 1.5, 12))
+    """
+    totals = reaching.sum(axis=0)
+    if totals[0] < k:
+        return reaching[:, 0].tolist(), 0, int(totals[0])
+    at = int(np.flatnonzero(totals >= k)[-1])
+    last = at + 1 == len(totals)
+    kept = np.zeros(len(reaching), np.int64) if last else reaching[:, at + 1]
+    between = reaching[:, at] - kept
+    wanted = k - int(kept.sum())
+    sizes = (kept + _in_proportion(between.tolist(), wanted)).tolist()
+    return sizes, at + 1 - wanted / int(between.sum()), int(totals[at]) if last else k
 
 
 def _in_proportion(sizes: Sequence[int], k: int) -> list[int]:
@@ -79,20 +164,23 @@ def _in_proportion(sizes: Sequence[int], k: int) -> list[int]:
 
 def _evaluate(region: SparseStream, k: int, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
     """The selection by a new threshold."""
-    indices, values = region._entries()
+    values = region._entries()[1]
     found = yield from _kth_key(as_host(values) if len(values) <= COPIED else values, k, rank, ranks)
     threshold, ties = magnitude.from_key(found.key, region.dtype), found.own
     if found.wanted < found.present:
         before = sum((yield from shared(min(ties, k), k, ranks))[:rank])
         ties = min(max(found.wanted - before, 0), ties)
     count = found.own_above + ties
-    if region.on_device:  # where the host knows how many there are, and need not wait to hear it
-        region = SparseStream._sparse_form(indices, values, region.size, region.lo, region.hi, region.switch_density)
-        chosen = top_of_stream(region, count)
-    else:
-        chosen = top_of_stream(stream_at_least(region, threshold), count)
+    chosen = _largest(region if region.on_device else stream_at_least(region, threshold), count)
     sizes = yield from shared(count, k, ranks)
     return Selected(chosen, sizes, threshold)
+
+
+def _largest(stream: SparseStream, count: int) -> SparseStream:
+    """So many of the largest values; the host knows how many there are, and need not wait to hear it of a GPU."""
+    if stream.on_device:
+        stream = SparseStream._sparse_form(*stream._entries(), stream.size, stream.lo, stream.hi, stream.switch_density)
+    return top_of_stream(stream, count)
 
 
 class Found(NamedTuple):
