@@ -49,7 +49,8 @@ def tolerance(k: int, ranks: int, sums: int = 2) -> int:
     """The entries of all ranks that a region may hold, k on average.
 
     A rank then receives so little in the split that with the k entries which it gathers, and the counts that the ranks tell each other,
-    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many, and less where k is small.
+    it stays below 3 k (P - 1)/P entries: a share of 1.2 for 4 ranks, of 1.8 for very many, and less where k is small. For two and three
+    ranks, equal regions would not do for that, and are not worth the counts.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ def tolerance(k: int, ranks: int, sums: int = 2) -> int:
         Of P counts, so far: each takes about as many words as there are ranks.
     """
     evenly = k * max(1.2, 1.8 - 2.4 / ranks)
-    left = k * (2 - 3 / ranks) - (sums + 2) * ranks / 2
+    left = k * (2 - 3 / ranks) - (sums + 2) * ranks / 2 if ranks > 3 else evenly
     return int(max(min(evenly, left), k + ranks / 2))
 
 
