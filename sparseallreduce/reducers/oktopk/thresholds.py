@@ -22,6 +22,7 @@ COPIED = 2**15  # values on a GPU that are few enough to be copied to the host, 
 DRIFT = 0.2  # share of k by which a number of values may be off before the threshold is evaluated ahead of its time
 LEVELS = 16  # magnitudes around a threshold at which the ranks count, at most
 LEAST_LEVELS = 4
+FEW = 64  # values of k below which counts take more than an evaluation now and then
 STEPS = 4  # bits of a float's fraction that tell levels apart: 16 of them from one power of two to the next
 
 
@@ -55,37 +56,24 @@ def select_global(
     Notes
     -----
     What the ranks have kept in their residuals lies just below the threshold, and grows. So a reused threshold alone lets through a fifth
-    of k in one step, and more than k in the next. Therefore each rank tells how many of its values reach each of some magnitudes around
-    the threshold, which is an eighth of k words in all at most. Taken is what reaches the lowest of these that fewer than k reach, and of
-    the interval beneath, which is 3 to 6 % wide, the largest of each rank, in proportion, so that there are k. Where k is too small for
-    that, the ranks count at the threshold alone, and each leaves out the smallest of its own.
+    of k in one step, and more than k in the next. Therefore the ranks count how many of their values reach each of some magnitudes around
+    the threshold. Taken is what reaches the lowest of these that fewer than k reach, and of the interval beneath, which is 3 to 6 % wide,
+    the largest of each rank, in proportion, so that there are k. Few values are counted at the threshold alone, and each rank leaves out
+    the smallest of its own.
 
     Where the number is far off all the same, the threshold is evaluated. Where there were no more than k values, it is zero, and stays so
     until there are.
     """
     if threshold is None:
         return (yield from _evaluate(region, k, rank, ranks))
-    levels = _levels(k, ranks) if threshold > 0 else 0
-    select = _by_levels if levels else _by_threshold
-    selected = yield from select(region, k, threshold, levels, rank, ranks)
+    select = _by_levels if threshold > 0 and k >= FEW else _by_threshold
+    selected = yield from select(region, k, threshold, rank, ranks)
     if selected.evaluated:
         return (yield from _evaluate(region, k, rank, ranks))._replace(passed=selected.passed)
     return selected
 
 
-def _levels(k: int, ranks: int) -> int:
-    """At how many magnitudes the ranks count; 0 for the threshold alone.
-
-    >>> _levels(1000, 4), _levels(1000, 64), _levels(10, 4)
-    (16, 0, 0)
-    """
-    levels = min(LEVELS, k * WORD // (8 * ranks * np.min_scalar_type(2 * k).itemsize))
-    return levels if levels >= LEAST_LEVELS else 0
-
-
-def _by_threshold(
-    region: SparseStream, k: int, threshold: float, _levels: int, rank: int, ranks: int
-) -> Generator[Step, Any, Selected]:
+def _by_threshold(region: SparseStream, k: int, threshold: float, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
     """What a reused threshold lets through; ``evaluated`` says that it has to be."""
     chosen = stream_at_least(region, threshold)
     sizes = yield from shared(min(chosen.stored, 2 * k), 2 * k, ranks)
@@ -96,22 +84,33 @@ def _by_threshold(
     return Selected(top_of_stream(chosen, sizes[rank]), sizes, threshold * (1 + (passed - k) / (6 * k)), passed, False)
 
 
-def _by_levels(
-    region: SparseStream, k: int, threshold: float, levels: int, rank: int, ranks: int
-) -> Generator[Step, Any, Selected]:
-    """The k largest values, as far as levels tell them apart; ``evaluated`` says that it has to be, since k lies outside of the levels."""
-    dtype = region.dtype
+def _by_levels(region: SparseStream, k: int, threshold: float, rank: int, ranks: int) -> Generator[Step, Any, Selected]:
+    """The k largest values, as far as levels tell them apart; ``evaluated`` says that it has to be, since k lies outside of the levels.
+
+    Every rank tells its counts to all where that is an eighth of k words at most. Otherwise they are summed, and each tells what it takes.
+    """
+    dtype, width = region.dtype, np.min_scalar_type(2 * k)
+    levels = min(LEVELS, k * WORD // (8 * ranks * width.itemsize))
+    all_told = levels >= LEAST_LEVELS
+    levels = levels if all_told else LEVELS
     shift = np.finfo(dtype).nmant - STEPS
     low = max(1, magnitude.key_of(threshold, dtype) - (3 * levels // 8 << shift))
     chosen = region if region.on_device else stream_at_least(region, magnitude.from_key(low, dtype))
-    own = np.minimum(_reaching(chosen._entries()[1], low, shift, levels), 2 * k).astype(np.min_scalar_type(2 * k))
-    told = [own.tobytes()] if ranks == 1 else (yield Share(own.tobytes()))
-    reaching = np.array([np.frombuffer(record, own.dtype) for record in told], np.int64)
-    sizes, place, passed = _settled(reaching, k)
-    key = min(low + int(place * (1 << shift)), magnitude.nan(np.dtype(f"i{dtype.itemsize}")) - 1)
-    if abs(passed - k) > DRIFT * k:
-        return Selected(chosen, sizes, threshold, passed)
-    return Selected(_largest(chosen, sizes[rank]), sizes, magnitude.from_key(key, dtype), passed, False)
+    own = np.minimum(_reaching(chosen._entries()[1], low, shift, levels), 2 * k)
+    if all_told:
+        told = [own.astype(width).tobytes()] if ranks == 1 else (yield Share(own.astype(width).tobytes()))
+        of_ranks = np.array([np.frombuffer(record, width) for record in told], np.int64)
+        cut = _cut(of_ranks.sum(axis=0), k)
+        sizes = [cut.taken(reaching) for reaching in of_ranks]
+    else:
+        counts = own - np.append(own[1:], 0)  # in each interval: they take fewer bytes
+        cut = _cut(np.cumsum((yield from total(counts, k, rank, ranks))[::-1])[::-1], k)
+        sizes = yield from shared(cut.taken(own), 2 * k, ranks)
+    if abs(cut.found - k) > DRIFT * k:
+        return Selected(chosen, sizes, threshold, cut.found)
+    sizes = _in_proportion(sizes, k)
+    key = min(low + int(cut.place * (1 << shift)), magnitude.nan(np.dtype(f"i{dtype.itemsize}")) - 1)
+    return Selected(_largest(chosen, sizes[rank]), sizes, magnitude.from_key(key, dtype), cut.found, False)
 
 
 def _reaching(values: Array, low: int, shift: int, levels: int) -> Array:
@@ -122,32 +121,42 @@ def _reaching(values: Array, low: int, shift: int, levels: int) -> Array:
     return reaching
 
 
-def _settled(reaching: Array, k: int) -> tuple[list[int], float, int]:
-    """How many values each rank takes, at which level the threshold lies then, and how many are found.
+class Cut(NamedTuple):
+    """Where among some levels the k-th largest magnitude of all ranks lies: in the interval above one of them.
 
-    Parameters
-    ----------
-    reaching : ndarray of int64, shape (ranks, levels)
-        How many of a rank's values reach a level.
-    k : int
-
-    Examples
-    --------
-    >>> _settled(np.array([[9, 6, 2], [9, 2, 1]]), 5)
-    ([3, 2], 1.6, 5)
-    >>> _settled(np.array([[3, 2], [1, 0]]), 9), _settled(np.array([[9, 8], [9, 4]]), 6)
-    (([3, 1], 0, 4), ([4, 2], 1.5, 12))
+    >>> cut = _cut(np.array([18, 8, 3]), 5)
+    >>> cut, cut.place, cut.taken([9, 6, 2]), cut.taken([9, 2, 1])
+    (Cut(level=1, wanted=2, present=5, found=5), 1.6, 4, 2)
+    >>> _cut(np.array([4, 2]), 9), _cut(np.array([18, 12]), 6)
+    (Cut(level=0, wanted=2, present=2, found=4), Cut(level=1, wanted=6, present=12, found=12))
     """
-    totals = reaching.sum(axis=0)
-    if totals[0] < k:
-        return reaching[:, 0].tolist(), 0, int(totals[0])
-    at = int(np.flatnonzero(totals >= k)[-1])
-    last = at + 1 == len(totals)
-    kept = np.zeros(len(reaching), np.int64) if last else reaching[:, at + 1]
-    between = reaching[:, at] - kept
-    wanted = k - int(kept.sum())
-    sizes = (kept + _in_proportion(between.tolist(), wanted)).tolist()
-    return sizes, at + 1 - wanted / int(between.sum()), int(totals[at]) if last else k
+
+    level: int
+    wanted: int  # how many values of the interval are among the k largest
+    present: int  # how many are in it
+    found: int  # k, or how many reach the lowest level if they are fewer, or the highest if they are more
+
+    @property
+    def place(self) -> float:
+        """The level of the threshold, between two of them by the number of values that are wanted."""
+        return self.level + 1 - self.wanted / max(self.present, 1)
+
+    def taken(self, reaching: Sequence[int] | Array) -> int:
+        """How many values a rank takes of which so many reach each level; of the interval in proportion, rounded up."""
+        above = int(reaching[self.level + 1]) if self.level + 1 < len(reaching) else 0
+        between = int(reaching[self.level]) - above
+        return above + -(-between * self.wanted // max(self.present, 1))
+
+
+def _cut(totals: Array, k: int) -> Cut:
+    """The cut by how many values of all ranks reach each level."""
+    reached = np.flatnonzero(totals >= k)
+    level = int(reached[-1]) if len(reached) else 0
+    above = int(totals[level + 1]) if level + 1 < len(totals) else 0
+    present = int(totals[level]) - above
+    if not len(reached):
+        return Cut(level, present, present, int(totals[0]))
+    return Cut(level, k - above, present, k if level + 1 < len(totals) else present)
 
 
 def _in_proportion(sizes: Sequence[int], k: int) -> list[int]:
