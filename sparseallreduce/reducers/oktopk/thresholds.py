@@ -25,7 +25,6 @@ LEAST_LEVELS = 4
 FEW = 64  # values of k below which counts take more than an evaluation now and then
 STEPS = 4  # bits of a float's fraction that tell levels apart: 16 of them from one power of two to the next
 
-
 Array = NDArray[Any]
 
 
