@@ -1,6 +1,7 @@
 """What ranks do with streams of a device under numba's simulator, for test_device_streams.py: each check on two ranks, and on three."""
 
 import gc
+import os
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ import sparseallreduce as sar
 from sparseallreduce import MismatchError, SparseAllreduceError
 from sparseallreduce.algorithms import staging
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.runtime import answers, mailbox
+from sparseallreduce.runtime import answers, mailbox, setup
 from sparseallreduce.runtime.communicators import channel_of
 from sparseallreduce.runtime.cuda_mpi import Support
 from sparseallreduce.streams import transfers
@@ -229,3 +230,18 @@ def main():
         made.tidy()
         assert made.pool.allocated and not device_streams.under_way
         print(f"rank {world.rank} has {made.pool.in_use} bytes in use", flush=True)
+
+
+def wrong_setting(name):
+    """What is read where it is first needed is wrong on one rank, and then mended."""
+    comm = MPI.COMM_WORLD
+    indices, values = xp.asarray(np.uint32([1, 3, 7])), xp.asarray(np.float32([1, 2, 3]))
+    with mock.patch.object(setup, "module_in_use", return_value=None):
+        for wrong in (True, False):
+            with mock.patch.dict(os.environ, {name: "x"} if wrong and comm.rank == 1 else {}):
+                try:
+                    total = sar.allreduce(sar.SparseStream(indices, values, 40), comm, algorithm="ssar_recursive_doubling")
+                    said = f"mean {float(total.values.get().sum()) / comm.size}"
+                except SparseAllreduceError as error:
+                    said = f"{type(error).__name__}: {error}"
+            print(said, flush=True)
