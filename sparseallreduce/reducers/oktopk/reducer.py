@@ -53,19 +53,20 @@ class OkTopk(Reducer):
     The thresholds of both selections and the bounds of the regions are evaluated now and then, and reused in between. No rank sends or
     receives more than 6 k (P - 1)/P words, counts included: so it was for 4, 16, 64 and 256 ranks from k = 4 P and 64 values on,
     wherever the values lay (``bench/lossy_volumes.py``). Below, the counts weigh more than the values. It takes P - 1 messages for the
-    split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and about 3 log2 P for counts; where thresholds or regions are
-    evaluated, 2 log2 P for each of some sums of counts.
+    split, ceil(log2 P) for the allgatherv, up to P - 1 if values move, and about 3 log2 P for counts, 5 log2 P where k is small beside P;
+    where thresholds or regions are evaluated, 2 log2 P for each of some sums of counts.
 
     Parameters
     ----------
     size, k : int
         As for :class:`~sparseallreduce.Reducer`.
     threshold_period : int or "auto"
-        Operations from one evaluation of the thresholds to the next: the paper's tau'. A threshold that lets through a number of
-        values more than a fifth off k is evaluated ahead of its time. An operation that evaluates returns the exact result, apart
-        from which of several equal magnitudes are chosen; in between, there may be fewer than k values. "auto" finds the period, from
-        4 to 512 operations, from what an evaluation costs by the cost model, and from how far the number of global values was off k as
-        the threshold got older: see :mod:`~sparseallreduce.streams.selection.period`. It is the same on all ranks, and in the state.
+        Operations from one evaluation of the thresholds to the next: the paper's tau'. An operation that evaluates returns the exact
+        result, apart from which of several equal magnitudes are chosen. In between, the threshold of the sums is corrected from k = 64
+        on: of magnitudes 3 to 6 % apart a smaller one may be chosen, and there may be fewer than k values. Where their number is more
+        than a fifth off k all the same, the threshold is evaluated ahead of its time. "auto" finds the period, from 4 to 512 operations,
+        from what an evaluation costs by the cost model, and from how far the number of global values was off k as the threshold got
+        older: see :mod:`~sparseallreduce.streams.selection.period`. It is the same on all ranks, and in the state.
     boundary_period : int
         Operations from one evaluation of the regions to the next: the paper's tau. They are balanced ahead of their time if one
         holds far too many values.
