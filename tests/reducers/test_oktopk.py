@@ -247,6 +247,17 @@ def test_reducers_that_come_from_different_groups_are_a_mismatch():
         sar.simulate(Vectors(2, 100, 5).first, [groups[0][0], groups[1][0]])
 
 
+def test_thresholds_that_come_from_different_groups_are_a_mismatch():
+    """Where regions are of one length, only these tell: one is zero, and one rank would count at it alone."""
+    groups = [[sar.OkTopk(1000, 100, balance_boundaries=False) for _ in range(2)] for _ in range(2)]
+    few = np.zeros(1000, np.float32)
+    few[:5] = 1
+    sar.simulate(Vectors(2, 1000, 100).first, groups[0])
+    sar.simulate([few, few], groups[1])
+    with pytest.raises(sar.MismatchError, match="threshold"):
+        sar.simulate(Vectors(2, 1000, 100).first, [groups[0][0], groups[1][1]])
+
+
 @pytest.mark.parametrize("step", ["split_and_reduce", "select_global", "balance_and_gather"])
 def test_an_operation_that_fails_leaves_the_state_as_it_was(monkeypatch, step):
     case = Vectors(4, 300, 12)

@@ -128,10 +128,11 @@ class OkTopk(Reducer):
         return OkTopk(size, k, **{name: getattr(self, name) for name in _OPTIONS})
 
     def options(self) -> dict[str, Any]:
-        # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere.
-        known = (self._history.ranks, self._history.operations, self._history.bounds, self._history.drift[:2])
-        regions = f"{zlib.crc32(repr(known).encode()):08x}"
-        return {name: getattr(self, name) for name in _OPTIONS} | {"regions of the operation before this one (a checksum)": regions}
+        # Reducers that have worked among other ranks in the meantime would cut their streams elsewhere, and count around other magnitudes.
+        history = self._history
+        known = (history.ranks, history.operations, history.bounds, history.drift[:2], float(history.global_threshold or 0))
+        named = "regions and threshold of the operation before this one (a checksum)"
+        return {name: getattr(self, name) for name in _OPTIONS} | {named: f"{zlib.crc32(repr(known).encode()):08x}"}
 
     def reset(self) -> None:
         super().reset()
