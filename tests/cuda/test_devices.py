@@ -25,6 +25,7 @@ def two_devices(monkeypatch):
 
 def importing(monkeypatch):
     """CuPy, which nobody has imported yet."""
+    backend.cuda_kernels()  # which are imported by the same name, and kept
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.setattr(backend, "import_module", lambda name: xp)
 

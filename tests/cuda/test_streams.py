@@ -20,8 +20,16 @@ some = settings(max_examples=15, deadline=None)
 
 
 def drawn(ranks):
-    """Operations that CuPy has the dtypes of, and that are small enough for the simulator."""
-    return cases(ranks=ranks).filter(lambda case: case.dtype != "bfloat16" and case.size <= 60)
+    """Operations that CuPy has the dtypes of, and that are small enough for the simulator.
+
+    Products of complex numbers are exact ones: NumPy rounds others one way in vector instructions and another way without.
+    """
+
+    def fits(case):
+        rounded_in_two_ways = case.op == "prod" and case.dtype.startswith("complex") and not case.exact
+        return case.dtype != "bfloat16" and case.size <= 60 and not rounded_in_two_ways
+
+    return cases(ranks=ranks).filter(fits)
 
 
 def on_device(stream):
