@@ -117,7 +117,7 @@ def taken_anew(way: Callable[[], Any]) -> float:
 
     def counted(size: int) -> Any:
         nonlocal blocks
-        blocks += not memory._pool.idle[size]
+        blocks += not memory._pool.idle.get(size)
         return take(size)
 
     with mock.patch.object(memory._pool, "take", counted):

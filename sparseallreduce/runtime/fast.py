@@ -105,12 +105,12 @@ def _signature_of(
 ) -> Signature | None:
     """What is known of operations on such streams, remembered from now on; None if the arguments are wrong."""
     call, intent = make_call(stream, op, algorithm, {})
-    if call is None:
-        return None
-    if fusion is not None:
+    if call is not None and fusion is not None:
         intent = make_fused_call(fusion, stream, op, algorithm)[1]
-        if intent.error is not None:
-            return None
+    if intent.error is not None and not isinstance(intent.error, Exception):
+        raise intent.error  # an interrupt, which whoever tries again would know nothing of
+    if call is None or intent.error is not None:
+        return None
     signature = Signature(call, intent, channel)
     if len(channel.signatures) >= _REMEMBERED:
         channel.signatures.clear()

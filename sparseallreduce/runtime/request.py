@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.staging import handed_over
 from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.finalizer import Finalizer
 from sparseallreduce.runtime.communicators import over_mpi
 from sparseallreduce.streams.reduction import divided
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "checked_timeout", "pending"]
 
-pending: set[int] = set()  # identities of requests that nobody has seen complete yet
+pending: set[int] = set()  # numbers of requests that nobody has seen complete yet
+_numbers = count()
 
 
 class Request:
@@ -48,11 +51,10 @@ class Request:
         self._timeout: float | None = None  # seconds, if it is waited for no longer by default
         self._cut = cut  # how it is still to be cut, if it is that of a list
         self._queue: Queue | None = None  # where work for the result may be under way on a GPU
+        self._number = next(_numbers)
         if operation is not None:
-            pending.add(id(self))
-
-    def __del__(self) -> None:
-        pending.discard(id(self))
+            self._forgotten = Finalizer(pending.discard, self._number)
+            pending.add(self._number)
 
     def test(self) -> tuple[bool, Any]:
         """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
@@ -119,14 +121,14 @@ class Request:
             try:
                 over_mpi().progress.finish(self._operation)
             except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
-                pending.discard(id(self))
+                pending.discard(self._number)
                 raise
 
     def _outcome(self) -> Any:
         if self._operation is not None:
             self._result, self._error, self._queue = self._operation.result, self._operation.error, self._operation.queue
             self._operation = None
-            pending.discard(id(self))
+            pending.discard(self._number)
         if self._error is not None:
             raise self._error
         if self._queue is not None:
@@ -164,5 +166,5 @@ def _finish_within(requests: Sequence[Request], seconds: float) -> None:
         except BaseException:
             for request in requests:  # as in `_finish`; of those that are still in flight, too: they are waited for no more
                 if request._operation is None or request._operation.done:
-                    pending.discard(id(request))
+                    pending.discard(request._number)
             raise

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict, deque
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from sparseallreduce.finalizer import Finalizer
 
 __all__ = ["FRESH", "INSTALLED", "copy", "empty", "full", "idle_bytes"]
 
@@ -21,26 +24,40 @@ SMALLEST = 1 << 17  # bytes; the C library keeps shorter blocks itself
 FRESH = 1 << 23
 # Bytes of the machine, where the system tells.
 INSTALLED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in os.sysconf_names else 1 << 47
-IDLE_LIMIT = 1 << 28  # bytes that may wait to be used again, in all
+IDLE_LIMIT = 1 << 28  # bytes that may wait to be used again: of blocks of one size, and of all when the next is allocated
 
 
 class _Pool:
+    """Blocks that wait to be used again, by their size."""
+
     def __init__(self) -> None:
-        self.idle: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(deque)
-        self.waiting = 0  # bytes
+        self.idle: dict[int, deque[NDArray[np.uint8]]] = {}
 
     def take(self, size: int) -> NDArray[np.uint8]:
+        """A block, which is idle again when all arrays on it are gone."""
+        idle = self.idle.get(size)
+        if idle is None:  # of which those that came first are dropped for others
+            idle = self.idle.setdefault(size, deque(maxlen=IDLE_LIMIT // size))
         try:
-            block = self.idle[size].pop()
+            block = idle.pop()
         except IndexError:
-            return np.empty(size, np.uint8)
-        self.waiting -= size
-        return block
+            self._trim()
+            block = np.empty(size, np.uint8)
+        lease = Finalizer(idle.append, block)
+        lease.__array_interface__ = block.__array_interface__  # type: ignore[attr-defined]
+        return np.asarray(lease)
 
-    def give(self, block: NDArray[np.uint8]) -> None:
-        if self.waiting + len(block) <= IDLE_LIMIT:
-            self.waiting += len(block)
-            self.idle[len(block)].append(block)
+    def idle_bytes(self) -> int:
+        return sum(size * len(idle) for size, idle in tuple(self.idle.items()))
+
+    def _trim(self) -> None:
+        """Drop what is above the limit; blocks come back by themselves, each size up to that."""
+        above = self.idle_bytes() - IDLE_LIMIT
+        for size, idle in sorted(self.idle.items(), reverse=True) if above > 0 else ():
+            with suppress(IndexError):  # another thread may take the last
+                while above > 0:
+                    idle.popleft()
+                    above -= size
 
 
 _pool = _Pool()
@@ -63,7 +80,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike, xp: Any = np) -> NDArr
     # Sizes have three significant bits, so that a fourth at most is wasted and few sizes are told apart.
     step = 1 << (nbytes.bit_length() - 3)
     block = _pool.take(-(-nbytes // step) * step)
-    return np.asarray(_Lease(block))[:nbytes].view(dtype).reshape(shape)
+    return block[:nbytes].view(dtype).reshape(shape)
 
 
 def full(shape: int | tuple[int, ...], value: Any, xp: Any = np) -> NDArray[Any]:
@@ -96,17 +113,4 @@ def copy(array: NDArray[Any]) -> NDArray[Any]:
 
 def idle_bytes() -> int:
     """Bytes of the blocks that wait to be used again."""
-    return _pool.waiting
-
-
-class _Lease:
-    """What arrays on a block refer to: when the last of them is gone, so is this, and the block is idle."""
-
-    __slots__ = ("__array_interface__", "_block")
-
-    def __init__(self, block: NDArray[np.uint8]) -> None:
-        self._block = block
-        self.__array_interface__ = block.__array_interface__
-
-    def __del__(self, pool: _Pool = _pool) -> None:  # an argument, since globals may be gone when the interpreter ends
-        pool.give(self._block)
+    return _pool.idle_bytes()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import StreamError
+from sparseallreduce.finalizer import Finalizer
 
 __all__ = ["VARIABLE", "PinnedPool", "bound_of"]
 
@@ -81,7 +82,11 @@ class PinnedPool:
         nbytes = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
         step = max(_SMALLEST, 1 << max(nbytes.bit_length() - 3, 0))  # as in `memory`: a fourth at most is wasted
         block = self._take(max(-(-nbytes // step), 1) * step)
-        return None if block is None else np.asarray(_Lease(block, self._idle))[:nbytes].view(dtype).reshape(shape)
+        if block is None:
+            return None
+        lease = Finalizer(self._idle[len(block)].append, block)
+        lease.__array_interface__ = block.__array_interface__  # type: ignore[attr-defined]
+        return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
 
     def _take(self, size: int) -> NDArray[np.uint8] | None:
         try:
@@ -107,16 +112,3 @@ class PinnedPool:
                 blocks.pop()
                 self.allocated -= other
         return self.allocated + size <= self._bound
-
-
-class _Lease:
-    """What arrays on a block refer to: when the last of them is gone, so is this, and the block is idle."""
-
-    __slots__ = ("__array_interface__", "_block", "_idle")
-
-    def __init__(self, block: NDArray[np.uint8], idle: dict[int, deque[NDArray[np.uint8]]]) -> None:
-        self._block, self._idle = block, idle
-        self.__array_interface__ = block.__array_interface__
-
-    def __del__(self) -> None:
-        self._idle[len(self._block)].append(self._block)

@@ -5,6 +5,8 @@ Thousands of faults are tried in one process by tests/world; here are those that
 
 import contextlib
 import functools
+import gc
+import importlib
 import signal
 import threading
 import time
@@ -88,6 +90,7 @@ def case_an_interrupt_amid_a_loop_of_many(comm, shared):
             culprit = attempt % comm.size
             given = [Inputs(comm.size, size, "float32", entries=size // 20, seed=attempt) for size in (100, 3000, 60_000)]
             streams = [inputs.stream(comm.rank) for inputs in given]
+            gc.collect()  # of what other cases have left, which may run Python as it goes, where an interrupt is lost
             comm.Barrier()
             if comm.rank == culprit:
                 reduced_until_interrupted(comm, ours, streams, 0.003 + 0.004 * attempt)
@@ -114,7 +117,7 @@ def reduced_until_interrupted(comm, ours, streams, seconds):
         signal.setitimer(signal.ITIMER_REAL, seconds)
         for number in range(100_000):
             sar.allreduce(streams[number % 3], ours)
-        raise AssertionError("no interrupt came")
+        raise AssertionError("the interrupt is lost")
     except KeyboardInterrupt:
         end = time.monotonic() + 1
         while told < comm.size - 1 and time.monotonic() < end:
@@ -130,6 +133,25 @@ def reduced_until_interrupted(comm, ours, streams, seconds):
             sar.allreduce(None, ours)
         for _ in range(comm.size - 1):
             comm.recv()
+
+
+@each(many=[True, False], blocking=[True, False], where=["checked", "_terms"])
+def case_an_interrupt_as_the_arguments_are_looked_at_is_raised(comm, many, blocking, where):
+    """Also of a kind of streams that is seen for the first time, whose arguments are looked at on a way that may be given up."""
+    inputs, culprit = needs_two(comm, 1234)
+    module = importlib.import_module("sparseallreduce.algorithms." + ("many" if many else "allreduce"))
+    stream = [inputs.stream(comm.rank)] * 2 if many else inputs.stream(comm.rank)
+    with duplicate(comm) as ours:
+        with failing(module, where, KeyboardInterrupt, comm.rank == culprit) as struck:
+            try:
+                outcome = outcome_of_call(lambda: reduce(stream, ours, "auto", blocking))
+            except KeyboardInterrupt as error:
+                outcome = error
+        if comm.rank == culprit:
+            assert struck[0].call_count == 1 and isinstance(outcome, KeyboardInterrupt)
+        else:
+            assert str(outcome) == f"KeyboardInterrupt: rank {culprit} gave up"
+        the_next_work(ours)
 
 
 @each(wrong=["machine", "memory", "operator"], blocking=[True, False])

@@ -1,6 +1,7 @@
 """Memory of arrays that are gone serves the next ones, and that of arrays in use never does."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ LARGE = memory.SMALLEST * 3
 def pool(monkeypatch):
     gc.collect()
     monkeypatch.setattr(memory, "_pool", memory._Pool())
-    monkeypatch.setattr(memory._Lease.__del__, "__defaults__", (memory._pool,))
 
 
 def address(array):
@@ -58,3 +58,27 @@ def test_idle_memory_has_a_limit(monkeypatch):
     arrays = [memory.empty(LARGE, np.uint8) for _ in range(10)]
     del arrays
     assert LARGE <= memory.idle_bytes() <= 4 * LARGE
+
+
+def test_idle_memory_of_many_sizes_has_that_limit_when_the_next_is_allocated(monkeypatch):
+    monkeypatch.setattr(memory, "IDLE_LIMIT", 8 * LARGE)
+    arrays = [memory.empty(LARGE * 2**power, np.uint8) for power in range(4) for _ in range(3)]
+    del arrays
+    assert memory.idle_bytes() > memory.IDLE_LIMIT
+    kept = memory.empty(LARGE * 16, np.uint8)
+    assert memory.idle_bytes() <= memory.IDLE_LIMIT
+    del kept
+    assert memory.idle_bytes() <= memory.IDLE_LIMIT  # what is above the limit itself is not kept
+
+
+def test_threads_that_take_and_leave_at_once_have_memory_of_their_own():
+    def work(number):
+        for _ in range(300):
+            arrays = [memory.empty(LARGE, np.uint8) for _ in range(3)]
+            for place, array in enumerate(arrays):
+                array[::4096] = number * 3 + place
+            for place, array in enumerate(arrays):
+                assert (array[::4096] == number * 3 + place).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [None] * 4

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Leases"]
 
-_NOT, _HERE, _FOREVER = range(3)  # whether this rank keeps a block
+def _nothing() -> None:
+    """Whom a block is kept for that is free."""
+
+
+def _others() -> bool:
+    """Whom one is kept for that is kept for good."""
+    return True
 
 
 class Leases:
@@ -27,51 +32,40 @@ class Leases:
     """
 
     def __init__(self, blocks: int) -> None:
-        self._kept = [_NOT] * blocks
-        self._released = [_release(self._kept, place) for place in range(blocks)]
-        self._leases: list[Any] = [None] * blocks
-        _all.add(self)
+        self._blocks: list[Callable[[], object]] = [_nothing] * blocks  # what each is kept for
+        _all.add(weakref.ref(self, _all.discard))
 
     def free(self) -> int:
         """The blocks whose results this rank does not have: a bit for each."""
         free = 0
-        for place, kept in enumerate(self._kept):
-            free |= (kept == _NOT) << place
+        for place, kept_for in enumerate(self._blocks):
+            free |= (kept_for() is None) << place
         return free
 
     def held(self) -> int:
         """The others."""
-        return self.free() ^ ((1 << len(self._kept)) - 1)
+        return self.free() ^ ((1 << len(self._blocks)) - 1)
 
     def keep(self, place: int, block: memoryview) -> NDArray[np.uint8]:
         """The block as an array, which is free again when all views of it are gone."""
         array = np.frombuffer(block, np.uint8)  # which all views refer to
-        self._leases[place] = weakref.ref(array, self._released[place])
-        self._kept[place] = _HERE  # last, so that no interrupt can keep a block for nobody
+        self._blocks[place] = weakref.ref(array)
         return array
 
     def pin(self) -> None:
         """Keep for good what is kept now."""
-        self._kept[:] = [_FOREVER if kept else _NOT for kept in self._kept]
+        self._blocks = [_nothing if kept_for() is None else _others for kept_for in self._blocks]
 
 
-_all: weakref.WeakSet[Leases] = weakref.WeakSet()
+_all: set[weakref.ref[Leases]] = set()  # a WeakSet runs Python as one goes, in which an interrupt would be lost
 
 
 def _pin() -> None:
-    for leases in _all:
-        leases.pin()
+    for reference in tuple(_all):
+        leases = reference()
+        if leases is not None:
+            leases.pin()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_pin)
-
-
-def _release(kept: list[int], place: int, here: int = _HERE, free: int = _NOT) -> Callable[[Any], None]:
-    """What is called when a result is gone, also while the interpreter ends."""
-
-    def release(_lease: Any) -> None:
-        if kept[place] == here:
-            kept[place] = free
-
-    return release

@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import secrets
-import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from numba.core import config
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.finalizer import Finalizer
 from sparseallreduce.runtime.limits import memory_left
 
 __all__ = ["PAGE", "Mapping", "SharedFile", "map_rows", "page_multiple", "rounded_up", "shared_file", "shared_memory"]
@@ -60,7 +60,7 @@ class SharedFile:
 
     def __init__(self, file: int, nbytes: int) -> None:
         self.file, self.nbytes = file, nbytes
-        weakref.finalize(self, os.close, file).atexit = False  # the system closes it then
+        self._close = Finalizer(os.close, file)
 
     def map(self, places: Sequence[int], nbytes: int, writeable: bool = True) -> NDArray[np.uint8]:
         """The bytes from each of some places on, as rows of one array; unmapped when the array and all views of it are gone.
@@ -249,14 +249,11 @@ def _calls() -> _Calls:
 class Mapping:
     """What all arrays on a mapping refer to; it leads to nothing else."""
 
-    __slots__ = ("__array_interface__", "_place", "_unmap")
+    __slots__ = ("__array_interface__", "_unmap")
 
     def __init__(self, address: int, length: int, shape: tuple[int, ...], writeable: bool) -> None:
-        self._place, self._unmap = (address, length), _calls().unmap  # since globals may be gone when the interpreter ends
+        self._unmap = Finalizer(_calls().unmap, address, length)
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": (address, not writeable)}
-
-    def __del__(self) -> None:
-        self._unmap(*self._place)
 
 
 def _gives_large_pages() -> bool:
