@@ -165,7 +165,8 @@ class Optimizer(ABC):
         """Start to sum the gradient of one parameter, while those of others are still computed; needs ``by_layer``.
 
         All ranks start the same parameters in the same order; :meth:`finish` ends the step. ``gradient`` has to stay as it is until
-        then. Communication moves on in calls of ``start`` and ``finish``. What is wrong with the gradient is raised by ``finish``.
+        then. Communication moves on in calls of ``start`` and ``finish``. What is wrong with the gradient is raised by ``finish``, on all
+        ranks; so is that a rank was interrupted here, which raises the KeyboardInterrupt itself.
 
         Raises
         ------
@@ -180,8 +181,10 @@ class Optimizer(ABC):
             descent = self._startable(layer)
             used = self._rate(rate)
             vector = self._fed(descent, descent.pack.checked([gradient]), used, 1.0)
-        except Exception as error:  # the other ranks wait to be told of it
+        except BaseException as error:  # the other ranks wait to be told of it
             self._tell(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             self._sum(descent, vector, used)
         with suppress(Exception):  # which finish raises

@@ -1,14 +1,17 @@
 """The optimisers over MPI: the same as simulated, errors that all ranks raise, and sums of layers that overlap."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
+from cases_faults import failing
 from mpi_cases import each, skip
 
 import sparseallreduce as sar
 from sparseallreduce import optim
 from sparseallreduce.optim import Adam, DensityWarmup, TopKSGD, simulated_step
+from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.runtime.serial import SerialCommunicator
 from sparseallreduce.streams import selection
 
@@ -159,6 +162,25 @@ def case_layers_started_in_another_order_are_an_error_on_all_ranks(comm):
     with pytest.raises(sar.MismatchError):
         optimizer.finish()
     optimizer.step(own)
+
+
+@each(layer=[0, 2], error=[KeyboardInterrupt, MemoryError])
+def case_a_layer_whose_start_is_interrupted_fails_the_step_on_all_ranks(comm, layer, error):
+    if comm.size == 1:
+        skip("needs two ranks")
+    ours = parameters()
+    optimizer = TopKSGD(ours, 0.1, 0.05, comm, momentum=0.9, momentum_correction=True, by_layer=True)
+    optimizer.step(gradients(comm.rank, 0))
+    here, own = comm.rank == comm.size - 1, gradients(comm.rank, 1)
+    for number in range(len(SHAPES)):
+        struck = here and number == layer
+        with failing(PackDescent, "fed", error, struck), pytest.raises(error) if struck and error is KeyboardInterrupt else nullcontext():
+            optimizer.start(number, own[number])
+    with pytest.raises(sar.SparseAllreduceError, match=f"{error.__name__}.*"):
+        optimizer.finish()
+    assert optimizer.steps == 1 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
+    optimizer.step(gradients(comm.rank, 2))
+    assert optimizer.steps == 2 and len(set(comm.allgather(joined(ours).tobytes()))) == 1
 
 
 @each(what=["parameters", "settings", "arguments"])
