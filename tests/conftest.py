@@ -28,6 +28,8 @@ settings.register_profile("default", _common, derandomize=bool(os.environ.get("C
 settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+collect_ignore = ["mpi/device_checks.py"]  # not a test: it is imported by ranks whose path has tests/cuda
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget.Budget())
