@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from world import interrupts
 from world.faults import ERRORS, Fault, Scenario, Violation, faults_of, played, scenarios
 
 
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--scenario", default="", help="only those whose name has this in it")
     parser.add_argument("--errors", default=",".join(ERRORS), help="classes of errors")
     parser.add_argument("--without", default="", help="kinds of points to leave out, by what is in their names")
+    parser.add_argument("--instructions", action="store_true", help="interrupts wherever Python takes one, and no other faults")
     parser.add_argument("--two", action="store_true", help="two faults at a time, on two ranks")
     parser.add_argument("--mpi", action="store_true", help="over a real MPI, under mpiexec")
     parser.add_argument("--again", help="one of those that did not hold")
@@ -55,9 +57,10 @@ def run(chosen: list[Scenario], options: argparse.Namespace) -> None:
         rng = random.Random(f"{options.seed} {scenario.name}")
         share = -(-options.faults // len(chosen))
         struck = held = most = 0
-        with played(scenario) as play:
+        with played(scenario, options.instructions) as play:
             try:
                 faults = [fault for fault in faults_of(play.points()) if fault.error in options.errors.split(",")]
+                faults = [fault for fault in faults if not options.instructions or fault.kind == interrupts.KIND]
                 faults = [fault for fault in faults if not any(part in fault.kind for part in without(options))]
             except AssertionError as error:
                 print(f"{scenario.name}: {error}")

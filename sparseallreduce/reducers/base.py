@@ -169,7 +169,7 @@ class Reducer(ABC):
             said["memory of the accumulators"] = "a GPU's" if on_device(vector) else "the host's"
             said["number of operations before this one"] = self.steps
             operation = make(self, Intent(tuple((name, str(value)) for name, value in said.items()), self.k), vector, *added)
-        except Exception as error:
+        except BaseException as error:
             return make(self, Intent((), 0, error))
         self._in_flight = weakref.ref(operation)
         return operation

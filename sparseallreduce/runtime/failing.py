@@ -141,8 +141,9 @@ class Failing:
         if self.begun and not self.ended and self not in self.channel.in_flight:
             self.channel.in_flight.append(cast("Operation", self))
         if not self.listed:
-            progress.operations.append(cast("Operation", self))
+            # In this order, and with no other call: an interrupt may come as soon as it has been appended, and not before.
             self.listed = True
+            progress.operations.append(self)  # type: ignore[arg-type]
 
     def _fail(self, error: BaseException) -> None:
         channel = self.channel
@@ -280,7 +281,8 @@ class Failing:
             if isinstance(step, DenseAllgather):
                 sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
             for request in (self.requests or [])[:sources]:
-                request.Cancel()
+                if request:  # MPI makes null what was found complete, and cancels nothing that is null
+                    request.Cancel()
             channel.stale.append([self.tag, 0])
         mailbox.close(self.tag)
 

@@ -12,8 +12,9 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import greenlet
@@ -21,7 +22,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.fixed import FIXED
-from world import hooks
+from world import hooks, interrupts
 from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SPARSE_SHARED
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
 
@@ -90,6 +91,7 @@ class Player:
         self.sar, self.ranks = rank.sar, len(play.world.ranks)
         self.outcomes: dict[str, Outcome] = {}
         self.kept: list[Any] = []  # weak references to what nobody should keep
+        self.interrupted_before = False  # whether an operation was, before it had begun
 
     def stream(self, key: str, size: int, share: float = 0.2, dtype: Any = np.float32, width: int | None = None) -> sar.SparseStream:
         self.rank.quiet = True
@@ -97,6 +99,24 @@ class Player:
         self.rank.quiet = False
         self.kept += [weakref.ref(array) for array in (stream._indices, stream._values, stream._array) if array is not None]
         return stream
+
+    def begin(self, call: Callable[[], Any]) -> Any:
+        """Call what begins an operation; again, where it was interrupted before that had begun: nobody had to hear of it."""
+        before = self._begun()
+        try:
+            return call()
+        except KeyboardInterrupt:
+            if self._begun() != before:
+                raise
+        self.interrupted_before = True
+        return call()
+
+    def _begun(self) -> int:
+        """Operations on the communicator that have begun."""
+        before, self.rank.quiet = self.rank.quiet, True
+        channel = self.rank.library.modules["sparseallreduce.runtime.communicators"].known_channel(self.comm)
+        self.rank.quiet = before
+        return 0 if channel is None else channel.sequence
 
     def note(self, key: str, size: int, run: Callable[[], Any], share: float = 0.2, op: str = "sum", **kind: Any) -> None:
         """Note what an operation on the streams of this key comes to."""
@@ -116,17 +136,19 @@ class Player:
 
     def blocking(self, key: str, size: int, share: float = 0.2, **options: Any) -> None:
         kind = {name: options.pop(name) for name in ("dtype", "width") if name in options}
-        run = lambda: self.sar.allreduce(self.stream(key, size, share, **kind), self.comm, **options)  # noqa: E731
+        stream = self.stream(key, size, share, **kind)
+        run = lambda: self.begin(lambda: self.sar.allreduce(stream, self.comm, **options))  # noqa: E731
         self.note(key, size, run, share, options.get("op", "sum"), **kind)
 
     def list(self, key: str, kinds: Sequence[tuple[int, Any]], blocking: bool, **options: Any) -> None:
         """An operation on a list of streams of these sizes and dtypes."""
 
+        streams = [self.stream(f"{key} {place}", size, dtype=dtype) for place, (size, dtype) in enumerate(kinds)]
+
         def run() -> Any:
-            streams = [self.stream(f"{key} {place}", size, dtype=dtype) for place, (size, dtype) in enumerate(kinds)]
             if blocking:
-                return self.sar.allreduce(streams, self.comm, **options)
-            return self.sar.iallreduce(streams, self.comm, **options).wait()
+                return self.begin(lambda: self.sar.allreduce(streams, self.comm, **options))
+            return self.begin(lambda: self.sar.iallreduce(streams, self.comm, **options)).wait()
 
         try:
             results = run()
@@ -145,7 +167,8 @@ class Player:
     def start(self, key: str, size: int, share: float = 0.2, **options: Any) -> Callable[[], None]:
         """Start an operation; what is returned waits for it."""
         try:
-            request = self.sar.iallreduce(self.stream(key, size, share), self.comm, **options)
+            stream = self.stream(key, size, share)
+            request = self.begin(lambda: self.sar.iallreduce(stream, self.comm, **options))
         except (greenlet.GreenletExit, Stuck):
             raise
         except BaseException as error:
@@ -191,8 +214,8 @@ class Violation(NamedTuple):
 class Play:
     """Scenarios in one world, one fault after the other, each on a communicator of its own."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
+    def __init__(self, scenario: Scenario, instructions: bool = False) -> None:
+        self.scenario, self.instructions = scenario, instructions
         self.world: Any = None
         self._stack: Any = None
         self.steps = 0  # points of the run that was struck last
@@ -296,7 +319,8 @@ class Play:
 
         world.injector = inject
         try:
-            world.run(program, scheduler)
+            with interrupts.between_instructions(lambda: self.world) if self.instructions else nullcontext():
+                world.run(program, scheduler)
         except Stuck as stuck:
             return fail(str(stuck))
         except Exception as error:
@@ -316,7 +340,7 @@ class Play:
         alive = sum(ref() is not None for player in players for ref in player.kept)
         if not faults:
             self._usual = alive
-        elif alive > self._usual:
+        elif alive > self._usual and not self.instructions:  # frames that were traced keep what they had
             return fail(f"{alive - self._usual} arrays of the streams of what was struck are kept")
         for rank in world.ranks:
             for name, lists in EMPTY.items():
@@ -375,8 +399,9 @@ def _wrong(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequ
             elif not issubclass(getattr(sar, outcome.name, type(None)), sar.SparseAllreduceError):
                 return f"{key}: an error that is not the library's: {said}"
     for rank in interrupted:  # what interrupts a rank is not lost
-        if not any(outcome.name == "KeyboardInterrupt" for outcome in players[rank].outcomes.values()):
-            return f"the interrupt of rank {rank} is lost: {[outcome.what for outcome in players[rank].outcomes.values()]}"
+        outcomes = players[rank].outcomes.values()
+        if not players[rank].interrupted_before and not any(outcome.name == "KeyboardInterrupt" for outcome in outcomes):
+            return f"the interrupt of rank {rank} is lost: {[outcome.what for outcome in outcomes]}"
     return ""
 
 
@@ -433,9 +458,10 @@ def reducer(name: str, blocking: bool) -> Callable[[Player], None]:
             accumulator = rng.standard_normal(64).astype(np.float32)
             player.kept.append(weakref.ref(accumulator))
             if blocking:
-                player.note(key, 64, lambda accumulator=accumulator: reducer.allreduce(accumulator, player.comm))
+                player.note(key, 64, partial(player.begin, partial(reducer.allreduce, accumulator, player.comm)))
             else:
-                player.note(key, 64, lambda accumulator=accumulator: reducer.iallreduce(accumulator, player.comm).wait())
+                start = partial(player.begin, partial(reducer.iallreduce, accumulator, player.comm))
+                player.note(key, 64, lambda start=start: start().wait())
 
     return run
 
@@ -569,7 +595,7 @@ def faults_of(points: Sequence[Counter[str]]) -> list[Fault]:
     for rank, counts in enumerate(points):
         for kind, count in sorted(counts.items()):
             for error in ERRORS:
-                behind, compiled = kind.endswith(BEHIND), kind.startswith(COMPILED)
+                behind, compiled = kind.endswith(BEHIND) or kind == interrupts.KIND, kind.startswith(COMPILED)
                 interrupt = error == "KeyboardInterrupt"
                 if kind.startswith(LISTED) or (behind and not interrupt) or (compiled and not behind and interrupt):
                     continue
@@ -578,6 +604,7 @@ def faults_of(points: Sequence[Counter[str]]) -> list[Fault]:
 
 
 @contextmanager
-def played(scenario: Scenario) -> Iterator[Play]:
-    with Play(scenario) as play:
+def played(scenario: Scenario, instructions: bool = False) -> Iterator[Play]:
+    """What strikes a scenario; with ``instructions`` a KeyboardInterrupt wherever Python takes one, besides."""
+    with Play(scenario, instructions) as play:
         yield play

@@ -82,6 +82,7 @@ class Request:
     def __init__(self, world: Any, kind: str) -> None:
         self.world, self.kind = world, kind
         self.complete = False
+        self.null = False  # as MPI makes a request that was found complete
         self.error: Exception | None = None
         self.status = Status()
         self.kept: Any = None  # what must live until this is complete
@@ -106,6 +107,7 @@ class Request:
         if done:
             for request in requests:
                 error, request.error, request.kept = request.error, None, None
+                request.null = True
                 if error is not None:
                     raise error
             for status, request in zip(statuses or [], requests):
@@ -126,8 +128,13 @@ class Request:
             request.Wait(None if statuses is None else statuses[number])
         return True
 
+    def __bool__(self) -> bool:
+        return not self.null
+
     def Cancel(self) -> None:
         self.world.point("MPI.Cancel")
+        if self.null:
+            raise RuntimeError("MPI_Cancel of a null request")
         if self.posted_in is not None and self in self.posted_in:
             self.posted_in.remove(self)
             self.complete = True
