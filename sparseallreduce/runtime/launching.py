@@ -66,11 +66,18 @@ def start(
         request = launched(comm, work_on, single and single.stream, at_once, progress)
     if call is not None and call.op.is_mean:
         request._divisor = ranks
-    if intent.error is None:
-        request._timeout = timeout
+    request._timeout = _as_timeout(timeout)
     if isinstance(call, ListCall):
         request._cut = call.cutter()
     return request
+
+
+def _as_timeout(timeout: Any) -> float | None:
+    """How long the operation is waited for, whatever is wrong with its arguments; if that is what is wrong, for ever."""
+    try:
+        return None if timeout is None else checked_timeout(timeout)
+    except AlgorithmError:
+        return None
 
 
 def launch(

@@ -63,6 +63,22 @@ def case_only_one_rank_waits_no_longer(comm, shared):
 
 @limit(30)
 @each(shared=[True, False])
+def case_a_rank_with_wrong_arguments_waits_no_longer_than_it_said(comm, shared):
+    inputs, late = Inputs(comm.size, 100, "float32"), comm.size - 1
+    with duplicate(comm, shared) as ours:
+        for wrong, limited in ((None, SECONDS), ([inputs.stream(0), 3], SECONDS), (inputs.stream(0), -1)):
+            ours.Barrier()
+            if comm.rank == late:
+                time.sleep(LATE)
+            options = {"timeout": limited} if comm.rank == 0 else {}
+            outcome = failed(lambda: sar.allreduce(inputs.stream(comm.rank) if comm.rank else wrong, ours, **options))  # noqa: B023
+            check_alike(comm, outcome)
+            assert type(outcome) is (sar.WaitTimeoutError if limited > 0 else sar.AlgorithmError), outcome
+        check_usable(ours)
+
+
+@limit(30)
+@each(shared=[True, False])
 def case_many_times_before_the_late_rank_comes(comm, shared):
     """More than there are slots in shared memory: then operations cannot even begin."""
     inputs, late = Inputs(comm.size, 100, "float32"), comm.size - 1
