@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from cases_errors import check_same_everywhere, raised
+from cases_faults import failing
 from lossy import REDUCERS, Vectors
 from mpi4py import MPI
 from mpi_cases import each, on_ranks, skip
@@ -15,6 +16,7 @@ from mpi_inputs import check_usable, hear_from, same_everywhere, simulated_once,
 from oracle import bits
 
 import sparseallreduce as sar
+from sparseallreduce.reducers import base as reducers_base
 
 RANKS = (1, 2, 3, 4, 8)
 # Fewer elements than ranks; streams that fit into one message, and that take several. Size, k, dtype, steps.
@@ -283,6 +285,24 @@ def case_an_interrupted_wait_leaves_reducers_usable(comm, name):
     assert reducer.state() == before
     for step in (1, 2):
         assert bits(reducer.allreduce(case.step(step)[comm.rank], comm).update) == expected[step]
+    check_usable(comm)
+
+
+@on_ranks(2, 3)
+@each(name=["oktopk", "gtopk"], blocking=[True, False])
+def case_an_interrupt_as_a_reducer_looks_at_its_arguments_is_told(comm, name, blocking):
+    culprit, case = comm.size - 1, Vectors(comm.size, 400, 10, seed=6)
+    reducer = case.reducers(REDUCERS[name])[0]
+    before, accumulator = reducer.state(), case.step(0)[comm.rank]
+    with failing(reducers_base, "as_vector", KeyboardInterrupt, comm.rank == culprit):
+        if comm.rank == culprit:
+            with pytest.raises(KeyboardInterrupt):
+                reducer.allreduce(accumulator, comm) if blocking else reducer.iallreduce(accumulator, comm).wait()
+        else:
+            error = raised(lambda: reducer.allreduce(accumulator, comm))
+            assert str(error) == f"KeyboardInterrupt: rank {culprit} gave up"
+    assert reducer.state() == before
+    reducer.allreduce(accumulator, comm)
     check_usable(comm)
 
 
