@@ -102,6 +102,10 @@ class Flight:
         except Exception as error:
             self.tell(error)
             return
+        except BaseException as error:
+            self.broken = True
+            self.tell(error)
+            raise
         self._add(None, lambda: iallreduce(given, self.comm, op="mean"))
 
     def tell_rest(self, error: BaseException) -> None:

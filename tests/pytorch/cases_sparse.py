@@ -1,6 +1,7 @@
 """Gradients that are sparse tensors, as of embeddings, and those of 16 bits."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import sparseallreduce as sar
 from sparseallreduce.torch import DenseSGD, OkTopkSGD, TopKSGD, distributed
+from sparseallreduce.torch import optimizer as optimizer_module
 
 
 def words(rank, step, count=12, most=200):
@@ -28,6 +30,33 @@ class Reader(nn.Module):
 
     def forward(self, text):
         return self.layer(self.table(text.reshape(3, -1)) if self.bag else self.table(text)).square().mean()
+
+
+def case_a_rank_that_is_interrupted_as_it_makes_rows_tells_the_others(comm):
+    model = Reader()
+    optimizer = TopKSGD(model.parameters(), 0.1, density=0.5, comm=comm)
+
+    def backward(step):
+        optimizer.zero_grad()
+        model(words(comm.rank, step)).backward()
+
+    backward(0)
+    optimizer.step()
+    before = bits(model)
+    backward(1)
+    if comm.rank == 0:
+        with mock.patch.object(optimizer_module, "as_stream", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        with pytest.raises(sar.SparseAllreduceError, match="KeyboardInterrupt"):
+            optimizer.step()  # which finishes that step first
+    else:
+        with pytest.raises(sar.SparseAllreduceError, match="KeyboardInterrupt"):
+            optimizer.step()
+    assert bits(model) == before
+    backward(2)
+    optimizer.step()
+    assert bits(model) != before
+    assert_alike(comm, model)
 
 
 BASES = {"SGD": torch.optim.SGD, "momentum": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
