@@ -33,12 +33,13 @@ def main() -> None:
     parser.add_argument("--errors", default=",".join(ERRORS), help="classes of errors")
     parser.add_argument("--without", default="", help="kinds of points to leave out, by what is in their names")
     parser.add_argument("--instructions", action="store_true", help="interrupts wherever Python takes one, and no other faults")
+    parser.add_argument("--leave", action="store_true", help="a rank takes part in no more operations after one that has raised")
     parser.add_argument("--two", action="store_true", help="two faults at a time, on two ranks")
     parser.add_argument("--mpi", action="store_true", help="over a real MPI, under mpiexec")
     parser.add_argument("--again", help="one of those that did not hold")
     options = parser.parse_args()
     if options.again:
-        sys.exit(again(json.loads(options.again)))
+        sys.exit(again(json.loads(options.again), options.leave))
     if options.mpi:
         from world import mpi_faults
 
@@ -57,7 +58,7 @@ def run(chosen: list[Scenario], options: argparse.Namespace) -> None:
         rng = random.Random(f"{options.seed} {scenario.name}")
         share = -(-options.faults // len(chosen))
         struck = held = most = 0
-        with played(scenario, options.instructions) as play:
+        with played(scenario, options.instructions, options.leave) as play:
             try:
                 faults = [fault for fault in faults_of(play.points()) if fault.error in options.errors.split(",")]
                 faults = [fault for fault in faults if not options.instructions or fault.kind == interrupts.KIND]
@@ -110,9 +111,9 @@ def sort_of(violation: Violation) -> str:
     return " | ".join([re.sub(r"\d+|\w*Error|KeyboardInterrupt", "#", lines[0]), *places])
 
 
-def again(what: dict) -> int:
+def again(what: dict, leaves: bool) -> int:
     scenario = next(scenario for scenario in scenarios() if scenario.name == what["scenario"])
-    with played(scenario) as play:
+    with played(scenario, leaves=leaves) as play:
         play.points()
         violation = play.strike(*[Fault(*fault) for fault in what["faults"]], order=what["order"])
     print(violation or "held")

@@ -20,7 +20,7 @@ from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError,
 from sparseallreduce.reducers.arrays import as_vector, nothing
 from sparseallreduce.reducers.by_hosts import ByHosts
 from sparseallreduce.runtime.api import Request
-from sparseallreduce.runtime.launching import launch
+from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.streams.kernels.backend import MIXED, array_module, may_be_written, on_device
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
@@ -130,8 +130,9 @@ class Reducer(ABC):
             On every rank the same: StreamTypeError or StreamError for an accumulator that does not fit, MismatchError if
             reducers, dtypes or the numbers of their operations differ, AlgorithmError if this reducer has one in flight.
         """
-        result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
-        return result
+        with Telling(comm):
+            result: Reduced = self.planned(accumulator).start(comm, blocking=True).wait()
+            return result
 
     def iallreduce(
         self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
@@ -142,7 +143,8 @@ class Reducer(ABC):
         ``progress`` is that of :func:`sparseallreduce.iallreduce`. The selection is part of the operation: with "thread" it, too, runs
         beside the program. A reducer takes one operation at a time; those of several reducers may be in flight together.
         """
-        return self.planned(accumulator).start(comm, blocking=False, progress=progress)
+        with Telling(comm):
+            return self.planned(accumulator).start(comm, blocking=False, progress=progress)
 
     def planned(self, accumulator: Any, *gradient: Any, kind: Callable[..., ReducerOperation] | None = None) -> ReducerOperation:
         """An operation about to start, during which this reducer takes no other.

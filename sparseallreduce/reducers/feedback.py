@@ -18,6 +18,7 @@ from sparseallreduce.errors import CheckpointError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, no_indices
 from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation
 from sparseallreduce.runtime.api import Request
+from sparseallreduce.runtime.launching import Telling
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.backend import array_module, as_host, on_device
 from sparseallreduce.streams.reduction import Reduction
@@ -121,8 +122,9 @@ class ErrorFeedback:
         SparseAllreduceError
             On every rank the same, as for :meth:`~sparseallreduce.Reducer.allreduce`.
         """
-        mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
-        return mean
+        with Telling(comm):
+            mean: SparseStream = self.planned(gradient).start(comm, blocking=True).wait()
+            return mean
 
     def istep(
         self, gradient: Any, comm: MPI.Intracomm | SerialCommunicator | None = None, *, progress: str = "manual"
@@ -131,7 +133,8 @@ class ErrorFeedback:
 
         ``progress`` is that of :func:`sparseallreduce.iallreduce`.
         """
-        return self.planned(gradient).start(comm, blocking=False, progress=progress)
+        with Telling(comm):
+            return self.planned(gradient).start(comm, blocking=False, progress=progress)
 
     def planned(self, gradient: Any) -> ReducerOperation:
         """A step about to start; nothing is raised here."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 from sparseallreduce.runtime import communicators
+from sparseallreduce.runtime.launching import leave
 from sparseallreduce.runtime.many import start
-from sparseallreduce.runtime.request import Request, pending
-from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER
+from sparseallreduce.runtime.request import Request
 from sparseallreduce.streams.operator import MEAN, Operator
 from sparseallreduce.streams.reduction import divided
 from sparseallreduce.streams.stream import SparseStream
@@ -59,8 +59,7 @@ def allreduce(
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, or an :class:`~sparseallreduce.Operator`; ``"mean"``, of
-        floats, is the sum divided by the number of ranks.
+        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, an :class:`~sparseallreduce.Operator`, or ``"mean"`` of floats.
     algorithm : str
         One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
     **options
@@ -73,17 +72,15 @@ def allreduce(
     Returns
     -------
     SparseStream, or list of SparseStream
-        The same on every rank, to the bit, and from run to run: "auto" chooses by measured constants, which are kept in the cache folder;
-        where that is lost, give the ``machine``. It may add in another order in :func:`iallreduce`, or while requests are in flight. Ranks
-        of one host may hold a sum in memory that they share, which is used again when none has an array of it any more.
+        Bitwise identical on every rank, and from run to run: "auto" chooses by measured constants, which are kept in the cache folder;
+        where that is lost, give the ``machine``. It may add in another order in :func:`iallreduce`, or while requests are in flight.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, and with the communicator fit for the next operation: StreamTypeError or AlgorithmError for bad
-        arguments on any rank, MismatchError if size, dtype, width, operator, algorithm or options differ. So does whatever else goes
-        wrong on one rank, which the text names: no memory, an operator that raises, Ctrl-C. A rank that is interrupted raises
-        KeyboardInterrupt itself; one that needs nothing more of the others has the result.
+        On every rank the same: StreamTypeError or AlgorithmError for bad arguments on any rank, MismatchError if they differ, and what
+        else goes wrong on a rank, which the text names: no memory, an operator that raises, Ctrl-C (that rank raises KeyboardInterrupt).
+        A rank that has the result by then keeps it, and all ranks raise the error in the next operation. The one after that works.
 
     Examples
     --------
@@ -91,17 +88,20 @@ def allreduce(
     >>> sar.allreduce(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).values
     array([2.])
     """
-    if not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+    before = None
+    try:
         channel = communicators.known_channel(comm)
-        if channel is not None:
-            fast = communicators.over_mpi().fast
-            if fast.is_idle(channel):
-                operation = fast.start(stream, op, algorithm, channel, OTHER if pending else BLOCKING, True)
-                if operation is not None:
-                    if operation.error is not None:
-                        raise operation.error
-                    return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)
-    return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
+        before = 0 if channel is None else channel.sequence
+        if channel is not None and not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+            operation = communicators.over_mpi().fast.start(stream, op, algorithm, channel, True)
+            if operation is not None:
+                if operation.error is not None:
+                    raise operation.error
+                return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)
+        return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
+    except BaseException as error:
+        leave(comm, error, before)
+        raise
 
 
 def iallreduce(
@@ -140,12 +140,15 @@ def iallreduce(
     >>> request.wait().nnz
     1
     """
-    if not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+    before = None
+    try:
         channel = communicators.known_channel(comm)
-        if channel is not None:
-            fast = communicators.over_mpi().fast
-            if fast.has_begun(channel):
-                operation = fast.start(stream, op, algorithm, channel, OTHER if pending else FIRST, False)
-                if operation is not None:
-                    return Request(operation, divisor=channel.ranks if op == MEAN.name else 0)
-    return start(stream, comm, op, algorithm, options, blocking=False)
+        before = 0 if channel is None else channel.sequence
+        if channel is not None and not options and type(stream) is SparseStream and type(op) is str and type(algorithm) is str:
+            operation = communicators.over_mpi().fast.start(stream, op, algorithm, channel, False)
+            if operation is not None:
+                return Request(operation, divisor=channel.ranks if op == MEAN.name else 0)
+        return start(stream, comm, op, algorithm, options, blocking=False)
+    except BaseException as error:
+        leave(comm, error, before)
+        raise

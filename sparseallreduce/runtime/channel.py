@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Generator
+from itertools import count
 from operator import methodcaller
 from time import perf_counter
 from typing import Any
@@ -20,11 +21,12 @@ from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import progress, setup
 from sparseallreduce.runtime.collectives import ALL, Collectives, recovery
-from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, Alike, by_culprit
+from sparseallreduce.runtime.failing import SETTLING_RANKS, SETTLING_SECONDS, by_culprit
 from sparseallreduce.runtime.handshake.base import Handshake
 from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS, MessageHandshake
 from sparseallreduce.runtime.handshake.shared import SLOTS, SharedHandshake
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory
+from sparseallreduce.runtime.late_errors import LateErrors
 from sparseallreduce.runtime.mailbox import Failure, Mailbox, Sent
 from sparseallreduce.runtime.memory.dense import Area
 from sparseallreduce.runtime.memory.host import HostMemory
@@ -32,14 +34,14 @@ from sparseallreduce.runtime.memory.sparse import SparseMemory
 from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.processes import is_alive
-from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
+from sparseallreduce.runtime.states import FAILED, PREPARING, READY, SETTLING
 from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
 _OWN = 10  # bits of the number of one of the library's own operations, above which is that of the attempt
-_STALE_PROBES = 64
-_FREED = "the communicator was freed while an operation on it was in flight: wait for it before"
+_STALE_PROBES = 32  # fewer than there are tags, and more than the operations that a rank can be behind
+_numbers = count()
 
 
 class Channel:
@@ -67,7 +69,8 @@ class Channel:
         self.machine: Machine | None = None
         self.collectives = Collectives()
         self.stale: deque[list[int]] = deque(maxlen=16)  # tags of exchanges that were given up, and how often they were looked for
-        self.failed: deque[int] = deque(maxlen=256)  # operations that failed here, of which this rank has told the others
+        self.number = next(_numbers)  # which no other channel of this process has
+        self.late = LateErrors(self)
         self.cores = 1  # that ranks of this host may run on
         self.oversubscribed = False  # whether ranks outnumber them
         self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go as they lie in memory
@@ -92,7 +95,7 @@ class Channel:
         self.signatures: dict[Any, Any] = {}  # what is known of operations on streams of a kind
         self.messages: Any = None  # a duplicate of the communicator, once it is there; collectives have another
         self.mailbox: Any = None  # a Mailbox, with it
-        self._duplicating: Any = None
+        self.duplicating: Any = None  # the request of the duplicate that is being made
         self._duplicates: list[tuple[Any, Any]] = []
         self._advancing = False
         self._preparation = self._prepare()
@@ -102,7 +105,7 @@ class Channel:
         # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
         if not self._duplicates:
             self._duplicate(comm)
-        self.messages, self._duplicating = self._duplicates[0]
+        self.messages, self.duplicating = self._duplicates[0]
         progress.channels.append(self)
         progress.preparing.append(self)
 
@@ -124,8 +127,7 @@ class Channel:
         if self.warned < self.ranks:
             self.unsent = self.failure
         self.last, self.failure, self.words, self.warned = self.failure, None, {}, -1
-        self.slots, self.areas, self.sparse_memory, self.host_memory = [], [], None, None
-        self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
+        self.let_go()
         self._preparation = self._prepare()
         progress.preparing.append(self)
 
@@ -161,8 +163,8 @@ class Channel:
             self.unsent = None
         if len(self._duplicates) == 1:
             self._duplicate(self.messages)
-        self.collectives.comm, self._duplicating = self._duplicates[1]
-        while not self._duplicating.Test():
+        self.collectives.comm, self.duplicating = self._duplicates[1]
+        while not self.duplicating.Test():
             yield False
         if self.attempt:
             yield from self._outcome(recovery(self, ALL))
@@ -190,7 +192,7 @@ class Channel:
 
     def _has_messages(self) -> bool:
         """Whether the first duplicate is there, by which ranks can be told anything."""
-        if self.mailbox is None and self.messages is not None and self._duplicating is not None and self._duplicating.Test():
+        if self.mailbox is None and self.messages is not None and self.duplicating is not None and self.duplicating.Test():
             # The tags of users' operations are below this, those of our own behind it, and last that of a preparation that failed.
             self.tag_limit = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1) // 2
             self.mailbox = Mailbox(self.messages, self._is_over)
@@ -355,9 +357,15 @@ class Channel:
     def tidy(self) -> None:
         """Answer ranks that gave up in operations that are over here, and let go what was left under way."""
         mailbox = self.mailbox
+        for tag in tuple(mailbox.warned):  # of operations that were complete without a look at it
+            if tag not in mailbox.boxes:
+                mailbox.warned.discard(tag)
+            elif self._is_over(tag):
+                mailbox.finish(tag)
         while mailbox.strays:
             source, failure = mailbox.strays.pop()
-            if not failure.reply and failure.number not in self.failed:
+            self.late.hear(failure)
+            if not failure.reply and failure.number not in self.late.failed:
                 sends: list[Sent] = []
                 mailbox.post(source, self.tag(failure.number), failure._replace(reply=True).packed(), sends)
                 mailbox.leftovers.keep_sent(sends)
@@ -365,14 +373,14 @@ class Channel:
             mailbox.leftovers.tidy()
         self.orphaned = [(handshake, sequence) for handshake, sequence in self.orphaned if not handshake.abandon(sequence)]
         for stale in tuple(self.stale):
-            self._drop(stale)
+            self.drop(stale)
         if len(mailbox.boxes) > len(self.in_flight) + 1:  # word of ranks that gave up in operations which have been without it
             used = {operation.tag for operation in self.in_flight}
             for tag in tuple(mailbox.boxes):
                 if tag not in used and self._is_over(tag):
                     mailbox.close(tag)
 
-    def _drop(self, stale: list[int]) -> None:
+    def drop(self, stale: list[int]) -> None:
         """Receive and drop what has been sent to an exchange that was given up."""
         tag, looks = stale
         status = MPI.Status()
@@ -395,30 +403,10 @@ class Channel:
             if rank != self.rank and not is_alive(*process):
                 raise SparseAllreduceError(f"rank {rank} has ended: its process {process[0]} is gone. Start the program again")
 
-    def free(self) -> None:
-        """Give the duplicates back to MPI; collective. Operations in flight fail."""
-        if self.messages is None:
-            return
-        progress.wait_until(lambda: self.state in (READY, FAILED))
-        for operation in tuple(progress.operations):
-            if operation.channel is self:
-                operation.fail(Alike(_FREED))
-                operation.end(common_error([{"error": "SparseAllreduceError", "text": _FREED}]))
-        self.state = FREED
-        progress.channels.remove(self)
-        if self.mailbox is None or self.collectives.comm is None:
-            return
-        # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator,
-        # to which MPI may give the same context.
-        for _ in range(2):
-            barrier, limit = self.messages.Ibarrier(), perf_counter() + WITHDRAWAL_SECONDS
-            while not barrier.Test() or (self.mailbox.leftovers and perf_counter() < limit):
-                self.mailbox.drain()
-                self._drop([MPI.ANY_TAG, 0])
-                os.sched_yield()
-        self.mailbox.leftovers.cancel()
-        for comm in (self.messages, self.collectives.comm):
-            comm.Free()
+    def let_go(self) -> None:
+        """Give memory and descriptors back, without a call of MPI."""
+        self.slots, self.areas, self.sparse_memory, self.host_memory = [], [], None, None
+        self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
 
 
 def prepare(channel: Channel) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "has_native_sum",
     "is_native",
     "is_near_and_native",
+    "raw_blocks",
     "recovery",
     "takes_collective",
     "typed",
@@ -168,6 +169,14 @@ def exchange(
     requests.extend(map(comm.Irecv, [places[other] for other in sources], sources, repeat(tag)))  # no interrupt loses a request here
     if len(ours):
         requests.extend(map(comm.Isend, repeat(ours), others[len(requests) - received :], repeat(tag)))
+
+
+def raw_blocks(step: DenseAllgather, received: NDArray[Any]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Return this rank's block, and the places of all blocks in the array to be filled, as numbers that any MPI knows."""
+    array, width = step.stream._stored, step.stream.width or 1
+    unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # there are none of 16 bytes
+    places = received.reshape(-1).view(unsigned)
+    return array.reshape(-1).view(unsigned), [places[lo * width : hi * width] for lo, hi in step.ranges]
 
 
 def typed(array: NDArray[Any]) -> MPI.Datatype:

@@ -6,6 +6,7 @@ mpi4py is imported when a communicator of more than one process first comes into
 from __future__ import annotations
 
 import os
+import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _latest: tuple[Any, Any] = (), None  # what was given last as a communicator and its channel, until it is freed
+_making = threading.RLock()  # of threads that make channels
 _keyval: Any = None  # of the attribute of a communicator that is its channel; none until there is a first
 
 
@@ -42,6 +44,8 @@ class _OverMPI(NamedTuple):
     channel: Any
     deadline: Any
     fast: Any
+    freeing: Any
+    late_errors: Any
     operation: Any
     progress: Any
     signature: Any
@@ -52,9 +56,9 @@ def over_mpi() -> _OverMPI:
     """MPI, and modules that need it, imported when there is somebody to talk to."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import channel, deadline, fast, operation, progress, signature
+    from sparseallreduce.runtime import channel, deadline, fast, freeing, late_errors, operation, progress, signature
 
-    return _OverMPI(MPI, channel, deadline, fast, operation, progress, signature)
+    return _OverMPI(MPI, channel, deadline, fast, freeing, late_errors, operation, progress, signature)
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
@@ -106,7 +110,7 @@ def known_channel(comm: Any) -> Channel | None:
     """What is kept for a communicator, None for the world's, if there is anything yet."""
     global _latest
     latest, channel = _latest
-    if comm is not latest:
+    if comm is not latest or not (comm is None or comm):  # which may have been freed
         if _keyval is None:
             return None
         MPI = over_mpi().MPI
@@ -121,21 +125,25 @@ def known_channel(comm: Any) -> Channel | None:
 
 
 def channel_of(comm: MPI.Intracomm) -> Channel:
-    """What is kept for a communicator, made by the first operation on it and kept as an attribute of it."""
+    """Return what is kept for a communicator, as an attribute of it. Make it if this is the first operation on it."""
     global _keyval
-    if _keyval is None:
-        _keyval = over_mpi().MPI.Comm.Create_keyval(delete_fn=_freed)
-    channel: Any = comm.Get_attr(_keyval)
-    if channel is None:
-        channel = over_mpi().channel.Channel(comm)
-        comm.Set_attr(_keyval, channel)  # before the duplicate: a rank that failed in between would make another one
-    found: Channel = channel
-    if found.messages is None:  # also if its first operation was interrupted before
-        try:
-            found.begin(comm)
-        except BaseException as error:
-            found.give_up(comm, error)
-            raise
+    over = over_mpi()
+    with _making:
+        if _keyval is None:
+            _keyval = over.freeing.keyval(over.freeing.channel_given_back, _note_freed)
+        channel: Any = comm.Get_attr(_keyval)
+        if channel is None:
+            over.progress.recall_freed()
+            over.progress.give_back_freed()
+            channel = over.channel.Channel(comm)
+            comm.Set_attr(_keyval, channel)  # before the duplicate: a rank that failed in between would make another one
+        found: Channel = channel
+        if found.messages is None:  # also if its first operation was interrupted before
+            try:
+                found.begin(comm)
+            except BaseException as error:
+                found.give_up(comm, error)
+                raise
     return found
 
 
@@ -169,7 +177,7 @@ def _ready_channel(comm: MPI.Intracomm) -> Channel:
     return channel
 
 
-def _freed(_comm: MPI.Comm, _key: int, channel: Channel) -> None:
+def _note_freed(channel: Channel) -> None:
     global _latest
     _latest = (), None
-    channel.free()
+    over_mpi().freeing.note_channel(channel)

@@ -13,7 +13,7 @@ from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_by
 from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_of
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.communicators import channel_of, world
-from sparseallreduce.runtime.launching import launch
+from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.runtime.predictions import beginning_times, expected_beginning
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.packed import packed_bytes
@@ -106,10 +106,11 @@ def explain(
     'alone'
     """
     comm = world() if comm is None else comm
-    call, intent = make_call(stream, op, "auto", options)
-    if intent.error is None:
-        intent = intent._replace(terms=(*intent.terms, ("call", "explain")))
-    return launch(comm, intent, lambda rank, ranks: _explained(call, comm, ranks), blocking=True).wait()  # type: ignore[no-any-return]
+    with Telling(comm):
+        call, intent = make_call(stream, op, "auto", options)
+        if intent.error is None:
+            intent = intent._replace(terms=(*intent.terms, ("call", "explain")))
+        return launch(comm, intent, lambda rank, ranks: _explained(call, comm, ranks), blocking=True).wait()  # type: ignore[no-any-return]
 
 
 def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any, Explanation]:

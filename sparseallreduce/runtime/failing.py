@@ -25,6 +25,7 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
 from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import collectives, progress
+from sparseallreduce.runtime.late_errors import LateError, mark
 from sparseallreduce.runtime.mailbox import Failure
 from sparseallreduce.runtime.outbox import Outbox
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
@@ -129,6 +130,8 @@ class Failing:
             self.end(common_error([Failure.of(latest, self.sequence, self.channel.rank).announcement()]))
         if interrupt is not None:
             raise interrupt
+        if not isinstance(error, Exception):
+            self.channel.late.end_all(error)
 
     def owes(self) -> bool:
         """Whether the result is there, but others wait for messages of ours that are still to be written: then it can still fail."""
@@ -156,6 +159,11 @@ class Failing:
             own = Failure.of(error, self.sequence, channel.rank)
             self.end(error if isinstance(error, Exception) else common_error([own.announcement()]))
             return
+        elif isinstance(error, LateError):
+            failure = error.failure
+            self._begin_to_fail()
+            if self._has_fulfilled(failure):
+                return
         elif isinstance(error, Alike):
             failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
         else:
@@ -165,9 +173,9 @@ class Failing:
                     channel.restart()
                 channel.fail(error)  # ends this operation, too, when that has settled
                 return
+            mark(error, channel)
             self._begin_to_fail()
-            if self._fulfils():
-                self.end(common_error([failure.announcement()]))
+            if self._has_fulfilled(failure):
                 return
         if not self.begun:
             self.end(common_error([failure.announcement()]))
@@ -179,9 +187,19 @@ class Failing:
         self._leave_handshake()  # now: later operations may come to it before this one has settled
         self.limit = perf_counter() + SETTLING_SECONDS
         self.failure = failure
-        channel.failed.append(self.sequence)
+        channel.late.note(self.sequence, failure)
         self._warn()
         self._settle()
+
+    def _has_fulfilled(self, failure: Failure) -> bool:
+        """Return whether the others have all that they need of this rank: then it ends here, and they raise the error later."""
+        if not self._fulfils():
+            return False
+        late = self.channel.late
+        late.note(self.sequence, failure)
+        late.post(failure)
+        self.end(common_error([failure.announcement()]))
+        return True
 
     def _begin_to_fail(self) -> None:
         """Take part in the handshake, which is to be released or told that we have given up."""
@@ -236,7 +254,28 @@ class Failing:
                 failure = self.failure = announced
         waited = [rank for rank in range(failure.culprit) if rank != channel.rank and rank not in failures]
         if not waited or channel.ranks > SETTLING_RANKS or perf_counter() > self.limit:
+            channel.late.note(self.sequence, failure)  # that counts
             self.end(common_error([failure.announcement()]))
+
+    def _leave(self) -> None:
+        """The result is there, and the operation done once its last messages are out; called until then, from the start if interrupted."""
+        if self in self.channel.in_flight:
+            self.channel.in_flight.remove(self)
+        self.stack = None
+        mailbox = self.channel.mailbox
+        outbox = self.outbox
+        if outbox is not None and not outbox.is_empty():
+            mailbox.take_in()
+            if mailbox.strays or mailbox.warned:
+                self.channel.tidy()
+            box = mailbox.boxes.get(self.tag)
+            if (box is not None and box.failures) or self.channel.late.is_owed:  # who gave up may call the library no more
+                outbox.abandon()
+        if outbox is None or outbox.is_empty():
+            mailbox.finish(self.tag)
+            if self.listed and self in progress.operations:
+                progress.operations.remove(self)
+            self.done = True
 
     def end(self, error: Exception) -> None:
         """End by an error that all ranks raise, or that they have been told of."""
@@ -245,6 +284,8 @@ class Failing:
         channel, entries = self.channel, self.work.entries(self.stream)
         if not self.ended:
             self.error = error
+            if not self.own:
+                channel.late.note(self.sequence)
             if self.cause is not None and error.__cause__ is None:
                 error.__cause__ = self.cause
         self.ended = True
@@ -283,7 +324,7 @@ class Failing:
             for request in (self.requests or [])[:sources]:
                 if request:  # MPI makes null what was found complete, and cancels nothing that is null
                     request.Cancel()
-            channel.stale.append([self.tag, 0])
+        channel.stale.append([self.tag, 0])  # also where others have come further than this rank, to an exchange
         mailbox.close(self.tag)
 
     def earlier(self) -> list[Any]:

@@ -18,7 +18,7 @@ from sparseallreduce.runtime.handshake.shared import SLOTS
 from sparseallreduce.runtime.operation import Operation
 from sparseallreduce.runtime.signature import Signature
 from sparseallreduce.runtime.states import READY
-from sparseallreduce.runtime.work import Launched
+from sparseallreduce.runtime.work import Launched, level
 from sparseallreduce.streams.fusion import Fusion
 from sparseallreduce.streams.kernels.backend import current_queue
 from sparseallreduce.streams.stream import SparseStream
@@ -30,29 +30,28 @@ _STRUCK = Launched(Intent((), 0))  # in place of what an operation was to do, wh
 
 
 def is_idle(channel: Channel) -> bool:
-    """Whether nothing is in flight or being prepared, so that an operation on this channel can begin, and be waited for, at once."""
-    return channel.state == READY and not (progress.operations or progress.preparing)
+    """Return True if the channel has no pending operation, so that a blocking call can start immediately."""
+    return channel.state == READY and not (progress.operations or progress.preparing or progress.freed or channel.stale)
 
 
 def has_begun(channel: Channel) -> bool:
-    """Whether all operations on this channel have begun that were called."""
-    return channel.state == READY and channel.begun == channel.sequence
+    """Return True if every operation that was called on the channel has begun."""
+    return channel.state == READY and channel.begun == channel.sequence and not channel.stale
 
 
 def start(
-    stream: SparseStream, op: str, algorithm: str, channel: Channel, level: int, blocking: bool, fusion: Fusion | None = None
+    stream: SparseStream, op: str, algorithm: str, channel: Channel, blocking: bool, fusion: Fusion | None = None
 ) -> Operation | None:
-    """An operation in flight, or done if ``blocking``; None if nothing has begun: the arguments are wrong, or other ranks have not come far
-    enough.
+    """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
+
+    It cannot while others of this channel have not begun, or are in flight and it is ``blocking``; while the arguments need checking; and
+    while another rank is more than four operations behind. Threads take turns.
 
     Parameters
     ----------
     stream : SparseStream
     op, algorithm : str
     channel : Channel
-        Ready, with all operations begun that were called before; idle if ``blocking``.
-    level : int
-        What the operation may take: one of :mod:`~sparseallreduce.runtime.work`'s.
     blocking : bool
     fusion : Fusion, optional
         Of the streams of a list that have been fused to this one.
@@ -62,39 +61,40 @@ def start(
     KeyboardInterrupt
         Or what else is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
     """
-    before = channel.sequence
-    sequence = before + 1
-    operation: Any = None
-    try:
-        stored = stream._stored
-        key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
-        signature = channel.signatures.get(key)
-        if signature is None:
-            signature = _signature_of(key, stream, op, algorithm, channel, fusion)
-            if signature is None:
-                return None
-        slots = channel.slots
-        handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
-        if not handshake.is_free(sequence):
+    with channel.lock:
+        if not (is_idle(channel) if blocking else has_begun(channel)):
             return None
-        channel.sequence = sequence
-        operation = Operation(channel, signature, stream, sequence, level)
-        if signature.on_device:
-            operation.queue = current_queue()
-        operation.begin(handshake)
-        if blocking and operation.agree(handshake.spins):
-            shortcut = operation.shortcut
-            if operation.done or (shortcut is not None and operation.poll(shortcut.spins)):
-                return operation  # type: ignore[no-any-return]
-        operation.enlist()
-    except BaseException as error:
-        channel.sequence = sequence
-        if operation is None:
-            operation = Operation(channel, _STRUCK, None, sequence)
-        with channel.lock:  # a thread may be moving others on
+        sequence = channel.sequence + 1
+        operation: Any = None
+        try:
+            stored = stream._stored
+            key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
+            signature = channel.signatures.get(key)
+            if signature is None:
+                signature = _signature_of(key, stream, op, algorithm, channel, fusion)
+                if signature is None:
+                    return None
+            slots = channel.slots
+            handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
+            if not handshake.is_free(sequence):
+                return None
+            channel.sequence = sequence
+            operation = Operation(channel, signature, stream, sequence, level(blocking))
+            if signature.on_device:
+                operation.queue = current_queue()
+            operation.begin(handshake)
+            if blocking and operation.agree(handshake.spins):
+                shortcut = operation.shortcut
+                if operation.done or (shortcut is not None and operation.poll(shortcut.spins)):
+                    return operation  # type: ignore[no-any-return]
+            operation.enlist()
+        except BaseException as error:
+            channel.sequence = sequence
+            if operation is None:
+                operation = Operation(channel, _STRUCK, None, sequence)
             operation.fail(error)
-        if not isinstance(error, Exception):
-            raise
+            if not isinstance(error, Exception):
+                raise
     if blocking:
         progress.finish(operation)
     return operation  # type: ignore[no-any-return]

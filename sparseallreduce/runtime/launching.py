@@ -24,11 +24,11 @@ from sparseallreduce.algorithms.steps import (
     Share,
     Step,
 )
-from sparseallreduce.errors import AlgorithmError
-from sparseallreduce.runtime.communicators import channel_of, has_threads, over_mpi, size_of, world
-from sparseallreduce.runtime.request import Request, checked_timeout, pending
+from sparseallreduce.errors import AlgorithmError, SparseAllreduceError
+from sparseallreduce.runtime.communicators import channel_of, has_threads, known_channel, over_mpi, size_of, world
+from sparseallreduce.runtime.request import Request, checked_timeout
 from sparseallreduce.runtime.trace import active as traces
-from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Launched, Work
+from sparseallreduce.runtime.work import Launched, Work, level
 from sparseallreduce.streams.kernels.backend import current_queue
 from sparseallreduce.streams.reduction import Reduction
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["agree", "alone", "checked_intent", "launch", "launched", "start"]
+__all__ = ["Telling", "agree", "alone", "checked_intent", "launch", "launched", "leave", "start"]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -145,30 +145,82 @@ def launched(
 ) -> Request:
     """Begin an operation, or have it wait until it can, and wait for it if this is ``blocking``."""
     over = over_mpi()
+    if over.progress.freed:
+        over.progress.give_back_freed()
     channel = channel_of(comm)
-    # Whether a request is waited for, not whether it is done: what follows, and so the bits, must not be a matter of time.
-    level = OTHER if pending else BLOCKING if blocking else FIRST
-    before = channel.sequence
-    operation: Any = None
-    try:
-        work = work_on(channel)
-        channel.sequence = before + 1
-        operation = over.operation.Operation(channel, work, stream, before + 1, level)
-        operation.queue = current_queue()
-        operation.enlist()
-        operation.advance(spin=blocking)
-        if progress == "thread":
-            over.progress.progress_thread()
-        if not blocking:
-            return Request(operation)
-    except BaseException as error:
-        channel.sequence = before + 1
-        if operation is None:
-            operation = over.operation.Operation(channel, Launched(Intent((), 0)), None, before + 1)
-        over.progress.give_up(operation, error)
-        if not isinstance(error, Exception):
-            raise
+    with channel.lock:  # threads take turns
+        before = channel.sequence
+        operation: Any = None
+        try:
+            work = work_on(channel)
+            channel.sequence = before + 1
+            operation = over.operation.Operation(channel, work, stream, before + 1, level(blocking))
+            operation.queue = current_queue()
+            operation.enlist()
+            operation.advance(spin=blocking)
+            if progress == "thread":
+                over.progress.progress_thread()
+            if not blocking:
+                return Request(operation)
+        except BaseException as error:
+            channel.sequence = before + 1
+            if operation is None:
+                operation = over.operation.Operation(channel, Launched(Intent((), 0)), None, before + 1)
+            over.progress.give_up(operation, error)
+            if not isinstance(error, Exception):
+                raise
     return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
+
+
+class Telling:
+    """A block of a call of the library: if an error leaves it on this rank, the other ranks are told of it, unless they know.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+    """
+
+    __slots__ = ("_before", "_comm")
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        channel = known_channel(self._comm)
+        self._before = 0 if channel is None else channel.sequence
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None:
+            leave(self._comm, error, self._before)
+
+
+def leave(comm: Any, error: BaseException, before: int | None) -> None:
+    """Tell the other ranks of an error that a call raises on this rank, unless they know of it.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+    error : BaseException
+    before : int, optional
+        The number of the last operation when the call began, if it had begun.
+    """
+    if getattr(error, "on_all_ranks", False):
+        return
+    try:
+        comm = world() if comm is None else comm
+        if size_of(comm) == 1:
+            return
+        channel = channel_of(comm)
+    except SparseAllreduceError:  # there is nobody to tell
+        return
+    if before is not None and channel.sequence > before:
+        channel.late.leave(error, channel.sequence)
+    elif not over_mpi().late_errors.is_told(error, channel):
+        with channel.lock:
+            channel.sequence += 1
+            operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)
+        over_mpi().progress.give_up(operation, error)
 
 
 def _serial(call: Call | ListCall | None, intent: Intent) -> Generator[Step, Any, Any]:

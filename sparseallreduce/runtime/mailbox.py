@@ -230,6 +230,7 @@ class Mailbox:
         self.comm = comm
         self.boxes: dict[int, Box] = {}  # by tag
         self.strays: list[tuple[int, Failure]] = []  # source and word of ranks that gave up in operations that are over here
+        self.warned: set[int] = set()  # tags of boxes that word of a rank which gave up has come to
         self.leftovers = Leftovers()
         self._is_over = is_over
         self._incoming: tuple[MPI.Request, Bytes, int, int] | None = None  # an envelope, its source and tag
@@ -317,6 +318,7 @@ class Mailbox:
                 self.strays.append((source, failure))
             else:
                 self.box(tag).failures[source] = failure
+                self.warned.add(tag)
             return
         headers = self._headers(envelope, over)
         if headers is None:

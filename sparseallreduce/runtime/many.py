@@ -6,8 +6,7 @@ from typing import Any
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.runtime import communicators, launching
-from sparseallreduce.runtime.request import Request, pending
-from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER
+from sparseallreduce.runtime.request import Request
 from sparseallreduce.streams.fusion import Fusion, fused_alike
 from sparseallreduce.streams.operator import MEAN
 from sparseallreduce.streams.stream import SparseStream
@@ -35,8 +34,7 @@ def start(streams: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
 
 
 def _begun(fusion: Fusion, fused: SparseStream, op: str, algorithm: str, channel: Any, blocking: bool) -> Request | None:
-    level = OTHER if pending else BLOCKING if blocking else FIRST
-    operation = communicators.over_mpi().fast.start(fused, op, algorithm, channel, level, blocking, fusion)
+    operation = communicators.over_mpi().fast.start(fused, op, algorithm, channel, blocking, fusion)
     if operation is None:
         return None
     cut = _Cut(fusion, operation.work.is_sum)

@@ -34,7 +34,7 @@ def private(comm: Any) -> Any:
         return comm
     global _keyval
     if _keyval is None:
-        _keyval = mpi.Comm.Create_keyval(delete_fn=lambda _comm, _key, kept: kept.Free())
+        _keyval = over_mpi().freeing.keyval(over_mpi().freeing.returned)
     duplicate: Any = comm.Get_attr(_keyval)
     if duplicate is None:
         duplicate, request = comm.Idup()

@@ -48,10 +48,12 @@ from sparseallreduce.algorithms.steps import (
 )
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.answers import answer
-from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, recovery, typed
+from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, raw_blocks, recovery, typed
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.inside_hosts import inside_host
+from sparseallreduce.runtime.late_errors import LateError
+from sparseallreduce.runtime.mailbox import Failure
 from sparseallreduce.runtime.progress import done_within
 from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
@@ -90,6 +92,7 @@ class Operation(Failing):
     advancing = False
     flags = 0  # that we have published
     steps_inside = 0  # of a host, that its schedule has come to
+    comparing: Any = None  # the schedule by which the ranks compare what has failed before
     explaining = 0.0  # until when the ranks that disagree wait for each other's texts, whoever fails meanwhile
 
     def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
@@ -116,7 +119,8 @@ class Operation(Failing):
         if handshake.carries_notes:
             handshake.note = work.note(stream) if flags != PACKED else b""
         packed, entries = stream if flags == PACKED else None, work.entries(stream)
-        length = handshake.publish(sequence, channel.collectives.usable, flags, work.digest, entries, packed, work.error is None)
+        usable = channel.collectives.usable and not channel.late.unshared
+        length = handshake.publish(sequence, usable, flags, work.digest, entries, packed, work.error is None)
         if self.traces:
             for counts in self.traces:
                 counts.share(RECORD.size, length, channel.ranks)
@@ -144,7 +148,8 @@ class Operation(Failing):
                 self.stack = [queued(work.schedule(self.stream, handshake.entries(), handshake.notes()), self.queue)]
                 if common >= UNUSABLE:
                     self.uses_collectives = False
-                    self.stack.append(recovery(self.channel, sequence))
+                    self.stack += [recovery(self.channel, sequence), self.channel.late.compare(sequence)]
+                    self.comparing = self.stack[-1]
         handshake.release(sequence)
         self.handshake = None
         if result is not None:
@@ -348,14 +353,20 @@ class Operation(Failing):
             self.outbox.pump()
         channel.mailbox.take_in()
         channel.look()
-        if channel.orphaned:
+        if channel.orphaned or channel.mailbox.strays or channel.mailbox.warned:
             channel.tidy()
+        explaining = self.explaining and perf_counter() < self.explaining
+        comparing = self.stack and self.stack[-1] is self.comparing
+        if not (self.own or explaining or comparing):
+            channel.late.check(self.sequence)
         box = channel.mailbox.boxes.get(self.tag)
         if box is None:
             return
         if box.error is not None:
+            if not isinstance(box.error, Exception):  # an interrupt has been raised, and is so once
+                raise LateError(Failure.of(box.error, self.sequence, channel.rank))
             raise box.error
-        if box.failures and not (self.explaining and perf_counter() < self.explaining):
+        if box.failures and not explaining:
             raise GivenUp(min(box.failures.values(), key=by_culprit))
 
     def _send(self, dest: int, payload: SparseStream | tuple[SparseStream, ...]) -> None:
@@ -380,7 +391,7 @@ class Operation(Failing):
             self._count_collective(2 * array.nbytes * (channel.ranks - 1) // channel.ranks, 2)
             call = methodcaller("Iallreduce", MPI.IN_PLACE, array, MPI.SUM)
             return [channel.collectives.enter(self.sequence, "allreduce", array.dtype, [array.size], call)]
-        raw, blocks = self._raw_blocks(step)
+        raw, blocks = self._blocks(step)
         lengths, places = [len(block) for block in blocks], [lo * (step.stream.width or 1) for lo, _ in step.ranges]
         call = methodcaller("Iallgatherv", raw, [self.received.reshape(-1).view(raw.dtype), lengths, places, typed(raw)])
         return [channel.collectives.enter(self.sequence, "allgatherv", raw.dtype, lengths, call)]
@@ -400,21 +411,18 @@ class Operation(Failing):
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
         """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
         channel = self.channel
-        ours, places = self._raw_blocks(step)
+        ours, places = self._blocks(step)
         requests: list[MPI.Request] = []
         self.requests = requests
         places[channel.rank][:] = ours
         exchange(channel.collectives.comm, ours, places, channel.others, self.tag, requests)
         return requests
 
-    def _raw_blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        """Our block, and the places of all blocks in the array to be filled, as numbers that any MPI knows."""
-        array, width = step.stream._stored, step.stream.width or 1
+    def _blocks(self, step: DenseAllgather) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+        array = step.stream._stored
         self.received = memory.empty((step.stream.size, *array.shape[1:]), array.dtype)
         self._count_collective(self.received.nbytes - array.nbytes, 1)
-        unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # there are none of 16 bytes
-        places = self.received.reshape(-1).view(unsigned)
-        return array.reshape(-1).view(unsigned), [places[lo * width : hi * width] for lo, hi in step.ranges]
+        return raw_blocks(step, self.received)
 
     def _collected(self, step: Share | DenseAllreduce | DenseAllgather) -> Any:
         if isinstance(step, Share):
@@ -427,21 +435,3 @@ class Operation(Failing):
     def _count_collective(self, nbytes: int, passes: int) -> None:
         for counts in self.traces:
             counts.move(nbytes, nbytes, passes * (self.channel.ranks - 1).bit_length())
-
-    def _leave(self) -> None:
-        """The result is there, and the operation done once its last messages are out; called until then, from the start if interrupted."""
-        if self in self.channel.in_flight:
-            self.channel.in_flight.remove(self)
-        self.stack = None
-        mailbox = self.channel.mailbox
-        outbox = self.outbox
-        if outbox is not None and not outbox.is_empty():
-            mailbox.take_in()
-            box = mailbox.boxes.get(self.tag)
-            if box is not None and box.failures:  # who gave up takes no more of our messages before it calls the library again
-                outbox.abandon()
-        if outbox is None or outbox.is_empty():
-            mailbox.close(self.tag)
-            if self.listed and self in progress.operations:
-                progress.operations.remove(self)
-            self.done = True

@@ -60,7 +60,8 @@ class Plan:
         if fault is not None:
             self._common.fail(fault)
             raise fault
-        self._request, self._active = self._begun(stream), True
+        with launching.Telling(self._common.comm):
+            self._request, self._active = self._begun(stream), True
 
     def _begun(self, stream: Any) -> Request:
         raise NotImplementedError
@@ -68,9 +69,10 @@ class Plan:
     def test(self) -> tuple[bool, Any]:
         """Move on, and return ``(True, result)`` if done, else ``(False, None)``; errors are those of :meth:`wait`."""
         request, self._active = self._started(), False  # if this raises
-        done, result = request.test()
-        self._active = not done
-        return done, self._finished(result) if done else None
+        with launching.Telling(self._common.comm):
+            done, result = request.test()
+            self._active = not done
+            return done, self._finished(result) if done else None
 
     def wait(self, timeout: float | None = None) -> Any:
         """The result, when done: a stream, or a list of them. With fixed indices it is valid until the next :meth:`start`.
@@ -89,7 +91,8 @@ class Plan:
         if timeout is not None:
             checked_timeout(timeout)
         self._active = False  # however this ends
-        return self._finished(request.wait(timeout))
+        with launching.Telling(self._common.comm):
+            return self._finished(request.wait(timeout))
 
     def free(self) -> None:
         """Let go of what the plan holds; a sum in flight goes on. Not collective, and done by itself when the plan is forgotten."""
@@ -159,4 +162,5 @@ class Common:
     def fail(self, error: Exception) -> None:
         """Have the ranks that start a sum now raise this."""
         if self.ranks > 1:
-            launching.agree(self.comm, Intent((), 0, error), blocking=False)
+            with launching.Telling(self.comm):
+                launching.agree(self.comm, Intent((), 0, error), blocking=False)

@@ -71,6 +71,11 @@ def allreduce_init(
     array([2., 4.])
     """
     comm = world() if comm is None else comm
+    with launching.Telling(comm):
+        return _planned(stream, comm, op, algorithm, fixed_indices, options)
+
+
+def _planned(stream: Any, comm: Any, op: Any, algorithm: str, fixed_indices: bool, options: dict[str, Any]) -> Plan:
     progress = options.pop("progress", "manual")
     is_list = isinstance(stream, list | tuple)
     make: Any = make_list_call if is_list else make_call

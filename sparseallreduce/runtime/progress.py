@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
@@ -29,31 +30,66 @@ __all__ = [
     "channels",
     "done_within",
     "finish",
+    "freed",
+    "give_back_freed",
     "give_up",
     "operations",
     "outcome",
     "preparing",
     "progress_thread",
+    "recall_freed",
     "wait_until",
 ]
 
 _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
 HANDSHAKE_SPINS = 256  # likewise, of half a microsecond, before a handshake that should be over at once is taken for a long one
 COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
+_PATIENCE = 5000  # looks at what is to be given back, after which it is left for later
+_looks = 0  # since the last time that something was given back
 _ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
 
 operations: list[Operation] = []  # in flight
 channels: list[Channel] = []
 preparing: list[Channel] = []  # those of them that are being prepared
-_lock = threading.RLock()  # of the thread
+freed: list[Generator[bool, None, None]] = []  # each gives back what was kept for a communicator that the user has freed
+_late_freed: list[Generator[bool, None, None]] = []  # those of them for which other ranks have been waited for long
+_lock = threading.RLock()  # of the thread, and of what is given back
 
 
 def advance() -> None:
     """Move every operation in flight on this rank as far as it goes now."""
+    if freed:
+        give_back_freed()
     for channel in tuple(preparing):
         channel.advance()
     for operation in tuple(operations):
         operation.advance()
+
+
+def give_back_freed() -> None:
+    """Go on with giving back what was kept for freed communicators. What takes long for want of other ranks is left for later."""
+    global _looks
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        for each in tuple(freed):
+            if next(each, True):
+                freed.remove(each)
+                _looks = 0
+        _looks += 1
+        if _looks > _PATIENCE:
+            _late_freed.extend(freed)
+            freed.clear()
+            _looks = 0
+    finally:
+        _lock.release()
+
+
+def recall_freed() -> bool:
+    """Return whether anything is still to be given back; what was left for later goes on."""
+    freed.extend(_late_freed)
+    _late_freed.clear()
+    return bool(freed)
 
 
 def alone() -> bool:
@@ -64,6 +100,7 @@ def alone() -> bool:
 def finish(operation: Operation) -> None:
     """Move on until ``operation`` is done. If this is interrupted, the operation has failed, on all ranks."""
     try:
+        waiting.add(operation)
         operation.enlist()
         if alone():
             operation.advance(spin=True)
@@ -71,6 +108,8 @@ def finish(operation: Operation) -> None:
     except BaseException as error:
         give_up(operation, error)
         raise
+    finally:
+        waiting.discard(operation)
 
 
 def outcome(operation: Operation) -> Any:
@@ -88,10 +127,12 @@ def outcome(operation: Operation) -> Any:
 
 
 def give_up(operation: Operation, error: BaseException) -> None:
-    """Let an operation fail because of what has hit this rank outside of it."""
+    """Let an operation fail because of what has hit this rank outside of it. If it is complete, tell the other ranks of the error."""
     with operation.channel.lock:
         if not operation.ended or operation.owes():
             operation.fail(error)
+        elif operation.error is None:
+            operation.channel.late.leave(error, operation.sequence)
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:

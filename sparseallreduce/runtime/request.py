@@ -12,15 +12,15 @@ from sparseallreduce.algorithms.staging import handed_over
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.finalizer import Finalizer
 from sparseallreduce.runtime.communicators import over_mpi
+from sparseallreduce.runtime.work import pending
 from sparseallreduce.streams.reduction import divided
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.operation import Operation
     from sparseallreduce.streams.kernels.devices import Queue
 
-__all__ = ["Request", "checked_timeout", "pending"]
+__all__ = ["Request", "checked_timeout"]
 
-pending: set[int] = set()  # numbers of requests that nobody has seen complete yet
 _numbers = count()
 
 
@@ -64,11 +64,16 @@ class Request:
         SparseAllreduceError
             If the operation failed, on all ranks the same.
         """
-        if self._operation is not None:
-            over_mpi().progress.advance()
-            if not self._operation.done:
-                return False, None
-        return True, self._outcome()
+        operation = self._operation
+        try:
+            if operation is not None:
+                over_mpi().progress.advance()
+                if not operation.done:
+                    return False, None
+            return True, self._outcome()
+        except BaseException as error:
+            _leave(operation, error)
+            raise
 
     def wait(self, timeout: float | None = None) -> Any:
         """The result, when done.
@@ -89,11 +94,17 @@ class Request:
         """
         if timeout is None:
             timeout = self._timeout
-        if timeout is None:
-            self._finish()
-        else:
-            _finish_within([self], checked_timeout(timeout))
-        return self._outcome()
+        seconds = None if timeout is None else checked_timeout(timeout)
+        operation = self._operation
+        try:
+            if seconds is None:
+                self._finish()
+            else:
+                _finish_within([self], seconds)
+            return self._outcome()
+        except BaseException as error:
+            _leave(operation, error)
+            raise
 
     @staticmethod
     def waitall(requests: Sequence[Request], timeout: float | None = None) -> list[Any]:
@@ -143,6 +154,12 @@ class Request:
         if ranks:
             result = tuple(divided(each, ranks) for each in result) if type(result) is tuple else divided(result, ranks)
         return result if self._cut is None else self._cut(result)
+
+
+def _leave(operation: Operation | None, error: BaseException) -> None:
+    """Tell the other ranks of an error that a call for an operation raises, unless they know of it."""
+    if operation is not None:
+        operation.channel.late.leave(error, operation.sequence)
 
 
 def checked_timeout(timeout: Any) -> float:

@@ -14,11 +14,22 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.shortcuts.base import Shortcut
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["BLOCKING", "FIRST", "OTHER", "Launched", "Preparing", "Work"]
+__all__ = ["BLOCKING", "FIRST", "OTHER", "Launched", "Preparing", "Work", "level", "pending", "waiting"]
 
 # What an operation may take: what several in flight may; memory that one at a time has, as no other request is waited for; or what blocks,
 # as this rank has nothing else to do.
 OTHER, FIRST, BLOCKING = range(3)
+pending: set[int] = set()  # numbers of requests that nobody has seen complete yet
+waiting: set[Any] = set()  # operations that threads wait for in blocking calls
+
+
+def level(blocking: bool) -> int:
+    """Return what an operation that starts now may take, one of the levels above.
+
+    It depends on whether requests are waited for, not on whether they are done: what follows, and so the bits, must not be a matter of
+    time. Other threads that wait in blocking calls count as requests.
+    """
+    return OTHER if pending or waiting else BLOCKING if blocking else FIRST
 
 
 class Work(ABC):

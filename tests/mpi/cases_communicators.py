@@ -5,15 +5,16 @@ import socket
 from unittest import mock
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable
 
 import sparseallreduce as sar
-from sparseallreduce.runtime import progress, setup
-from sparseallreduce.runtime.channel import Channel
+from sparseallreduce.runtime import freeing, progress, setup
 from sparseallreduce.runtime.communicators import measured, shares_memory
 from sparseallreduce.runtime.hosts import Limit, this_place, usable_cores
+from sparseallreduce.runtime.objects import gather
 
 
 def case_communicator_of_one(comm):
@@ -123,16 +124,62 @@ def case_communicator_with_a_topology(comm):
 def case_freed_communicators_leave_nothing_behind(comm):
     """Two duplicates each would use up what is left of MPICH's 2048 before the end; on more ranks the calls are counted instead."""
     others, times = [comm.Dup() for _ in range(1850 if comm.size == 2 else 0)], 110 if comm.size == 2 else 10
-    with mock.patch.object(Channel, "free", freed):
-        freed.calls = 0
-        for _ in range(times):
+    freeing.finish()  # with what other cases have freed
+    before, open_before = len(progress.channels), 0
+    with mock.patch.object(freeing, "note_channel", side_effect=freeing.note_channel) as noted:
+        for number in range(times):
             duplicate = comm.Dup()
             check_usable(duplicate)
             duplicate.Free()
-    assert freed.calls == (times if comm.size > 1 else 0)
+            if number == 5:
+                open_before = open_files()
+    assert noted.call_count == (times if comm.size > 1 else 0)
+    assert open_files() <= open_before, "descriptors are not given back with the communicator"
+    freeing.finish()
+    assert not progress.recall_freed() and len(progress.channels) == before
     for other in others:
         other.Free()
     assert not progress.operations
+
+
+@on_ranks(2, 3)
+@limit(30)
+def case_a_communicator_is_freed_amid_the_users_own_operations(comm):
+    """MPICH calls back when the last of them is done, inside of that call; Open MPI at once."""
+    inputs = Inputs(comm.size, 200)
+    for kind in ("barrier", "receive", "never used", "in flight"):
+        ours = comm.Dup()
+        if kind != "never used":
+            inputs.check(sar.allreduce(inputs.stream(comm.rank), ours))
+        place, source = np.zeros(1), (comm.rank - 1) % comm.size
+        user = ours.Ibarrier() if kind == "barrier" else ours.Irecv(place, source) if kind == "receive" else MPI.REQUEST_NULL
+        if kind == "receive":
+            ours.Send(np.ones(1), (comm.rank + 1) % comm.size)
+        request = sar.iallreduce(inputs.stream(comm.rank), ours) if kind in ("never used", "in flight") else None
+        ours.Free()
+        inputs.check(sar.allreduce(inputs.stream(comm.rank), comm))
+        user.Wait()
+        assert kind != "receive" or place[0] == 1
+        if request is not None:
+            with pytest.raises(sar.SparseAllreduceError, match="the communicator was freed while an operation on it was in flight"):
+                request.wait()
+        assert "COMM_NULL" in refusal(lambda ours=ours: sar.allreduce(inputs.stream(comm.rank), ours))
+    check_usable(comm)
+
+
+@on_ranks(2, 3)
+@limit(30)
+def case_communicators_are_freed_in_any_order(comm):
+    """In another one on each rank, and so is what the library keeps for them."""
+    duplicates = [comm.Dup() for _ in range(3)]
+    for duplicate in duplicates:
+        check_usable(duplicate)
+        gather(duplicate, comm.rank)  # of which there is another duplicate
+    for place in range(3):
+        duplicates[(comm.rank + place) % 3].Free()
+        check_usable(comm)
+    freeing.finish()
+    assert not progress.recall_freed()
 
 
 @on_ranks(1, 2, 3)
@@ -222,10 +269,6 @@ def refusal(function):
     raise AssertionError("no error was raised")
 
 
-def freed(channel):
-    """In place of `Channel.free`, which it counts and calls."""
-    freed.calls += 1
-    free(channel)
-
-
-free = Channel.free
+def open_files():
+    """The number of descriptors that this process has open, before garbage is collected."""
+    return len(os.listdir("/proc/self/fd"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import pytest
 from oracle import Entries, Expected, bits
 
 import sparseallreduce as sar
@@ -96,6 +97,15 @@ def check_usable(comm, algorithm="ssar_recursive_doubling"):
     """The next operation on the communicator gives the right result."""
     result = sar.allreduce(sar.SparseStream([comm.rank, comm.size], [1.0, 2.0], comm.size + 1), comm, algorithm=algorithm)
     assert result.to_dense().tolist() == [1.0] * comm.size + [2.0 * comm.size], result.to_dense()
+
+
+def raise_what_is_owed(comm, outcome, ours=None):
+    """If an operation failed on some ranks and was completed by others, the next one raises the same on all."""
+    failed = comm.allgather(isinstance(outcome, BaseException))
+    if any(failed) and not all(failed):
+        with pytest.raises(sar.SparseAllreduceError, match=r"rank \d+ gave up") as raised:
+            check_usable(ours or comm)
+        assert len(set(comm.allgather((type(raised.value).__name__, str(raised.value))))) == 1
 
 
 def simulated_once(comm, simulate):

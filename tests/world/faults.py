@@ -83,6 +83,10 @@ class Scenario:
     constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class Left(Exception):
+    """A rank takes part in no more operations after one that has raised."""
+
+
 class Player:
     """A rank in a scenario: makes streams, carries operations out and notes what they came to."""
 
@@ -92,6 +96,8 @@ class Player:
         self.outcomes: dict[str, Outcome] = {}
         self.kept: list[Any] = []  # weak references to what nobody should keep
         self.interrupted_before = False  # whether an operation was, before it had begun
+        self.leaves = play.leaves
+        self.in_flight = False  # whether operations are in flight together, of which any may raise what failed on some ranks
 
     def stream(self, key: str, size: int, share: float = 0.2, dtype: Any = np.float32, width: int | None = None) -> sar.SparseStream:
         self.rank.quiet = True
@@ -125,14 +131,19 @@ class Player:
         except (greenlet.GreenletExit, Stuck):
             raise
         except BaseException as error:
-            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
-            return
+            return self._raised(key, error)
         self.rank.quiet = True
         stream = getattr(result, "update", result)
         dense = stream.to_dense()
         right = not isinstance(result, sar.SparseStream) or np.array_equal(dense, _expected(key, self.ranks, size, share, op, **kind))
         self.outcomes[key] = Outcome("result", bits=bytes([stream.is_dense]) + dense.tobytes(), right=right)
         self.rank.quiet = False
+
+    def _raised(self, key: str, error: BaseException) -> None:
+        """Note that an operation has raised; a rank that leaves takes part in no other."""
+        self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
+        if self.leaves:
+            raise Left
 
     def blocking(self, key: str, size: int, share: float = 0.2, **options: Any) -> None:
         kind = {name: options.pop(name) for name in ("dtype", "width") if name in options}
@@ -155,8 +166,7 @@ class Player:
         except (greenlet.GreenletExit, Stuck):
             raise
         except BaseException as error:
-            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
-            return
+            return self._raised(key, error)
         self.rank.quiet = True
         dense = [result.to_dense() for result in results]
         wanted = [_expected(f"{key} {place}", self.ranks, size, 0.2, "sum", dtype=dtype) for place, (size, dtype) in enumerate(kinds)]
@@ -172,7 +182,7 @@ class Player:
         except (greenlet.GreenletExit, Stuck):
             raise
         except BaseException as error:
-            self.outcomes[key] = Outcome("error", type(error).__name__, str(error))
+            self._raised(key, error)
             return lambda: None
         return lambda: self.note(key, size, request.wait, share, options.get("op", "sum"))
 
@@ -214,8 +224,8 @@ class Violation(NamedTuple):
 class Play:
     """Scenarios in one world, one fault after the other, each on a communicator of its own."""
 
-    def __init__(self, scenario: Scenario, instructions: bool = False) -> None:
-        self.scenario, self.instructions = scenario, instructions
+    def __init__(self, scenario: Scenario, instructions: bool = False, leaves: bool = False) -> None:
+        self.scenario, self.instructions, self.leaves = scenario, instructions, leaves
         self.world: Any = None
         self._stack: Any = None
         self.steps = 0  # points of the run that was struck last
@@ -305,13 +315,31 @@ class Play:
             rank.calls.clear()
             began.append(world.steps)
             armed.add(rank.number)
-            scenario.operations(player)
-            armed.discard(rank.number)
+            try:
+                scenario.operations(player)
+                armed.discard(rank.number)
+                if self.leaves:
+                    player.blocking("next", PACKED)
+            except Left:
+                armed.discard(rank.number)
             had.append(world.steps)
             passed[rank.number].update(rank.calls)
+            if not self.leaves:
+                afterwards(rank)
+
+        def afterwards(rank: Any) -> None:
+            player = players[rank.number]
+            player.leaves = False
             kept, player.kept = player.kept, []
             _afterwards(player)
             player.kept = kept
+
+        def catch_up(rank: Any) -> None:
+            """Raise what this rank has still to raise, so that all ranks go on with the same operation."""
+            player = players[rank.number]
+            player.leaves = False
+            if player._begun() < last:
+                player.blocking("caught up", PACKED)
 
         def fail(what: str) -> tuple[Violation, list[Counter[str]]]:
             self._renew()
@@ -321,6 +349,11 @@ class Play:
         try:
             with interrupts.between_instructions(lambda: self.world) if self.instructions else nullcontext():
                 world.run(program, scheduler)
+            abandons = self.leaves and players[0].in_flight and any(player.outcomes.get("next") is None for player in players)
+            if self.leaves and not abandons:
+                last = max(player._begun() for player in players)
+                world.run(catch_up)
+                world.run(afterwards)
         except Stuck as stuck:
             return fail(str(stuck))
         except Exception as error:
@@ -333,9 +366,12 @@ class Play:
             self.others = max(had, default=0) - struck_at[0] if struck_at and len(had) == len(players) else 0
             world.injector = None
         interrupted = [fault.rank for fault in faults if fault.error == "KeyboardInterrupt" and fault not in pending]
-        wrong = _wrong(players, faults, interrupted, scenario.warm)
+        wrong = (_wrong_of_loops if self.leaves else _wrong)(players, faults, interrupted, scenario.warm)
         if wrong:
             return fail(wrong)
+        if abandons:  # operations that nobody waits for, which the next ones would meet
+            self._renew()
+            return None, passed
         gc.collect()
         alive = sum(ref() is not None for player in players for ref in player.kept)
         if not faults:
@@ -349,7 +385,7 @@ class Play:
                     if len(getattr(module, each)):
                         return fail(f"rank {rank.number} keeps {len(getattr(module, each))} in {each}")
         try:
-            world.run(lambda rank: players[rank.number].comm.Free(), steps=20_000)
+            world.run(lambda rank: _free(rank, players[rank.number].comm), steps=20_000)
         except Stuck as stuck:
             return fail(f"the communicator is not freed: {stuck}")
         except Exception as error:
@@ -357,6 +393,13 @@ class Play:
         if world.network.left() > left_before:
             return fail(f"{world.network.left() - left_before} messages or receives are left over")
         return None, passed
+
+
+def _free(rank: Any, comm: Any) -> None:
+    """Free a communicator, and give back what was kept for it."""
+    comm.Free()
+    progress = rank.library.modules[PROGRESS]
+    progress.wait_until(lambda: not progress.recall_freed())
 
 
 def _afterwards(player: Player) -> None:
@@ -370,8 +413,9 @@ def _afterwards(player: Player) -> None:
 
 
 def _wrong(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequence[int] = (), warm: bool = True) -> str:
-    """What is not as promised about the outcomes, if anything; ``interrupted`` are the ranks that were."""
+    """Return what is not as promised about the outcomes, if anything; ``interrupted`` are the ranks that were."""
     culprits = {fault.rank: fault.error for fault in faults}
+    owed, in_flight = "", players[0].in_flight
     for key in players[0].outcomes:
         outcomes = [player.outcomes.get(key) for player in players]
         if any(outcome is None for outcome in outcomes):
@@ -383,12 +427,15 @@ def _wrong(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequ
             return f"{key}: a wrong sum on rank {[rank for rank, outcome in enumerate(outcomes) if not outcome.right]}"
         if len({outcome.bits for outcome in results}) > 1:
             return f"{key}: not the same bits on all ranks"
-        if errors and (key.startswith(("later", "warm")) or not faults):
+        late, owed = owed, key if errors and results else owed if in_flight and key != "later 0" else ""
+        if late and not in_flight and results:  # of one after the other
+            return f"{key} does not raise on all ranks what failed on some in {late}: {said}"
+        if errors and (key.startswith(("later", "warm")) or not faults) and not (late and not results):
             # Of two faults in a preparation one may strike on a rank that is ready, and has failed in its operation: each fails one.
             second = key == "later 0" and not warm and len(faults) > 1 and len(errors) == len(players)
             if not second or len({(outcome.name, outcome.text) for _, outcome in errors}) > 1:
                 return f"{key} fails: {said}"
-        others = {(outcome.name, outcome.text) for rank, outcome in errors if rank not in culprits}
+        others = {(outcome.name, outcome.text) for rank, outcome in errors if rank not in culprits or key.startswith("later")}
         if len(others) > 1:
             return f"{key}: the other ranks raise different errors: {said}"
         for rank, outcome in errors:
@@ -402,6 +449,25 @@ def _wrong(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequ
         outcomes = players[rank].outcomes.values()
         if not players[rank].interrupted_before and not any(outcome.name == "KeyboardInterrupt" for outcome in outcomes):
             return f"the interrupt of rank {rank} is lost: {[outcome.what for outcome in outcomes]}"
+    return ""
+
+
+def _wrong_of_loops(players: Sequence[Player], faults: Sequence[Fault], interrupted: Sequence[int] = (), warm: bool = True) -> str:
+    """Return what is not as promised where ranks leave at the first error: all others raise it, at the latest in the next operation."""
+    culprits = {fault.rank: fault.error for fault in faults}
+    errors = [(player.number, key, each) for player in players for key, each in player.outcomes.items() if each.what == "error"]
+    said = "; ".join(f"rank {rank} raises {each.name} in {key}: {each.text}" for rank, key, each in errors)
+    if not all(outcome.right for player in players for outcome in player.outcomes.values()):
+        return "a wrong sum"
+    if any(key.startswith("later") for _, key, _ in errors) or (errors and not faults):
+        return f"fails: {said}"
+    if errors and {rank for rank, _, _ in errors} != {player.number for player in players}:
+        return f"not all ranks raise: {said}"
+    if len({(each.name, each.text) for rank, key, each in errors if rank not in culprits or key == "caught up"}) > 1:
+        return f"the other ranks raise different errors: {said}"
+    for rank in interrupted:
+        if not players[rank].interrupted_before and not any(each.name == "KeyboardInterrupt" for each in players[rank].outcomes.values()):
+            return f"the interrupt of rank {rank} is lost: {said}"
     return ""
 
 
@@ -431,9 +497,10 @@ def several(*sizes: int, **options: Any) -> Callable[[Player], None]:
     """Some in flight together, waited for in another order on each rank."""
 
     def run(player: Player) -> None:
+        player.in_flight = True
         waits = [player.start(f"struck {number}", size, **options) for number, size in enumerate(sizes)]
         for number in range(len(waits)):
-            waits[(number + player.number) % len(waits)]()
+            waits[(number + (0 if player.leaves else player.number)) % len(waits)]()
 
     return run
 
@@ -470,6 +537,7 @@ def planned(size: int, share: float = 0.2, **options: Any) -> Callable[[Player],
     """A plan of fixed indices, and two sums of it; a rank that has none sums its stream instead, which is not what the others do."""
 
     def run(player: Player) -> None:
+        player.in_flight = True  # of whatever is left, once a rank has no plan
         stream, plans = player.stream("struck", size, share), []
         try:
             plans.append(player.sar.allreduce_init(stream, player.comm, fixed_indices=True, **options))
@@ -477,7 +545,7 @@ def planned(size: int, share: float = 0.2, **options: Any) -> Callable[[Player],
         except (greenlet.GreenletExit, Stuck):
             raise
         except BaseException as error:
-            player.outcomes["made"] = Outcome("error", type(error).__name__, str(error))
+            player._raised("made", error)
 
         def again() -> Any:
             if not plans:
@@ -604,7 +672,16 @@ def faults_of(points: Sequence[Counter[str]]) -> list[Fault]:
 
 
 @contextmanager
-def played(scenario: Scenario, instructions: bool = False) -> Iterator[Play]:
-    """What strikes a scenario; with ``instructions`` a KeyboardInterrupt wherever Python takes one, besides."""
-    with Play(scenario, instructions) as play:
+def played(scenario: Scenario, instructions: bool = False, leaves: bool = False) -> Iterator[Play]:
+    """Yield what strikes a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    instructions : bool
+        Whether a KeyboardInterrupt strikes wherever Python takes one, besides.
+    leaves : bool
+        Whether a rank takes part in no more operations after one that has raised, as one that leaves a loop.
+    """
+    with Play(scenario, instructions, leaves) as play:
         yield play

@@ -284,6 +284,7 @@ def _stand_ins(world: Any, MPI: Any) -> dict[str, Any]:
     mpi4py = ModuleType("mpi4py")
     mpi4py.MPI = MPI  # type: ignore[attr-defined]
     return {
+        "atexit": SimpleNamespace(register=lambda function: function),
         "mpi4py": mpi4py,
         "mpi4py.MPI": MPI,
         "time": {"perf_counter": perf_counter, "monotonic": perf_counter, "sleep": sleep},

@@ -1,6 +1,7 @@
 """Whole operations of any kind, over the stand-in for MPI, in any order of the ranks: the sum of all, to the same bits, on every rank."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_reduction, bits
@@ -77,6 +78,8 @@ def test_an_interrupt_between_a_result_and_what_follows_bars_nothing():
         except KeyboardInterrupt:
             results = []
         assert bool(struck) == (rank.number == 0)
+        with pytest.raises(rank.sar.SparseAllreduceError, match="KeyboardInterrupt: rank 0 gave up"):
+            rank.sar.iallreduce(stream, comm, algorithm="dense").wait()
         for _ in range(3):
             results.append(rank.sar.iallreduce(stream, comm, algorithm="dense").wait())
         return [result.to_dense()[:2].tolist() for result in results]

@@ -60,9 +60,9 @@ def compiled_entry(dispatcher: Any, signature: tuple[Any, ...]) -> Callable[...,
         warnings.simplefilter("ignore", NumbaWarning)
         try:
             # Preparing numba takes 0.2 s and loading from the cache 3 ms; only who has to compile takes the lock.
-            dispatcher.typingctx.refresh()
-            dispatcher.targetctx.refresh()
-            with global_compiler_lock:
+            with global_compiler_lock:  # threads may use the library for the first time at once
+                dispatcher.typingctx.refresh()
+                dispatcher.targetctx.refresh()
                 cached = dispatcher._cache.load_overload(signature, dispatcher.targetctx)
                 if cached is not None:  # what compile() does with it, which would load it once more
                     dispatcher.targetctx.insert_user_function(cached.entry_point, cached.fndesc, [cached.library])

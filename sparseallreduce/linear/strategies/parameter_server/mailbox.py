@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.runtime import progress
+from sparseallreduce.runtime import freeing, progress
 from sparseallreduce.runtime.hosts import count_cores, same_host, this_place
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
@@ -181,13 +182,9 @@ class Mailbox:
             nap.rest()
         return common_error([json.loads(row.tobytes()) for row in records])
 
-    def free(self) -> None:
-        """Give the communicators back to MPI; collective."""
-        for group in self._groups.values():
-            if group:
-                group.Free()
-        self._comm.Free()
-        self._verdicts.Free()
+    def given_back(self) -> Generator[bool, None, None]:
+        """Give the communicators back to MPI."""
+        return freeing.returned(*filter(None, self._groups.values()), self._comm, self._verdicts)
 
 
 def _record(said: dict[str, str]) -> bytes:
@@ -245,7 +242,7 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
     """This rank's mailbox of a communicator, made when it is first asked for and kept as an attribute of it. Collective."""
     global _keyval
     if _keyval is None:
-        _keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _key, kept: kept.free())
+        _keyval = freeing.keyval(Mailbox.given_back)
     kept: Any = comm.Get_attr(_keyval)
     if kept is None or not kept.sound:
         duplicates = []

@@ -1,0 +1,188 @@
+"""Errors that some ranks have raised in an operation which others had completed: those raise them in their next operation.
+
+Otherwise the ranks that know nothing of an error would wait in that operation for a rank that has left a loop. There are two ways on which
+a rank learns of such an error, whichever comes first:
+
+* **By word.** A rank that fails tells all others, with the number of the operation. A rank that has completed that operation raises the
+  error in the operation that it waits in, or else in its next one, and tells the others that this one has failed.
+* **By the handshake.** A rank of which an operation has failed publishes with its next record that there is something to compare. Then
+  all ranks compare which operations have failed and which have been completed, and raise the error, on all of them, if one is both.
+
+An error that all ranks have raised is settled, and so is one with a lower number than an operation that has failed: every rank has raised
+something then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.runtime import progress
+from sparseallreduce.runtime.mailbox import Failure, Sent
+from sparseallreduce.runtime.states import FREED, READY
+
+if TYPE_CHECKING:
+    from sparseallreduce.runtime.channel import Channel
+
+__all__ = ["LateError", "LateErrors", "is_told", "mark"]
+
+_COMPARED = 32  # failed operations of a rank that are compared, the first ones
+_NUMBER_BYTES = 24  # of the number of an operation as text
+_FAILURE_BYTES = 4096  # of a Failure as text
+_REMEMBERED = 256  # numbers of failed operations
+
+
+class LateError(Exception):
+    """What an operation is to fail of on this rank, though it has happened elsewhere."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class LateErrors:
+    """What a rank knows of operations that failed on some ranks of a communicator.
+
+    Parameters
+    ----------
+    channel : Channel
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.failed: deque[int] = deque(maxlen=_REMEMBERED)  # numbers of operations that failed on this rank
+        self.unshared: dict[int, Failure] = {}  # those of them that may not have failed on all ranks
+        self._overdue: Failure | None = None  # of an operation that this rank has completed
+        self._raised_through = -1  # once it has been raised: the last operation that had been called by then
+        self._ending = False
+        self._settled = -1  # errors of operations up to this one are nobody's concern any more
+
+    def note(self, number: int, failure: Failure | None = None) -> None:
+        """Note that an operation has failed on this rank; give its ``failure`` if it may not have failed on all ranks."""
+        if number not in self.failed:
+            self.failed.append(number)
+        if failure is not None:
+            self.unshared[number] = failure
+        self._settle(number - 1)
+
+    def hear(self, failure: Failure) -> None:
+        """Note that another rank has failed in an operation that is over here."""
+        if failure.reply or failure.number <= self._settled or failure.number in self.failed:
+            return
+        known = self._overdue
+        if known is None or self._raised_through >= 0 or (failure.number, failure.culprit) < (known.number, known.culprit):
+            self._overdue, self._raised_through = failure, -1
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether this rank knows of an error that it has not raised, or has raised in operations that are still in flight."""
+        return self._overdue is not None
+
+    def check(self, number: int) -> None:
+        """Raise what this rank has not raised yet, in the operation of this number.
+
+        Raises
+        ------
+        LateError
+        """
+        overdue = self._overdue
+        if overdue is None or number <= overdue.number:
+            return
+        if self._raised_through < 0:
+            self._raised_through = self._channel.sequence  # all that wait for a rank which may have left are to raise
+        if number <= self._raised_through:
+            raise LateError(overdue._replace(number=number))
+        self._overdue, self._raised_through = None, -1
+
+    def leave(self, error: BaseException, number: int) -> None:
+        """Tell the other ranks of an error that a call raises behind an operation, unless they know of it."""
+        if not is_told(error, self._channel):
+            self.tell(error, number)
+
+    def tell(self, error: BaseException, number: int) -> None:
+        """Tell all other ranks of an error that this rank raises behind an operation, which may be complete here and elsewhere."""
+        channel = self._channel
+        mailbox = channel.mailbox
+        if mailbox is None or channel.state == FREED:
+            return
+        failure = Failure.of(error, number, channel.rank)
+        self.note(number, failure)
+        mark(error, channel)
+        self.post(failure)
+        if not isinstance(error, Exception):
+            self.end_all(error)
+
+    def end_all(self, error: BaseException) -> None:
+        """Fail all operations in flight with an interrupt: this rank may leave without waiting for them, and none is to wait for it."""
+        channel = self._channel
+        if self._ending or channel.state != READY:
+            return
+        self._ending = True
+        try:
+            for each in sorted(progress.operations, key=lambda operation: operation.sequence):
+                if each.channel is channel and each.failure is None and not each.ended:
+                    each.fail(error)
+        finally:
+            self._ending = False
+
+    def post(self, failure: Failure) -> None:
+        """Tell all other ranks of a failure in an operation that they may have completed."""
+        channel, sends = self._channel, list[Sent]()
+        try:
+            for other in channel.others:
+                channel.mailbox.post(other, channel.tag(failure.number), failure.packed(), sends)
+        finally:
+            channel.mailbox.leftovers.keep_sent(sends)
+
+    def compare(self, number: int) -> Generator[Step, Any, None]:
+        """Compare the failed operations of all ranks, before the operation of this number goes on.
+
+        Raises
+        ------
+        SparseAllreduceError
+            On all ranks the same, if one had failed on some of them and been completed by others.
+        """
+        ours = json.dumps(sorted(self.unshared)[:_COMPARED]).encode().ljust(_COMPARED * _NUMBER_BYTES)
+        texts: list[bytes] = yield Share(ours)
+        failed = sorted({each for text in texts for each in json.loads(text)})
+        completed: list[bytes] = yield Share(bytes(map(self._has_completed, failed)).ljust(_COMPARED * len(texts), b"\0"))
+        uneven = [each for place, each in enumerate(failed) if any(text[place] for text in completed)]
+        if uneven:
+            known = self.unshared.get(uneven[0])
+            texts = yield Share(json.dumps(known, ensure_ascii=False).encode("utf-8", "replace").ljust(_FAILURE_BYTES))
+            failures = [Failure(*known) for known in map(json.loads, texts) if known is not None]
+            self._settle(number - 1)
+            raise common_error([min(failures, key=lambda failure: failure.culprit).announcement()])
+        for each in failed:
+            self.unshared.pop(each, None)
+
+    def _has_completed(self, number: int) -> bool:
+        """Return whether this rank has completed an operation, and has not raised anything since."""
+        channel = self._channel
+        if number > channel.begun or number <= max(self._settled, channel.failed_through) or number in self.failed:
+            return False
+        return not any(each.channel is channel and each.sequence == number and not each.ended for each in progress.operations)
+
+    def _settle(self, number: int) -> None:
+        """Forget the errors of operations up to this one."""
+        if number <= self._settled:
+            return
+        self._settled = number
+        for each in tuple(self.unshared):
+            if each <= number:
+                self.unshared.pop(each, None)
+        if self._overdue is not None and self._overdue.number <= number and self._raised_through < 0:
+            self._overdue = None
+
+
+def mark(error: BaseException, channel: Channel) -> None:
+    """Mark an error as one that the other ranks of a communicator are told of."""
+    vars(error).setdefault("_told", set()).add(channel.number)
+
+
+def is_told(error: BaseException, channel: Channel) -> bool:
+    """Return whether the other ranks of a communicator are told of an error, or raise it, too."""
+    return bool(getattr(error, "on_all_ranks", False)) or channel.number in getattr(error, "_told", ())
