@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,7 +170,8 @@ def _found(source: Source, comm: Any, look: Callable[[Source, LineBlock], Labels
     def own() -> tuple[bytes, bool, bool]:
         found = None
         if comm.rank == 0:
-            found = next(filter(None, (look(source, block) for block in first_lines(source))), None)
+            with closing(first_lines(source)) as blocks:
+                found = next(filter(None, (look(source, block) for block in blocks)), None)
         found = found or PLAIN
         return found.example, found.named, found.weighted
 

@@ -123,7 +123,7 @@ def _whole_files(sizes: list[int], comm: Any) -> list[tuple[int, int, int | None
     return [(part, 0, None) for part, reader in enumerate(readers) if reader == comm.rank]
 
 
-def first_lines(source: Source) -> Iterator[LineBlock]:
+def first_lines(source: Source) -> Generator[LineBlock]:
     """The blocks of all files in their order, from the first, for one rank to look at how they begin."""
     for part, path in enumerate(source.parts):
         with _opened(path) as (file, text):

@@ -141,8 +141,9 @@ def parse_svmlight(
                 previous = np.int64(index)
                 indices[entries] = index
                 at += 1
-                while at < size and _blank(text[at]):
-                    at += 1
+                if at < size and text[at] <= 32:  # cheaper than to look for a blank, of which there hardly ever is one
+                    while at < size and _blank(text[at]):
+                        at += 1
                 digits = at
                 value, at, what = number(text, at)
                 if what == BAD:
