@@ -153,41 +153,42 @@ def archive(kind):
 TEXT = "1 1:0.5 2:1\n-1 3:1\n"
 
 
-@pytest.mark.parametrize(
-    "name, content, says",
-    [
-        ("a.zip", archive("zip"), "a zip archive: unpack it, and give the files in it"),
-        ("a.svm", archive("zip"), "a zip archive: unpack it"),
-        ("a.tar.gz", archive("gz"), "a tar archive: unpack it"),
-        ("a.svm.gz", archive("gz"), "a tar archive: unpack it"),
-        ("a.tgz", archive("gz"), "a tar archive: unpack it"),
-        ("a.tar.bz2", archive("bz2"), "a tar archive: unpack it"),
-        ("a.txz", archive("xz"), "a tar archive: unpack it"),
-        ("a.tar", archive(""), "a tar archive: unpack it"),
-        ("a.svm", archive(""), "a tar archive: unpack it"),
-        ("a.tgz", gzip.compress(TEXT.encode()), "a tar archive: unpack it"),  # by its name
-        ("a.7z", b"7z\xbc\xaf\x27\x1c\0\x04" + bytes(50), "a 7z archive: unpack it"),
-        ("a.svm", b"7z\xbc\xaf\x27\x1c\0\x04" + bytes(50), "a 7z archive: unpack it"),
-        ("a.rar", b"Rar!\x1a\x07\x01\0" + bytes(50), "a RAR archive: unpack it"),
-        ("a.svm.Z", b"\x1f\x9d\x90" + bytes(50), "compressed by compress: decompress it, or compress it by gzip"),
-        ("a.svm.lz4", b"\x04\x22\x4d\x18" + bytes(50), "compressed by lz4: decompress it"),
-        ("a.svm.br", TEXT, "compressed by brotli: decompress it"),
-        ("a.svm", b"PAR1\x15\x04" + bytes(50), "a Parquet file: give it a name that ends in .parquet"),
-        ("a.dat", b"PK\x03\x04" + bytes(26) + b"data.npy" + bytes(50), "a file of NumPy's arrays: give it a name that ends in .npz"),
-        ("a.npy", b"\x93NUMPY\x01\0" + bytes(50), "an array of NumPy: write compressed rows"),
-        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(50), "an HDF5 file: write its samples as svmlight text"),
-        ("a.csr.gz", gzip.compress(b"\x89SAR\r\n\x1a\n" + bytes(200)), "our binary format, compressed: decompress it"),
-        ("a.svm", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8, as by iconv -f UTF-16 -t UTF-8"),
-        ("a.vw", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8"),
-        ("a.tsv", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8"),
-        ("a.svm", b"\xfe\xff" + TEXT.encode("utf-16-be"), "text in UTF-16: write it in UTF-8"),
-        ("a.svm", TEXT.encode("utf-16-le"), "text in UTF-16LE: write it in UTF-8"),
-        ("a.svm", TEXT.encode("utf-16-be"), "text in UTF-16BE: write it in UTF-8"),
-        ("a.svm.gz", gzip.compress(TEXT.encode("utf-16")), "text in UTF-16: write it in UTF-8"),
-        ("a.svm", TEXT.encode("utf-32"), "text in UTF-32: write it in UTF-8"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_name(tmp_path, name, content, says):
+NO_TEXT = [
+    ("a.zip", archive("zip"), "a zip archive: unpack it, and give the files in it"),
+    ("a.svm", archive("zip"), "a zip archive: unpack it"),
+    ("a.tar.gz", archive("gz"), "a tar archive: unpack it"),
+    ("a.svm.gz", archive("gz"), "a tar archive: unpack it"),
+    ("a.tgz", archive("gz"), "a tar archive: unpack it"),
+    ("a.tar.bz2", archive("bz2"), "a tar archive: unpack it"),
+    ("a.txz", archive("xz"), "a tar archive: unpack it"),
+    ("a.tar", archive(""), "a tar archive: unpack it"),
+    ("a.svm", archive(""), "a tar archive: unpack it"),
+    ("a.tgz", gzip.compress(TEXT.encode()), "a tar archive: unpack it"),  # by its name
+    ("a.7z", b"7z\xbc\xaf\x27\x1c\0\x04" + bytes(50), "a 7z archive: unpack it"),
+    ("a.svm", b"7z\xbc\xaf\x27\x1c\0\x04" + bytes(50), "a 7z archive: unpack it"),
+    ("a.rar", b"Rar!\x1a\x07\x01\0" + bytes(50), "a RAR archive: unpack it"),
+    ("a.svm.Z", b"\x1f\x9d\x90" + bytes(50), "compressed by compress: decompress it, or compress it by gzip"),
+    ("a.svm.lz4", b"\x04\x22\x4d\x18" + bytes(50), "compressed by lz4: decompress it"),
+    ("a.svm.br", TEXT, "compressed by brotli: decompress it"),
+    ("a.svm", b"PAR1\x15\x04" + bytes(50), "a Parquet file: give it a name that ends in .parquet"),
+    ("a.dat", b"PK\x03\x04" + bytes(26) + b"data.npy" + bytes(50), "a file of NumPy's arrays: give it a name that ends in .npz"),
+    ("a.npy", b"\x93NUMPY\x01\0" + bytes(50), "an array of NumPy: write compressed rows"),
+    ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(50), "an HDF5 file: write its samples as svmlight text"),
+    ("a.csr.gz", gzip.compress(b"\x89SAR\r\n\x1a\n" + bytes(200)), "our binary format, compressed: decompress it"),
+    ("a.svm", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8, as by iconv -f UTF-16 -t UTF-8"),
+    ("a.vw", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8"),
+    ("a.tsv", TEXT.encode("utf-16"), "text in UTF-16: write it in UTF-8"),
+    ("a.svm", b"\xfe\xff" + TEXT.encode("utf-16-be"), "text in UTF-16: write it in UTF-8"),
+    ("a.svm", TEXT.encode("utf-16-le"), "text in UTF-16LE: write it in UTF-8"),
+    ("a.svm", TEXT.encode("utf-16-be"), "text in UTF-16BE: write it in UTF-8"),
+    ("a.svm.gz", gzip.compress(TEXT.encode("utf-16")), "text in UTF-16: write it in UTF-8"),
+    ("a.svm", TEXT.encode("utf-32"), "text in UTF-32: write it in UTF-8"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NO_TEXT)), ids=lambda number: f"{NO_TEXT[number][0]}-{number}")
+def test_what_is_no_text_is_refused_by_name(tmp_path, number):
+    name, content, says = NO_TEXT[number]
     path = written(tmp_path, content, name)
     for ranks in (1, 2):
         assert refused(path, ranks).startswith(f"cannot read {path}: it is {says}")
