@@ -51,8 +51,10 @@ WORDS = (
     *(str(number).encode() for power in (31, 32, 53, 63, 64) for number in (2**power - 1, 2**power, 2**power + 1)),
     *(b"123456789012345678901234567890", b"0.1234567890123456789", b"1:1", b"61:1", b"60:1", b"0:1", b":", b"::", b"qid:7", b"qid:", b"#"),
     *(b" ", b"  ", b"\t", b"\n", b"\r", b"\r\n", b"\v", b"\f", b"\0", b"\xff", b"\x1c", b",", b"1:1 1:1", b"2:1 1:1", b" 3:4\n1"),
+    *(b"3: 1", b": ", b"spam", b"\nspam 1:1", b"-1:0.5"),
 )
 VW_WORDS = (*WORDS, *(b"| || |a |7:2 |a:0 |: :3 :x x: x:y:z x:0 'tag 1| 99999999999999999999 \xc3\xa9 \xc3".split()))
+VW_WORDS += (b"x:nan", b"x:-INF", b"x:Infinity", b"x:info")
 HASHED = 64  # features of formats that hash them
 INTEGERS = (0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 192, 255, 256, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
@@ -301,14 +303,17 @@ def resealed(binary: bytes) -> bytes:
 
 def read_text(text: bytes) -> list[Any]:
     """svmlight text, word by word."""
-    indptr, indices, values, labels = [0], [], [], []
-    for line in text.split(b"\n"):
+    indptr, indices, values, heads = [0], [], [], []
+    for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         words = [word for word in BLANKS.split(line.partition(b"#")[0]) if word]
         if not words:
             continue
-        labels.append(number(words[0], np.float64))
+        after = 2 if words[1:] and words[1].startswith(b"qid:") else 1
+        # There may be blanks behind a colon.
+        features = re.sub(rb": +", b":", b" ".join(words[after:])).split()
+        heads.append((words[0], after == 2, features[0] if features else b""))
         previous = 0
-        for word in words[2 if words[1:] and words[1].startswith(b"qid:") else 1 :]:
+        for word in features:
             index, colon, value = word.partition(b":")
             if not colon or not re.fullmatch(rb"[0-9]+", index) or not previous < int(index) <= FEATURES:
                 raise Refused
@@ -316,7 +321,41 @@ def read_text(text: bytes) -> list[Any]:
             indices.append(previous - 1)
             values.append(number(value, np.float32))
         indptr.append(len(indices))
-    return packed(indptr, indices, values, labels)
+    return packed(indptr, indices, values, labels_of(heads))
+
+
+def labels_of(heads: list[tuple[bytes, bool, bytes]]) -> list[float]:
+    """Numbers, or the places of names, of labels with weights or without: each with whether a query follows, and the first feature."""
+    demand(bool(heads))
+    words = [word for word, _, _ in heads]
+    if b":" in words[0]:
+        demand(all(b":" in word for word in words))
+        pairs = [word.rpartition(b":")[::2] for word in words]
+        words = [label for label, _ in pairs]
+        demand(words[0] != b"qid" and all(number(weight, np.float64) >= 0 for _, weight in pairs))
+        firsts = [b"qid:" if query else feature for _, query, feature in heads]
+        demand(any(not follows(label, first) for label, first in zip(words, firsts)))
+    if not is_name(words[0]):
+        return [number(word, np.float64) for word in words]
+    demand(all(is_name(word) and b":" not in word for word in words))
+    names = sorted({word.decode() for word in words})
+    return [float(names.index(word.decode())) for word in words]
+
+
+def follows(label: bytes, first: bytes) -> bool:
+    """Whether a label could be the index of a feature before the first one."""
+    index = first.partition(b":")[0]
+    whole = re.compile(rb"[0-9]{1,20}").fullmatch
+    return bool(whole(label)) and not (index == b"qid" or (whole(index) and int(index) <= int(label)))
+
+
+def is_name(word: bytes) -> bool:
+    try:
+        text = word.decode()
+    except UnicodeDecodeError:
+        return False
+    letter = text[:1] == "_" or text[:1] > "\x7f" or (text[:1].isascii() and text[:1].isalpha())
+    return letter and text.isprintable() and "," not in text and text.lower() not in ("nan", "inf", "infinity")
 
 
 def read_lines(text: bytes) -> list[Any]:
@@ -354,7 +393,7 @@ def hashed(features: bytes) -> Iterator[tuple[int, Any]]:
             seed, unnamed = hash_of(name, 0) if name else 0, 0
             weight = number(text, np.float64) if colon else 1.0
         elif colon and not NUMBER.fullmatch(text):
-            demand(bool(name) and bool(text))
+            demand(bool(name) and bool(text) and text.lower().lstrip(b"+-") not in (b"nan", b"inf", b"infinity"))
             yield hash_of(text, hash_of(name, seed)), np.float32(1)
         else:
             value = finite((float(text) if colon else 1.0) * weight)
@@ -378,17 +417,23 @@ def hash_of(name: bytes, seed: int) -> int:
 
 
 def read_plain(text: bytes) -> list[Any]:
-    labels, texts = [], []
+    words, texts = [], []
     for line in text.split(b"\n"):
         if line.strip():
             word, tab, rest = line.partition(b"\t")
             demand(bool(tab))
-            labels.append(number(word.strip(), np.float64))
+            words.append(word.strip())
             try:
                 texts.append(rest.decode())
             except UnicodeDecodeError:
                 raise Refused from None
     demand(bool(texts))
+    if is_name(words[0]):
+        demand(all(map(is_name, words)))
+        names = sorted({word.decode() for word in words})
+        labels = [float(names.index(word.decode())) for word in words]
+    else:
+        labels = [number(word, np.float64) for word in words]
     rows = [HashingVectorizer(n_features=HASHED, dtype=np.float32).transform([text]) for text in texts]
     for row in rows:
         row.sort_indices()

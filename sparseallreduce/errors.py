@@ -70,7 +70,15 @@ class DivergenceError(SparseAllreduceError, ArithmeticError):
 
 
 class DatasetError(SparseAllreduceError, ValueError):
-    """A data file cannot be read, breaks its format, or holds what the model cannot learn from."""
+    """A data file cannot be read, breaks its format, or holds what the model cannot learn from.
+
+    Attributes
+    ----------
+    at_command_line : str or None
+        The text as a command prints it, if it names an option; None if it is that of the error.
+    """
+
+    at_command_line: str | None = None
 
 
 class CheckpointError(SparseAllreduceError, ValueError):

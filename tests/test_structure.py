@@ -31,7 +31,7 @@ STOREYS = {room: storey for storey, rooms in enumerate(ROOMS) for room in rooms}
 # What kernels take beside their own folder: operators, dtypes, and how arrays are allocated.
 KERNELS = ("streams.kernels", "streams.operator", "streams.memory", "streams.dtypes")
 # Packages that are not there for everyone, or take long to load: an import of what needs them may wait until it is called for.
-LATE = {"mpi4py", "numba", "llvmlite", "scipy", "sklearn", "torch", "cupy", "matplotlib", "pyarrow"}
+LATE = {"mpi4py", "numba", "llvmlite", "scipy", "sklearn", "torch", "cupy", "matplotlib", "pyarrow", "zstandard"}
 # Other imports inside functions, and why there is no other way.
 DEFERRED = {
     ("streams.stream", "streams.reduction"): "+ of two streams is a reduction, which is made of streams",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,21 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from sparseallreduce.cli.inputs import INPUT_FILE, format_options
+from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.binary.format import Header
+from sparseallreduce.linear.data.binary.reader import is_binary
 from sparseallreduce.linear.data.convert import convert as convert_file
+from sparseallreduce.linear.data.parts import Data, described
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["byte_bar", "convert", "convert_with_bars"]
 
 
-@click.command()
-@click.argument("source", metavar="IN", type=INPUT_FILE)
+@click.command(cls=SamplesCommand)
+@samples_argument("source", "IN")
 @click.argument("out", type=OUTPUT_FILE)
 @click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default that of IN, or its highest index.")
 @click.option(
@@ -33,25 +36,26 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 )
 @click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
 @format_options
-def convert(source: Path, out: Path, features: int | None, **options: Any) -> None:
+def convert(source: Data, out: Path, features: int | None, **options: Any) -> None:
     """Convert svmlight text, or samples of another format, IN, to the binary format, OUT.
 
-    Text may be compressed by gzip, bzip2 or xz, and come on standard input, for which IN is `-`. Vowpal Wabbit's text (.vw), compressed
-    rows of SciPy (.npz), Parquet (.parquet), and labels with plain text behind a tab (.tsv) are known by the ending of their name.
+    Text may be compressed by gzip, bzip2, xz or Zstandard, and come by a pipe or on standard input, for which IN is `-`. Vowpal Wabbit's
+    text (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), and labels with plain text behind a tab (.tsv) are known by the
+    ending of their name. IN may be several files of one format, a folder of them, or a pattern in quotes.
     Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its parts are in the folder .OUT.partial beside
     it.
     """
     stop_as_interrupted()
     comm = world()
-    agreed(comm, lambda: check_output(out))
+    agreed(comm, lambda: _check(out))
     convert_with_bars(source, out, comm, n_features=features, **options)
 
 
-def convert_with_bars(source: Path, out: Path, comm: Any, **options: Any) -> Header:
+def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:
     """Convert a file, with progress bars and a line about the result on rank 0."""
     start = time.perf_counter()
     shown = comm.rank == 0
-    with byte_bar(shown, f"parsing {source.name}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
+    with byte_bar(shown, f"parsing {_title(source)}", _size(source)) as reading, byte_bar(shown, f"writing {out.name}") as writing:
         # What rank 0 has done stands for all.
         header = convert_file(
             source,
@@ -74,5 +78,18 @@ def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
     return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True)
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+def _check(out: Path) -> None:
+    """Refuse a result that cannot be written, or would take the place of samples: of several files, it may have been forgotten."""
+    check_output(out)
+    if out.is_file() and out.suffix != ".csr" and out.stat().st_size and not is_binary(out):
+        raise click.UsageError(f"OUT, {out}, is there already, and is not in the binary format: name the result last, or remove that file")
+
+
+def _title(source: Data) -> str:
+    return Path(source).name if isinstance(source, str | os.PathLike) else described(source)
+
+
+def _size(source: Data) -> int | None:
+    """The bytes of files, if these are all named."""
+    paths = [Path(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+    return sum(path.stat().st_size for path in paths) if all(path.is_file() for path in paths) else None

@@ -75,7 +75,7 @@ def _described(error: Exception) -> str:
     if isinstance(error, click.ClickException):
         return f"Error: {_one_line(error.format_message())}"
     if isinstance(error, SparseAllreduceError):
-        return f"Error: {_one_line(str(error))}"
+        return f"Error: {_one_line(getattr(error, 'at_command_line', None) or str(error))}"
     if isinstance(error, OSError):
         return f"Error: {_one_line(_os_error(error))}"
     return "".join(traceback.format_exception(error)) + "Error: this is a defect of sparseallreduce; please report it with the lines above"

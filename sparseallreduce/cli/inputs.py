@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,17 +10,56 @@ from typing import Any, TypeVar
 import click
 
 from sparseallreduce.data_cache import DataCache
-from sparseallreduce.linear.data.files import STANDARD_INPUT
+from sparseallreduce.linear.data.parts import STANDARD_INPUT, Data
 from sparseallreduce.linear.data.reading import BASES, DEFAULT_BITS, FORMATS
 
-__all__ = ["INPUT_FILE", "both_standard_input", "cache_options", "data_cache", "format_options", "zero_based_option"]
+__all__ = [
+    "INPUT_FILE",
+    "SamplesCommand",
+    "both_standard_input",
+    "cache_options",
+    "data_cache",
+    "format_options",
+    "samples_argument",
+    "zero_based_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GIBIBYTES = click.FloatRange(0, 2**33)
 
-#: A file of samples, or ``-``.
+_WORDS = "sparseallreduce.words"  # under which a context keeps what stands on the command line
+
+#: A file of samples, a folder or a pattern of such, a pipe, or ``-``.
 INPUT_FILE = click.Path(path_type=Path, allow_dash=True)
+
+
+class SamplesCommand(click.Command):
+    """A command that takes :func:`samples_argument`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def samples_argument(name: str, metavar: str) -> Callable[[F], F]:
+    """One name of samples, or several that the command gets as a tuple.
+
+    The shell makes several words of a pattern without quotes. Behind ``--test`` all but its first would then be training data, without
+    a word: so several names have to follow each other, and not the value of ``--test``.
+    """
+
+    def together(context: click.Context, parameter: click.Parameter, given: tuple[Path, ...]) -> Data:
+        if len(given) == 1:
+            return given[0]
+        words, names = context.meta[_WORDS], [str(each) for each in given]
+        begins = [at for at in range(len(words)) if [str(Path(word)) for word in words[at : at + len(names)]] == names]
+        if not begins or all(begin >= 2 and words[begin - 2] == "--test" for begin in begins):
+            remedy = "give --test a pattern in quotes, as --test 'test/part-*'" if "--test" in words else "name them one after the other"
+            raise click.UsageError(f"it is not clear which of {', '.join(names[:3])}{', ...' * (len(names) > 3)} are {metavar}: {remedy}")
+        return given
+
+    return click.argument(name, metavar=f"{metavar}...", nargs=-1, required=True, type=INPUT_FILE, callback=together)
 
 
 def format_options(command: F) -> F:
@@ -62,6 +102,7 @@ def data_cache(chosen: dict[str, Any]) -> DataCache | None:
     return None if folder is None else DataCache(folder, disk_bytes=int(size * 2**30), memory_bytes=int(memory * 2**30))
 
 
-def both_standard_input(*paths: Path | None) -> bool:
+def both_standard_input(*several: Data | None) -> bool:
     """Whether more than one of the files is the standard input, which can be read once."""
-    return sum(path is not None and str(path) == STANDARD_INPUT for path in paths) > 1
+    names = [name for data in several if data is not None for name in ([data] if isinstance(data, str | os.PathLike) else data)]
+    return sum(str(name) == STANDARD_INPUT for name in names) > 1

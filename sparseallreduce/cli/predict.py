@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cli.device import array_module_of, device_option
-from sparseallreduce.cli.inputs import INPUT_FILE, cache_options, data_cache, format_options, zero_based_option
+from sparseallreduce.cli.inputs import SamplesCommand, cache_options, data_cache, format_options, samples_argument, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.on_gpu import room_for_samples
+from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.data.reading import bits_of
 from sparseallreduce.linear.model_file import FittedModel, load_model
 from sparseallreduce.linear.weights import Descent, new_gpu_weights
@@ -32,9 +33,9 @@ Array = NDArray[Any]
 _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their indices take in SciPy's wider form
 
 
-@click.command()
+@click.command(cls=SamplesCommand)
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data", type=INPUT_FILE)
+@samples_argument("data", "DATA")
 @click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
@@ -42,13 +43,13 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 @zero_based_option(None, "as in the training data")
 @cache_options
 @device_option("Where samples are scored; gpu takes CuPy.")
-def predict(model: Path, data: Path, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
+def predict(model: Path, data: Data, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
-    DATA may be of any format that `train` takes, and come on standard input (`-`). There is one line for every sample, in the order of
-    DATA: its label, as in the training data, or the number that a linear regression predicts. With --probabilities a first line names
-    the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The accuracy on the labels in DATA, if it has
-    any, is printed besides.
+    DATA may be of any format that `train` takes, several files, a folder, a pattern in quotes, a pipe, or standard input (`-`). There is
+    one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear regression predicts.
+    With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The
+    accuracy on the labels in DATA, if it has any, is printed besides.
     """
     xp = array_module_of(device)
     comm = world()
@@ -143,13 +144,16 @@ def _ambiguous(text: str, in_columns: bool) -> bool:
 
 def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> str:
     """How well predictions and labels of all ranks agree, in words; collective over ``comm``."""
-    labels, predicted = samples.labels, fitted.labels_of(scores)
-    if any(gather(comm, bool(np.isnan(labels).any()))):
+    predicted = fitted.labels_of(scores)
+    if any(gather(comm, bool(np.isnan(samples.labels).any()))):
         return f"{samples.total_samples:,} samples, not all of which have labels"
+    labels = samples.named_labels
     if len(fitted.classes) == 0:
+        if samples.names is not None:
+            return f"{samples.total_samples:,} samples; no error, as their labels are names and the model predicts numbers"
         errors = float(np.square(predicted - labels, dtype=np.float64).sum())
         return f"{samples.total_samples:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}"
-    comparable = fitted.classes.dtype.kind in "biuf"
+    comparable = fitted.classes.dtype.kind in ("biuf" if samples.names is None else "U")
     known, right = (int(np.isin(labels, fitted.classes).sum()), int((predicted == labels).sum())) if comparable else (0, 0)
     known, right = (sum(column) for column in zip(*gather(comm, (known, right))))
     if known < samples.total_samples:

@@ -16,10 +16,19 @@ from tqdm import tqdm
 from sparseallreduce.algorithms import algorithms
 from sparseallreduce.cli import train_options, train_runs
 from sparseallreduce.cli.device import array_module_of, device_option
-from sparseallreduce.cli.inputs import INPUT_FILE, both_standard_input, cache_options, format_options, zero_based_option
+from sparseallreduce.cli.inputs import (
+    INPUT_FILE,
+    SamplesCommand,
+    both_standard_input,
+    cache_options,
+    format_options,
+    samples_argument,
+    zero_based_option,
+)
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
+from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LOSSES, MODELS, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
@@ -36,9 +45,9 @@ _COUNT = click.IntRange(min=1)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command()
-@click.argument("data", type=INPUT_FILE)
-@click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch.")
+@click.command(cls=SamplesCommand)
+@samples_argument("data", "DATA")
+@click.option("--test", type=INPUT_FILE, help="Samples to measure the model on after each epoch: a file, a folder, or a pattern in quotes.")
 @click.option("--model", type=click.Choice(list(MODELS)), default="logistic", show_default="logistic; --update arow: svm")
 @click.option(
     "--multiclass",
@@ -196,13 +205,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
 @click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
-def train(data: Path, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
+def train(data: Data, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
     """Train a linear model on DATA.
 
-    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz), or the binary format of `convert`; or by its name Vowpal Wabbit's text
-    (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), or labels with plain text behind a tab (.tsv); or `-`, text on standard
-    input. Under mpiexec the ranks share its
-    samples. A step averages the gradients of --batch-size samples of every rank.
+    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz, .zst), or the binary format of `convert`; or by its name Vowpal Wabbit's
+    text (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), or labels with plain text behind a tab (.tsv). It may be several files
+    of one format, a folder of them, or a pattern in quotes; a pipe, as of the shell's <(...); or `-`, text on standard input. Labels are
+    numbers, or in text names of classes. Under mpiexec the ranks share the samples. A step averages the gradients of --batch-size samples
+    of every rank.
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
@@ -56,7 +57,7 @@ _DECAY = {"inverse-scaling": "power", "inverse-time": "halving", "step-decay": "
 
 
 class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
-    """`balanced`, or pairs like `-1=0.5,1=2`."""
+    """`balanced`, or pairs like `-1=0.5,1=2` or `ham=0.5,spam=2`."""
 
     name = "weights"
 
@@ -64,12 +65,17 @@ class ClassWeights(click.ParamType):  # type: ignore[type-arg]  # generic in lat
         if value == BALANCED or isinstance(value, dict):
             return value
         try:
-            weights = {float(label): float(weight) for label, weight in (pair.split("=") for pair in value.split(","))}
+            weights = {_label(label): float(weight) for label, weight in (pair.rsplit("=", 1) for pair in value.split(","))}
         except ValueError:
             self.fail(f"{value!r} is neither 'balanced' nor of the form LABEL=WEIGHT,LABEL=WEIGHT", param, ctx)
         if not all(0 <= weight < float("inf") for weight in weights.values()):
             self.fail("the weight of a class must be at least 0", param, ctx)
         return weights
+
+
+def _label(word: str) -> float | str:
+    """A label as it stands in text: a name, or a number."""
+    return word if is_name(word.encode()) else float(word)
 
 
 class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click

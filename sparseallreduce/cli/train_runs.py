@@ -184,7 +184,8 @@ def _fitted(samples: Samples, weights: np.ndarray) -> FittedModel:
     """The model of weights whose row after the features, if there is one, is the intercept."""
     features = samples.training.features
     intercept = weights[features:].sum(axis=0, dtype=np.float64)  # of one row, or of none
-    model = fitted(samples.model, weights[:features], intercept, np.array(samples.classes or (), np.float64))
+    classes = np.array(samples.classes) if samples.classes else np.empty(0)
+    model = fitted(samples.model, weights[:features], intercept, classes)
     return replace(model, zero_based=samples.training.zero_based)
 
 

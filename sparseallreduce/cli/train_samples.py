@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from sparseallreduce.cli.inputs import data_cache
 from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.labels import classes_of, numbered_classes, of_mean_one, two_classes, weighted_by_class
+from sparseallreduce.linear.data.labels import Label, classes_of, numbered_classes, of_mean_one, shown, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.parts import Data, described
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import model_of_classes
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
@@ -28,22 +29,22 @@ class Samples:
 
     training: Dataset
     testing: Dataset | None
-    classes: tuple[float, ...] | None
+    classes: tuple[Label, ...] | None
     model: LinearModel  # of so many classes
     nonzeros: int  # of the training set, on all ranks
     seconds: float
 
-    def described(self, path: Path, comm: Any) -> str:
+    def described(self, data: Data, comm: Any) -> str:
         training = self.training
         several = f"{len(self.classes)} classes, " if self.classes and self.model.columns else ""
         return (
-            f"{path}: {training.total_samples:,} samples, {several}{training.features:,} features, "
+            f"{described(data)}: {training.total_samples:,} samples, {several}{training.features:,} features, "
             f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
             f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
         )
 
 
-def read_samples(data: Path, test: Path | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> Samples:
+def read_samples(data: Data, test: Data | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> Samples:
     """This rank's samples, labels and weights ready for the model; collective."""
     start = time.perf_counter()
     cache = data_cache(chosen)
@@ -55,6 +56,9 @@ def read_samples(data: Path, test: Path | None, model: LinearModel, chosen: dict
 
         serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)
+    if training.names is not None and not model.classifies:
+        listed = " and ".join(map(repr, training.names[:2]))
+        raise DatasetError(f"{described(data)}: labels are names of classes, as {listed}: take --model logistic or svm")
     classes = None
     if model.classifies:
         found = classes_of(training, comm)
@@ -69,12 +73,12 @@ def read_samples(data: Path, test: Path | None, model: LinearModel, chosen: dict
 
 
 def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
-    """The samples, of which those of Vowpal Wabbit's format may have weights of any scale."""
+    """The samples, of which those of some formats may have weights of any scale."""
     weighted = any(gather(comm, samples.weights is not None))
     return of_mean_one(samples, comm) if weighted else samples
 
 
-def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, ...], columns: int | None, comm: Any) -> Dataset:
+def _class_weighted(training: Dataset, weights: Any, classes: tuple[Label, ...], columns: int | None, comm: Any) -> Dataset:
     if weights is None:
         return training
     if isinstance(weights, str):
@@ -82,8 +86,8 @@ def _class_weighted(training: Dataset, weights: Any, classes: tuple[float, ...],
     strange = next((label for label in weights if label not in classes), None)
     if strange is not None:
         most = 10  # that a line has room for
-        listed = ", ".join(f"{label:g}" for label in classes[:-1][:most]) + (f" and {classes[-1]:g}" if len(classes) <= most else ", ...")
-        raise click.UsageError(f"--class-weight names the label {strange:g}, and the labels are {listed}")
+        listed = ", ".join(map(shown, classes[:-1][:most])) + (f" and {shown(classes[-1])}" if len(classes) <= most else ", ...")
+        raise click.UsageError(f"--class-weight names the label {shown(strange)}, and the labels are {listed}")
     codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
-    chosen = {codes[classes.index(label)]: weight for label, weight in weights.items()}
+    chosen: dict[Label, float] = {codes[classes.index(label)]: weight for label, weight in weights.items()}
     return of_mean_one(weighted_by_class(training, chosen, comm), comm)

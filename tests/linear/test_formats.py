@@ -284,8 +284,8 @@ def test_vw_itself_reads_the_same(tmp_path):
         ("1 2 3 4 |a b", "'4' is more than label, importance, base and tag"),
         ("1 |a b: c", "the feature 'b:' has no value"),
         ("1 |a :x", "the feature ':x' has no value"),
-        ("1 |a:x b", "the weight of the namespace 'a:x' is not a number"),
-        ("1 |a: b", "the weight of the namespace 'a:' is not a number"),
+        ("1 |a:x b", "the weight of the namespace 'a:x' is not a finite number"),
+        ("1 |a: b", "the weight of the namespace 'a:' is not a finite number"),
         ("1 |a b:1e39", "a value is too large for float32"),
     ],
 )
@@ -354,7 +354,7 @@ def test_format_and_the_number_of_features_overrule_the_name(tmp_path):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="vw", n_features=1024, hash_bits=4)
     with pytest.raises(DatasetError, match="there is no format 'arff': choose one of svmlight, binary"):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="arff")
-    with pytest.raises(DatasetError, match="is not in the binary format, and --format says binary"):
+    with pytest.raises(DatasetError, match="is not in the binary format, and format says binary"):
         load(tmp_path / "a.txt", comm=sar.SERIAL, format="binary")
 
 
@@ -427,7 +427,7 @@ def test_a_zero_based_test_file_follows_the_training_file(tmp_path):
     assert load(tmp_path / "one.svm", comm=sar.SERIAL, zero_based="auto")[0].indices.tolist() == [0]
     assert load(tmp_path / "one.svm", comm=sar.SERIAL, zero_based="yes")[0].indices.tolist() == [1]
     (tmp_path / "test_zero.svm").write_text("1 0:1\n")
-    with pytest.raises(DatasetError, match=r"test_zero\.svm, line 1: index 0, but indices count from 1; .* say so by --zero-based"):
+    with pytest.raises(DatasetError, match=r"test_zero\.svm, line 1: index 0, but indices count from 1; .* say so by zero_based=True"):
         load(tmp_path / "one.svm", tmp_path / "test_zero.svm", comm=sar.SERIAL, zero_based="auto")
 
 

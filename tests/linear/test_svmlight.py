@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import math
-import os
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data import line_blocks
 from sparseallreduce.linear.data.labels import two_classes
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.parts import Source
 from sparseallreduce.linear.data.svmlight import reader as svmlight
 from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
 
@@ -142,7 +142,7 @@ def test_a_rank_that_cannot_go_on_stops_the_reader(text_file, monkeypatch):
     pieces = []
 
     def leave_early(comm):
-        for block in svmlight_blocks(path, comm):
+        for block in svmlight_blocks(Source(str(path), (path,)), comm):
             pieces.append(len(block.labels))
             if comm.rank == 1:
                 return "left"
@@ -160,15 +160,11 @@ def test_a_line_without_an_end_is_no_svmlight_text(text_file, monkeypatch):
         load(path, comm=sar.SERIAL)
 
 
-def test_a_folder_and_a_pipe_are_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = os.open(tmp_path / "pipe", os.O_RDWR)  # so that opening it to read does not wait
-    try:
-        for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "pipe", "not a regular file")):
-            with pytest.raises(DatasetError, match=f"cannot read {path}: {reason}"):
-                load(path, comm=sar.SERIAL)
-    finally:
-        os.close(writer)
+def test_an_empty_folder_and_a_device_are_refused(tmp_path):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: there are no files in it"):
+        load(tmp_path, comm=sar.SERIAL)
+    with pytest.raises(DatasetError, match="cannot read /dev/zero: it is neither a file nor a pipe"):
+        load("/dev/zero", comm=sar.SERIAL)
 
 
 @pytest.mark.parametrize("suffix", ["", ".bz2"])

@@ -1,7 +1,10 @@
 """Data sets under MPI: every rank reads its own rows, all write one file, and errors are the same on every rank."""
 
 import bz2
+import gzip
+import os
 import shutil
+import threading
 
 import malformed
 import numpy as np
@@ -11,7 +14,7 @@ from mpi_cases import each, shared_folder, skip
 import sparseallreduce as sar
 from sparseallreduce.data_cache import CachedFile, DataCache
 from sparseallreduce.data_cache import files as cached_files
-from sparseallreduce.linear import DatasetError, generate, load
+from sparseallreduce.linear import DatasetError, generate, load, numbered_classes
 from sparseallreduce.linear.data.binary.writer import write_binary
 from sparseallreduce.linear.data.convert import convert
 
@@ -48,6 +51,61 @@ def case_ranks_share_the_samples(comm, suffix):
         mine, _ = load(path, comm=comm, n_features=2000)
         check_parts(comm, mine, load(path, comm=sar.SERIAL, n_features=2000)[0])
         assert max(comm.allgather(mine.nnz)) < 1.3 * comm.allreduce(mine.nnz) / comm.size + 200
+
+
+@each(suffix=["", ".gz", ".csr"])
+def case_ranks_share_the_parts_of_a_folder(comm, suffix):
+    with shared_folder(comm) as folder:
+        path = made(comm, folder / "a.svm", samples=200)
+        if comm.rank == 0:
+            lines = path.read_bytes().splitlines(keepends=True)
+            (folder / "parts").mkdir()
+            for number, (begin, end) in enumerate([(0, 7), (7, 7), (7, 150), (150, 200)]):
+                part, content = folder / "parts" / f"part-{number:05}{suffix}", b"".join(lines[begin:end])
+                if suffix != ".csr":
+                    part.write_bytes(gzip.compress(content) if suffix else content)
+                elif content:
+                    (folder / "text.svm").write_bytes(content)
+                    convert(folder / "text.svm", part, sar.SERIAL, n_features=2000)
+            (folder / "parts" / "_SUCCESS").touch()
+        comm.Barrier()
+        whole = load(path, comm=sar.SERIAL, n_features=2000)[0]
+        for data in (folder / "parts", f"{folder}/parts/part-*", sorted((folder / "parts").glob("part-*"))):
+            mine, _ = load(data, comm=comm, n_features=2000)
+            check_parts(comm, mine, whole)
+            assert max(comm.allgather(mine.nnz)) < 1.3 * comm.allreduce(mine.nnz) / comm.size + 200
+
+
+@each(packed=[False, True])
+def case_a_pipe_of_rank_0_is_shared(comm, packed):
+    with shared_folder(comm) as folder:
+        path = made(comm, folder / "a.svm", samples=200)
+        if comm.rank == 0:
+            os.mkfifo(folder / "pipe")
+            content = gzip.compress(path.read_bytes()) if packed else path.read_bytes()
+            threading.Thread(target=(folder / "pipe").write_bytes, args=(content,), daemon=True).start()
+        comm.Barrier()
+        mine, _ = load(folder / "pipe", comm=comm, n_features=2000)
+        check_parts(comm, mine, load(path, comm=sar.SERIAL, n_features=2000)[0])
+        told = refusal(lambda: load([folder / "pipe", folder / "pipe"], comm=comm))
+        assert "can be read once" in told
+        check_same(comm, told)
+
+
+def case_names_and_weights_are_those_of_all_ranks(comm):
+    with shared_folder(comm) as folder:
+        words = ["spam", "ham", "eggs", "caf\u00e9"]
+        if comm.rank == 0:
+            (folder / "a.svm").write_text("".join(f"{words[row * row % 4]}:{row % 3} {row + 1}:1\n" for row in range(50)))
+        comm.Barrier()
+        mine, _ = load(folder / "a.svm", comm=comm)
+        whole = load(folder / "a.svm", comm=sar.SERIAL)[0]
+        check_parts(comm, mine, whole)
+        assert mine.names == whole.names == ("ham", "spam")
+        assert np.concatenate(comm.allgather(mine.weights)).tolist() == [row % 3 for row in range(50)]
+        (coded, classes), (expected, _) = numbered_classes(mine, comm), numbered_classes(whole, sar.SERIAL)
+        assert classes == ("ham", "spam")
+        assert np.concatenate(comm.allgather(coded.labels)).tolist() == expected.labels.tolist()
 
 
 @each(suffix=[".svm", ".svm.gz", ".csr"])

@@ -53,6 +53,9 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
         the loss has no meaning for a label.
     """
     if not model.classifies:
+        if dataset.names is not None:
+            shown = ", ".join(map(repr, dataset.names[:2]))
+            raise DatasetError(f"{dataset.source}: labels are names of classes, as {shown}: take a model of classes, not one of numbers")
         strange = np.flatnonzero(model.label_fault(dataset.labels))
         if len(strange):
             where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"

@@ -1,4 +1,4 @@
-"""The samples of a file in memory: this rank's share of them."""
+"""The samples of files in memory: this rank's share of them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,43 @@ from numpy.typing import DTypeLike
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block, Column
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.files import PathLike
 from sparseallreduce.linear.data.formats import Samples
+from sparseallreduce.linear.data.parts import Source
 from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["collected"]
 
 
-def collected(samples: Samples, path: PathLike, comm: Any, dtype: DTypeLike = np.float32) -> Dataset:
+def collected(samples: Samples, source: Source, comm: Any, dtype: DTypeLike = np.float32) -> Dataset:
     """This rank's samples as a data set, numbered over all ranks; collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, with what is wrong with the file, or if there are no samples in it.
+        On every rank alike, with what is wrong with a file, or if there are no samples in it.
     """
-    mine = agreed(comm, lambda: _in_memory(samples.blocks, str(path), dtype))
+    mine = agreed(comm, lambda: _in_memory(samples.blocks, str(source), dtype))
     ranks = gather(comm, (mine.rows, mine.features))
     total = sum(rows for rows, _ in ranks)
     if total == 0:
-        raise DatasetError(f"{path}: no samples in it")
+        raise DatasetError(f"{source}: no samples in it")
     features = samples.features or max(features for _, features in ranks)
     weighted = any(gather(comm, mine.weights is not None))
     if weighted and mine.weights is None:
         mine = replace(mine, weights=np.ones(mine.rows))
+    if samples.labels.named:
+        mine = _numbered(mine, samples.labels.names, comm)
     return replace(mine, features=features, first_sample=sum(rows for rows, _ in ranks[: comm.rank]), total_samples=total)
+
+
+def _numbered(mine: Dataset, found: list[str], comm: Any) -> Dataset:
+    """The data set, whose labels are places among the names that this rank has found, with places among those of all ranks, sorted."""
+    names = sorted(set().union(*gather(comm, found)))
+    places = np.searchsorted(np.array(names), found).astype(np.float64)
+    labelled = ~np.isnan(mine.labels)
+    labels = np.full(mine.rows, np.nan)
+    labels[labelled] = places[mine.labels[labelled].astype(np.int64)]
+    return replace(mine, labels=labels, names=tuple(names))
 
 
 def _in_memory(blocks: Generator[Block], source: str, dtype: DTypeLike) -> Dataset:

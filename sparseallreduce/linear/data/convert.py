@@ -12,8 +12,9 @@ from numpy.typing import DTypeLike
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import Header
 from sparseallreduce.linear.data.binary.writer import BinaryWriter
-from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, input_file
+from sparseallreduce.linear.data.files import PathLike, Piped, Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
+from sparseallreduce.linear.data.parts import Data, Source, described, source_of
 from sparseallreduce.linear.data.reading import Reading
 from sparseallreduce.runtime.objects import agreed, gather
 
@@ -21,7 +22,7 @@ __all__ = ["convert"]
 
 
 def convert(
-    source: PathLike,
+    source: Data,
     out: PathLike,
     comm: Any,
     *,
@@ -34,12 +35,12 @@ def convert(
     on_read: Progress = None,
     on_written: Progress = None,
 ) -> Header:
-    """Write the samples of a file to a binary file, which gets its name when it is whole; collective over ``comm``.
+    """Write the samples of files to a binary file, which gets its name when it is whole; collective over ``comm``.
 
     Parameters
     ----------
-    source : path
-        Of any other format that :func:`~sparseallreduce.linear.load` reads; ``-`` for the standard input of rank 0.
+    source : path or sequence of paths
+        Of any other format that :func:`~sparseallreduce.linear.load` reads, and named as there.
     out : path
         In a folder that all ranks see.
     comm : communicator
@@ -67,11 +68,15 @@ def convert(
         On every rank alike.
     """
     reading = Reading(format, hash_bits=hash_bits)
-    with input_file(source, comm) as file:
-        chosen = format_of(file, reading, comm)
-        agreed(comm, lambda: _check(file, chosen, Path(out)))
+    with source_of(source, comm) as files:
+        chosen = format_of(files, reading, comm)
+        agreed(comm, lambda: _check(files, chosen, Path(out)))
         given: Any = {"n_features": n_features, "zero_based": zero_based, "dtype": dtype, "progress": on_read}
-        samples = open_samples(file, comm, chosen, reading, **given)
+        samples = open_samples(files, comm, chosen, reading, **given)
+        if samples.labels.named:
+            names = f"names of classes, as {samples.labels.example.decode()!r}"
+            remedy = "number the classes, or train on the source itself"
+            raise DatasetError(f"cannot write {out}: labels are {names}, and the binary format has numbers alone: {remedy}")
         with BinaryWriter(out, comm, features=n_features or samples.features, dtype=dtype) as writer:
 
             def parse() -> None:
@@ -82,14 +87,14 @@ def convert(
             agreed(comm, parse)
             found = sum(gather(comm, writer.samples))
             if n_samples is not None and found != n_samples:
-                raise DatasetError(
-                    f"{source}: {found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
-                )
+                what = f"{found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
+                raise DatasetError(f"{described(source)}: {what}")
             return writer.finish(on_written)
 
 
-def _check(source: PathLike, chosen: str, out: Path) -> None:
+def _check(source: Source, chosen: str, out: Path) -> None:
     if chosen == "binary":
         raise DatasetError(f"{source} is in the binary format already")
-    if not isinstance(source, StandardInput) and out.exists() and out.samefile(source):
-        raise DatasetError(f"cannot write {out}: it is the file to convert; give the result another name")
+    if out.exists() and any(out.samefile(part) for part in source.parts if not isinstance(part, Piped)):
+        which = "one of the files" if source.parts[1:] else "the file"
+        raise DatasetError(f"cannot write {out}: it is {which} to convert; give the result another name")

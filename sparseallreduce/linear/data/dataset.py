@@ -49,6 +49,7 @@ class Dataset:
     source: str = "samples"  # what errors call them
     weights: Array | None = None  # float64, what each sample's loss and gradient are multiplied by, at least 0; None for 1
     zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
+    names: tuple[str, ...] | None = None  # sorted, of the classes whose numbers labels are then, from 0; None if labels are what they are
     pages: Pages | None = field(default=None, repr=False, compare=False)  # of a mapped file that is larger than the memory
 
     def __post_init__(self) -> None:
@@ -67,6 +68,14 @@ class Dataset:
     def nnz(self) -> int:
         """Non-zeros of this rank."""
         return len(self.values)
+
+    @property
+    def named_labels(self) -> Array:
+        """The labels of this rank's samples as they stand in the file: names of classes, if it has such, or numbers.
+
+        There must not be a sample without a label among named ones.
+        """
+        return self.labels if self.names is None else np.array(self.names)[self.labels.astype(np.int64)]
 
     def to_scipy(self) -> csr_array:
         """This rank's samples as a ``scipy.sparse.csr_array`` of shape (rows, features)."""

@@ -7,28 +7,23 @@ import gzip
 import io
 import lzma
 import os
-import shutil
 import stat
-import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, cast
 
 from sparseallreduce.data_cache import CachedFile, DataCache, FileVersion
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.linear.data.zstd import open_zstd
 
 __all__ = [
-    "STANDARD_INPUT",
     "CachedInput",
     "PathLike",
+    "Piped",
     "Progress",
-    "StandardInput",
     "first_bytes",
-    "input_file",
     "open_input",
     "open_text",
     "readable",
@@ -36,17 +31,15 @@ __all__ = [
 ]
 
 PathLike = str | os.PathLike[str]
-#: What stands for the standard input in the place of a file's name.
-STANDARD_INPUT = "-"
 Progress = Callable[[int], object] | None
 
 
 def open_text(path: PathLike, mode: str = "rb") -> BinaryIO:
-    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, any other plain.
+    """The bytes of a text file, compressed or decompressed as its suffix says: ``.gz``, ``.bz2``, ``.xz``, ``.zst``, any other plain.
 
     What is written depends on nothing but the bytes.
     """
-    openers: dict[str, Callable[..., Any]] = {".gz": _open_gzip, ".bz2": bz2.open, ".xz": lzma.open}
+    openers: dict[str, Callable[..., Any]] = {".gz": _open_gzip, ".bz2": bz2.open, ".xz": lzma.open, ".zst": open_zstd}
     return cast(BinaryIO, openers.get(Path(path).suffix, open)(path, mode))
 
 
@@ -64,12 +57,12 @@ def first_bytes(path: PathLike, count: int) -> bytes:
     Raises
     ------
     DatasetError
-        If it cannot be read, or is no regular file: a pipe may keep its reader waiting for ever, and cannot be read by several.
+        If it cannot be read, or is no regular file: a device may have no end.
     """
     with readable(path):
         mode = os.stat(path).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise OSError("not a regular file")
+            raise OSError("it is neither a file nor a pipe")
         with open_input(path) as file:
             return file.read(count)
 
@@ -84,17 +77,17 @@ def open_input(path: PathLike) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(path.opened())) if isinstance(path, CachedInput) else open(path, "rb")
 
 
-class StandardInput:
-    """What has come on standard input, in a file that rank 0 alone has: a path by another name."""
+class Piped:
+    """What has come by a pipe, in a file that rank 0 alone has: a path by another name."""
 
-    def __init__(self, copy: str) -> None:
-        self._copy = copy
+    def __init__(self, name: str, copy: str) -> None:
+        self._name, self._copy = name, copy
 
     def __fspath__(self) -> str:
         return self._copy
 
     def __str__(self) -> str:
-        return "standard input"
+        return self._name
 
 
 class CachedInput:
@@ -114,43 +107,7 @@ class CachedInput:
 
 
 @contextmanager
-def input_file(path: PathLike, comm: Any, cache: DataCache | None = None) -> Iterator[PathLike]:
-    """A file to read samples from: ``path`` itself, by way of a cache, or for ``-`` all that comes on standard input of rank 0; collective.
-
-    How many samples there are is known at the end, and every rank takes a contiguous share: so rank 0 first copies its standard
-    input to the disk, into the folder for temporary files, and reads it from there.
-
-    Raises
-    ------
-    DatasetError
-        On every rank alike, if the standard input cannot be read, or there is no room for it on the disk.
-    """
-    if os.fspath(path) != STANDARD_INPUT:
-        if cache is not None:
-
-            def version() -> FileVersion:
-                with readable(path):
-                    return FileVersion.of(path)
-
-            path = CachedInput(path, cache, gather(comm, agreed(comm, version))[0])  # of one time, for all ranks
-        yield path
-        return
-    with ExitStack() as stack:
-
-        def copied() -> str:
-            if comm.rank != 0:
-                return ""
-            with readable("standard input"):
-                copy = stack.enter_context(NamedTemporaryFile(prefix="sparseallreduce-"))
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-                copy.flush()
-            return copy.name
-
-        yield StandardInput(agreed(comm, copied))
-
-
-@contextmanager
-def readable(path: PathLike | StandardInput) -> Iterator[None]:
+def readable(path: PathLike) -> Iterator[None]:
     """Every failure to open, read or decompress a file is a DatasetError that names it."""
     try:
         yield

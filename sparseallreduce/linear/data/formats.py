@@ -1,4 +1,4 @@
-"""Which reader a file of samples takes, by its name, its first bytes, or what the user says."""
+"""Which reader the files of a data set take, by their names, their first bytes, or what the user says."""
 
 from __future__ import annotations
 
@@ -12,51 +12,63 @@ from numpy.typing import DTypeLike
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.reader import is_binary
 from sparseallreduce.linear.data.blocks import Block
-from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput
+from sparseallreduce.linear.data.files import PathLike, Piped, Progress
+from sparseallreduce.linear.data.foreign import check_text
 from sparseallreduce.linear.data.hashed_text import hashed_text_blocks
+from sparseallreduce.linear.data.label_words import PLAIN, Labels, svmlight_labels, tabbed_labels
 from sparseallreduce.linear.data.npz import npz_blocks
 from sparseallreduce.linear.data.parquet import parquet_blocks
-from sparseallreduce.linear.data.reading import FORMATS, Reading
+from sparseallreduce.linear.data.parts import Source
+from sparseallreduce.linear.data.reading import FORMATS, Reading, naming_option
 from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
 from sparseallreduce.linear.data.vowpal_wabbit.reader import vowpal_wabbit_blocks
-from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["Samples", "format_of", "open_samples"]
 
-_COMPRESSED = (".gz", ".bz2", ".xz")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _TEXTS = ("svmlight", "vw", "text")
 
 
 class Samples(NamedTuple):
-    """The samples of a file that are this rank's."""
+    """The samples of a data set that are this rank's."""
 
     blocks: Generator[Block]
-    features: int | None  # as many as the file says, None if one more than the highest index
+    features: int | None  # as many as the files say, None if one more than the highest index
+    labels: Labels = PLAIN  # what labels look like; of names, those that were found once all blocks have been read
 
 
-def format_of(path: PathLike, reading: Reading, comm: Any) -> str:
-    """The format of a file, a key of :data:`FORMATS`; collective over ``comm``.
+def format_of(source: Source, reading: Reading, comm: Any) -> str:
+    """The format of a data set, a key of :data:`FORMATS`; collective over ``comm``.
 
     Raises
     ------
     DatasetError
-        On every rank alike, if it cannot be read, or is said to be of another format than it is.
+        On every rank alike, if a file cannot be read, is of another format than is said, or than the other files are, or none that is read.
     """
-    if isinstance(path, StandardInput):
-        chosen = reading.format or "svmlight"
-        if chosen not in _TEXTS:
-            raise DatasetError(f"cannot read {path} as {chosen}: text alone comes that way, {', '.join(_TEXTS)}; give a file")
-        return chosen
-    binary = agreed(comm, lambda: is_binary(path))
-    if reading.format is None:
-        return "binary" if binary else _by_name(path)
-    if binary != (reading.format == "binary"):
-        raise DatasetError(f"{path} is {'' if binary else 'not '}in the binary format, and --format says {reading.format}")
-    return reading.format
+    formats = source.each(comm, lambda part: _format(part, reading))
+    for part, format in zip(source.parts, formats):
+        if format != formats[0]:
+            both = f"{source.parts[0]} is of the format {formats[0]} and {part} of the format {format}"
+            remedy = "convert each, or say by {option} what they are"
+            raise naming_option(f"{both}, and the files of a data set must be alike: {remedy}", "format", "--format")
+    return formats[0]
 
 
-def _by_name(path: PathLike) -> str:
-    name = os.fspath(path).lower()
+def _format(path: PathLike, reading: Reading) -> str:
+    binary = is_binary(path)
+    chosen = reading.format or ("binary" if binary else _by_name(str(path)))
+    if isinstance(path, Piped) and (binary or chosen not in _TEXTS):
+        raise DatasetError(f"cannot read {path} as {chosen}: text alone comes that way, {', '.join(_TEXTS)}; give a file")
+    if binary != (chosen == "binary"):
+        said = f"{path} is {'' if binary else 'not '}in the binary format, and {{option}} says {reading.format}"
+        raise naming_option(said, "format", "--format")
+    if chosen in _TEXTS:
+        check_text(path, reading.format is not None)
+    return chosen
+
+
+def _by_name(name: str) -> str:
+    name = os.path.basename(name).lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
     endings = ((format, ending) for format, endings in FORMATS.items() for ending in endings if format != "binary")
@@ -64,7 +76,7 @@ def _by_name(path: PathLike) -> str:
 
 
 def open_samples(
-    path: PathLike,
+    source: Source,
     comm: Any,
     chosen: str,
     reading: Reading,
@@ -74,7 +86,7 @@ def open_samples(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Samples:
-    """This rank's samples of a file of a format, but for the binary one; collective over ``comm``.
+    """This rank's samples of files of a format, but for the binary one; collective over ``comm``.
 
     Parameters
     ----------
@@ -92,12 +104,16 @@ def open_samples(
     """
     given: Any = {"dtype": dtype, "progress": progress}
     if chosen == "svmlight":
-        return Samples(svmlight_blocks(path, comm, n_features=n_features, zero_based=zero_based, **given), n_features)
+        labels = svmlight_labels(source, comm)
+        options = given | {"n_features": n_features, "zero_based": zero_based, "labels": labels}
+        return Samples(svmlight_blocks(source, comm, **options), n_features, labels)
     given["unlabelled"] = reading.unlabelled
     if chosen == "npz":
-        return Samples(*npz_blocks(path, comm, n_features=n_features, **given))
+        return Samples(*npz_blocks(source, comm, n_features=n_features, **given))
     if chosen == "parquet":
-        return Samples(parquet_blocks(path, comm, n_features=n_features, **given), n_features)
-    bits = reading.bits(path, n_features)
-    reader = vowpal_wabbit_blocks if chosen == "vw" else hashed_text_blocks
-    return Samples(reader(path, comm, bits=bits, **given), 1 << bits)
+        return Samples(parquet_blocks(source, comm, n_features=n_features, **given), n_features)
+    bits = reading.bits(source, n_features)
+    if chosen == "vw":
+        return Samples(vowpal_wabbit_blocks(source, comm, bits=bits, **given), 1 << bits)
+    labels = tabbed_labels(source, comm)
+    return Samples(hashed_text_blocks(source, comm, bits=bits, labels=labels, **given), 1 << bits, labels)

@@ -1,7 +1,7 @@
 """Plain text: a line a sample, its label, a tab, and words, whose counts are hashed by scikit-learn's HashingVectorizer.
 
-Words are what the vectorizer takes for words by default, in lower case, two characters and more; a sample has unit length. Every rank
-reads its own contiguous block of lines, in bounded memory.
+Labels are numbers, or names of classes. Words are what the vectorizer takes for words by default, in lower case, two characters and more;
+a sample has unit length. Every rank reads its own contiguous block of lines, in bounded memory.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
-from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.files import Progress
+from sparseallreduce.linear.data.label_words import PLAIN, Labels
 from sparseallreduce.linear.data.line_blocks import NUMBER, LineFault, line_number, quoted, shared_line_blocks
+from sparseallreduce.linear.data.parts import Source
 
 __all__ = ["hashed_text_blocks"]
 
 
-
 def hashed_text_blocks(
-    path: PathLike, comm: Any, *, bits: int, unlabelled: bool = False, dtype: DTypeLike = np.float32, progress: Progress = None
+    source: Source,
+    comm: Any,
+    *,
+    bits: int,
+    labels: Labels = PLAIN,
+    unlabelled: bool = False,
+    dtype: DTypeLike = np.float32,
+    progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of a file, block by block; collective over ``comm`` until it ends or is closed.
+    """This rank's samples of files, block by block; collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
-    path, comm, progress
+    source, comm, labels, progress
         As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`; UTF-8.
     bits : int
         There are two to the power of it features.
@@ -48,33 +56,35 @@ def hashed_text_blocks(
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(n_features=1 << bits, dtype=np.dtype(dtype).type)
-    with closing(shared_line_blocks(path, comm, progress)) as blocks:
+    with closing(shared_line_blocks(source, comm, progress)) as blocks:
         for lines in blocks:
             try:
-                labels, texts = _split(lines.text, unlabelled)
+                numbers, texts = _split(lines.text, labels, unlabelled)
             except LineFault as fault:
-                raise DatasetError(f"{path}, line {line_number(path, lines, fault.place)}: {fault.reason}") from None
+                where = f"{source.parts[lines.part]}, line {line_number(source, lines, fault.place)}"
+                raise DatasetError(f"{where}: {fault.reason}") from None
             rows = vectorizer.transform(texts) if texts else None
             if rows is not None:
                 rows.sort_indices()
-                yield Block(rows.indptr.astype(np.int64), rows.indices.astype(np.uint32), rows.data, np.array(labels))
+                yield Block(rows.indptr.astype(np.int64), rows.indices.astype(np.uint32), rows.data, np.array(numbers))
 
 
-def _split(text: bytes, unlabelled: bool) -> tuple[list[float], list[str]]:
+def _split(text: bytes, labels: Labels, unlabelled: bool) -> tuple[list[float], list[str]]:
     """Labels and texts of lines; those that are blank are left out."""
-    labels, texts, place = [], [], 0
+    numbers, texts, place = [], [], 0
     for line in text.split(b"\n"):
         if line.strip():
             word, tab, rest = line.partition(b"\t")
             word = word.strip()
             if not tab:
                 raise LineFault(f"there is no tab between label and text: {quoted(line)}", place)
-            if not (NUMBER.fullmatch(word) and math.isfinite(float(word))) and (word or not unlabelled):
+            finite = labels.named or (NUMBER.fullmatch(word) and math.isfinite(float(word)))
+            if not finite and (word or not unlabelled):
                 raise LineFault(f"the label {quoted(word)} is not a finite number: {quoted(line)}", place)
             try:
                 texts.append(rest.decode())
             except UnicodeDecodeError as error:
                 raise LineFault(f"{error.reason} of UTF-8 in {quoted(rest)}", place) from None
-            labels.append(float(word) if word else math.nan)
+            numbers.append(math.nan if unlabelled and not word else labels.number(word, place))
         place += len(line) + 1
-    return labels, texts
+    return numbers, texts

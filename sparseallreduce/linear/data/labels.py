@@ -7,40 +7,50 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import agreed, gather
 
-__all__ = ["BALANCED", "classes_of", "numbered_classes", "of_mean_one", "two_classes", "weighted_by_class"]
+__all__ = ["BALANCED", "Label", "classes_of", "numbered_classes", "of_mean_one", "shown", "two_classes", "weighted_by_class"]
+
+Array = NDArray[Any]
 
 BALANCED = "balanced"
 
 
-def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None = None) -> tuple[Dataset, tuple[float, float]]:
+#: A label of a class: a number, or a name.
+Label = float | str
+
+
+def two_classes(
+    dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None
+) -> tuple[Dataset, tuple[Label, Label]]:
     """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
 
-    With ``classes`` (of the training set) given, labels must be among them.
+    Labels that are names are in the order of letters. With ``classes`` (of the training set) given, labels must be among them.
 
     Raises
     ------
     DatasetError
         On every rank alike, if the labels of all ranks are not two classes.
     """
-    mine = np.unique(dataset.labels)[:10].tolist()
-    found = sorted(set().union(*gather(comm, mine)))
+    mine = np.unique(dataset.labels)[:10]
+    found = sorted(set().union(*gather(comm, _labels_of(mine, dataset.names))))
     if classes is None:
         if len(found) != 2:
-            listed = ", ".join(f"{label:g}" for label in found[:5]) + (", ..." if len(found) > 5 else "")
+            listed = ", ".join(map(shown, found[:5])) + (", ..." if len(found) > 5 else "")
             raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
         classes = found[0], found[1]
     strange = [label for label in found if label not in classes]
     if strange:
-        raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's, {classes[0]:g} and {classes[1]:g}")
-    return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
+        both = f"{shown(classes[0])} and {shown(classes[1])}"
+        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is none of the training set's, {both}")
+    return replace(dataset, labels=np.where(_equal(dataset, classes[1]), 1.0, -1.0), names=None), classes
 
 
-def classes_of(dataset: Dataset, comm: Any) -> tuple[float, ...]:
+def classes_of(dataset: Dataset, comm: Any) -> tuple[Label, ...]:
     """All labels of all ranks, sorted; collective over ``comm``.
 
     Raises
@@ -49,18 +59,38 @@ def classes_of(dataset: Dataset, comm: Any) -> tuple[float, ...]:
         On every rank alike, if a label is no finite number.
     """
 
-    def own() -> list[float]:
+    def own() -> list[Label]:
         strange = np.flatnonzero(~np.isfinite(dataset.labels))
         if len(strange):
             where = f"the label of sample {dataset.first_sample + strange[0]} is {dataset.labels[strange[0]]}"
             raise DatasetError(f"{dataset.source}: {where}, which is no class")
-        labels: list[float] = np.unique(dataset.labels).tolist()
-        return labels
+        return _labels_of(np.unique(dataset.labels), dataset.names)
 
     return tuple(sorted(set().union(*gather(comm, agreed(comm, own)))))
 
 
-def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[float, ...] | None = None) -> tuple[Dataset, tuple[float, ...]]:
+def shown(label: Label) -> str:
+    """Return how a text names a label.
+
+    >>> shown(3.0), shown("spam")
+    ('3', 'spam')
+    """
+    return label if isinstance(label, str) else f"{label:g}"
+
+
+def _labels_of(numbers: Array, names: tuple[str, ...] | None) -> list[Any]:
+    """The labels that these numbers stand for: themselves, or names."""
+    return numbers.tolist() if names is None else [names[int(number)] for number in numbers]
+
+
+def _equal(dataset: Dataset, label: Label) -> Array:
+    """Which samples have a label."""
+    if dataset.names is None:
+        return np.asarray(dataset.labels == label)
+    return np.asarray(dataset.labels == (dataset.names.index(label) if label in dataset.names else -1))
+
+
+def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | None = None) -> tuple[Dataset, tuple[Label, ...]]:
     """The data set with its K labels replaced by 0 to K - 1, in their order, and these labels; collective over ``comm``.
 
     With ``classes`` (of the training set) given, sorted, labels must be among them.
@@ -82,15 +112,16 @@ def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[float, ...] | N
     if classes is None:
         classes = found
         if len(found) < 2:
-            listed = ", ".join(f"{label:g}" for label in found)
+            listed = ", ".join(map(shown, found))
             raise DatasetError(f"{dataset.source}: a classifier needs two classes, but the labels are {listed}")
-    strange = sorted(set(found).difference(classes))
+    strange = [label for label in found if label not in set(classes)]
     if strange:
-        raise DatasetError(f"{dataset.source}: label {strange[0]:g} is none of the training set's {len(classes)} classes")
-    return replace(dataset, labels=np.searchsorted(np.array(classes), dataset.labels).astype(np.float64)), classes
+        raise DatasetError(f"{dataset.source}: label {shown(strange[0])} is none of the training set's {len(classes)} classes")
+    numbers = np.searchsorted(np.array(classes), dataset.named_labels if dataset.rows else []).astype(np.float64)
+    return replace(dataset, labels=numbers, names=None), classes
 
 
-def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, comm: Any) -> Dataset:
+def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, comm: Any) -> Dataset:
     """The data set with each sample counting, in loss and gradient, what its label does; collective.
 
     Parameters
@@ -111,7 +142,7 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, co
     chosen = _balancing(dataset, comm) if isinstance(weights, str) else weights
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights.astype(np.float64)
     for label, weight in chosen.items():
-        counts[dataset.labels == label] *= weight
+        counts[_equal(dataset, label)] *= weight
     return replace(dataset, weights=counts)
 
 
@@ -141,10 +172,10 @@ def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     return replace(dataset, weights=counts * (samples / overall))
 
 
-def _balancing(dataset: Dataset, comm: Any) -> dict[float, float]:
+def _balancing(dataset: Dataset, comm: Any) -> dict[Label, float]:
     labels, counts = np.unique(dataset.labels, return_counts=True)
-    totals: dict[float, int] = {}
-    for own in gather(comm, dict(zip(labels.tolist(), counts.tolist()))):
+    totals: dict[Label, int] = {}
+    for own in gather(comm, dict(zip(_labels_of(labels, dataset.names), counts.tolist()))):
         for label, count in own.items():
             totals[label] = totals.get(label, 0) + count
     samples = sum(totals.values())  # which are P times those that there are, where each rank holds all

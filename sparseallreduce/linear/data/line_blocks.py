@@ -1,8 +1,11 @@
-"""The text of a data file, plain or compressed, in blocks of whole lines for each rank.
+"""The text of data files, plain or compressed, in blocks of whole lines for each rank.
 
-Plain text is cut into byte ranges, one a rank. Compressed text cannot be entered in the middle: rank 0 alone decompresses it, and
-hands it on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a block, another rank works on
-the one before. A rank's share is then as large as its part of the compressed file, or of the text if that is short.
+Plain text is cut into byte ranges, one a rank, whatever the number of files. Compressed text cannot be entered in the middle. If there are
+so many files that each rank can take whole ones, about as many bytes as the other ranks, it does. Otherwise rank 0 alone decompresses
+them, and hands the text on in blocks, first those for itself, then those for rank 1, and so on; while it decompresses a block, another
+rank works on the one before. A rank's share is then as large as its part of the compressed files, or of the text if that is short.
+
+A UTF-8 byte-order mark at the beginning of a file is skipped.
 """
 
 from __future__ import annotations
@@ -15,19 +18,24 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple
 
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, first_bytes, open_input, readable
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input, readable
+from sparseallreduce.linear.data.parts import Source, sharing
+from sparseallreduce.linear.data.zstd import ZSTD_MAGIC, ZstdFile
 
 __all__ = [
+    "BYTE_ORDER_MARK",
     "NUMBER",
     "LineBlock",
     "LineFault",
     "excerpt",
+    "first_lines",
     "line_at",
     "line_number",
+    "opened_text",
     "quoted",
     "shared_line_blocks",
 ]
@@ -37,13 +45,17 @@ _BLOCK = 1 << 20  # bytes of text that are worked on at once, but for longer lin
 _LONGEST_LINE = 1 << 28  # bytes; who finds no end of a line until here reads something else than text
 _SHORT = 32  # blocks: a text of fewer is read before it is shared
 _EXCERPT = 60  # characters of a bad line that an error shows
+_UNEVEN = 1.25  # the largest share of whole files that a rank takes, in units of the mean one
 
 # How compressed files begin, and what opens them. No line of svmlight text begins so.
 _COMPRESSIONS: dict[bytes, Callable[[BinaryIO], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
+    ZSTD_MAGIC: lambda file: BufferedReader(ZstdFile(file)),
 }
+#: How some editors begin text that is UTF-8.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 #: What is a finite number in a text of samples, if float64 has room for it.
@@ -58,35 +70,72 @@ class LineFault(Exception):
 
 
 class LineBlock(NamedTuple):
-    """Whole lines of a text, and how many lines there are between the origin, a place in the file, and them."""
+    """Whole lines of a file, and how many lines there are between the origin, a place in the file, and them."""
 
     origin: int
     line: int
     text: bytes
+    part: int = 0  # number of the file
 
 
-def shared_line_blocks(path: PathLike, comm: Any, progress: Progress = None) -> Generator[LineBlock]:
+def shared_line_blocks(source: Source, comm: Any, progress: Progress = None) -> Generator[LineBlock]:
     """This rank's blocks of a text; collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
-    path : path
-        Compressed by gzip, bzip2 or xz if its first bytes say so. Standard input is dealt out by rank 0, as compressed text is.
+    source : Source
+        Compressed by gzip, bzip2, xz or Zstandard where the first bytes of a file say so. What has come by a pipe is dealt out by rank 0,
+        as compressed text is.
     comm : communicator
     progress : callable, optional
-        Called with the bytes of the file that this rank has worked off since the last call.
+        Called with the bytes of the files that this rank has worked off since the last call.
 
     Raises
     ------
     DatasetError
-        If the file cannot be read; on every rank, if it cannot be opened.
+        If a file cannot be read; on every rank, if it cannot be opened.
     """
-    if isinstance(path, StandardInput) and comm.size > 1:
-        return _dealt(path, comm, progress)
-    if agreed(comm, lambda: _compression(path) is not None):
-        return _dealt(path, comm, progress) if comm.size > 1 else _own(path, 0, None, progress)
-    size = gather(comm, os.stat(path).st_size)[0]
-    return _own(path, size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size, progress)
+    outlines = source.each(comm, _outline)
+    sizes = [size for size, _ in outlines]
+    compressed = any(packed for _, packed in outlines)
+    if comm.size > 1 and (compressed or source.piped):
+        mine = None if source.piped else _whole_files(sizes, comm)
+        return _dealt(source, sizes, comm, progress) if mine is None else _several(source, mine, progress)
+    if compressed:
+        return _several(source, [(part, 0, None) for part in range(len(sizes))], progress)
+    return _several(source, list(sharing(sizes, comm)), progress)
+
+
+def _outline(path: PathLike) -> tuple[int, bool]:
+    """The bytes of a file, and whether it is compressed."""
+    with readable(path):
+        return os.stat(path).st_size, _compression(path) is not None
+
+
+def _whole_files(sizes: list[int], comm: Any) -> list[tuple[int, int, int | None]] | None:
+    """The files that this rank takes if each is read by one; None if some ranks would have much more to read than others."""
+    total = sum(sizes)
+    middles = [2 * end - size for size, end in zip(sizes, itertools.accumulate(sizes))]  # in units of half a byte
+    readers = [min(middle * comm.size // max(2 * total, 1), comm.size - 1) for middle in middles]
+    loads = [sum(size for size, reader in zip(sizes, readers) if reader == rank) for rank in range(comm.size)]
+    if max(loads) > _UNEVEN * total / comm.size:
+        return None
+    return [(part, 0, None) for part, reader in enumerate(readers) if reader == comm.rank]
+
+
+def first_lines(source: Source) -> Generator[LineBlock]:
+    """The blocks of all files in their order, from the first, for one rank to look at how they begin."""
+    for part, path in enumerate(source.parts):
+        with _opened(path) as (file, text):
+            for _, lines in _positioned(path, file, text, None):
+                yield LineBlock(0, 0, lines, part)
+
+
+@contextmanager
+def opened_text(path: PathLike) -> Iterator[BinaryIO]:
+    """The text of a file, decompressed."""
+    with _opened(path) as (_, text):
+        yield text
 
 
 def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
@@ -101,9 +150,9 @@ def _compression(path: PathLike) -> Callable[[BinaryIO], Any] | None:
     return next((opener for magic, opener in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
-def line_number(path: PathLike, block: LineBlock, place: int) -> int:
+def line_number(source: Source, block: LineBlock, place: int) -> int:
     """The number, from 1, of the line in which a character of the block stands."""
-    count = 0
+    path, count = source.parts[block.part], 0
     if block.origin == 0:
         return block.line + block.text.count(b"\n", 0, place) + 1
     with readable(path), open_input(path) as text:
@@ -138,7 +187,13 @@ def _whole_lines(path: PathLike, text: BinaryIO, most: int) -> bytes:
     return lines
 
 
-def _own(path: PathLike, start: int, end: int | None, progress: Progress) -> Generator[LineBlock]:
+def _several(source: Source, ranges: list[tuple[int, int, int | None]], progress: Progress) -> Generator[LineBlock]:
+    """The lines that begin in these byte ranges of files, each given by the file's number."""
+    for part, start, end in ranges:
+        yield from _own(source.parts[part], part, start, end, progress)
+
+
+def _own(path: PathLike, part: int, start: int, end: int | None, progress: Progress) -> Generator[LineBlock]:
     """The lines that begin in bytes [start, end) of the text."""
     with _opened(path) as (file, text):
         origin, line = start, 0
@@ -148,7 +203,7 @@ def _own(path: PathLike, start: int, end: int | None, progress: Progress) -> Gen
             line, start = int(before > 0), start + before
         done = start
         while (end is None or start < end) and (lines := _whole_lines(path, text, min(_BLOCK, (end or start + _BLOCK) - start))):
-            yield LineBlock(origin, line, lines)
+            yield LineBlock(origin, line, lines.removeprefix(BYTE_ORDER_MARK) if start == 0 else lines, part)
             line += lines.count(b"\n")
             start += len(lines)
             done = _report(progress, done, file.tell())
@@ -160,20 +215,20 @@ def _report(progress: Progress, before: int, now: int) -> int:
     return now
 
 
-def _dealt(path: PathLike, comm: Any, progress: Progress) -> Generator[LineBlock]:
+def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Generator[LineBlock]:
     """This rank's blocks of a text that rank 0 reads for all."""
     own = comm.Dup()  # no message of the user's must come between
     try:
-        yield from _deal(path, own, progress) if comm.rank == 0 else _receive(own)
+        yield from _deal(source, sizes, own, progress) if comm.rank == 0 else _receive(own)
     finally:
         own.Free()
 
 
-def _deal(path: PathLike, comm: Any, progress: Progress) -> Generator[LineBlock]:
+def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Generator[LineBlock]:
     """Read, hand on what is another rank's, and yield what is rank 0's own; a rank that says no ends it all."""
     busy = 0  # the rank that has not yet said how it went
     try:
-        with closing(_shares(path, comm.size, progress)) as shares:
+        with closing(_shares(source, sizes, comm.size, progress)) as shares:
             for rank, block in shares:
                 if busy and not comm.recv(source=busy):
                     busy = 0
@@ -203,35 +258,51 @@ def _receive(comm: Any) -> Generator[LineBlock]:
                 comm.recv(source=0)  # that there is no more
 
 
-def _shares(path: PathLike, ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:
-    """The blocks of a compressed text in their order, each with the rank that it is for."""
-    with _opened(path) as (file, text):
-        size = os.stat(path).st_size
-        blocks = _positioned(path, file, text, progress)
-        dealt: Iterator[tuple[int, bytes]]
+def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:
+    """The blocks of a text in their order, each with the rank that it is for."""
+    size = sum(sizes)
+    with closing(_all_blocks(source, sizes, progress)) as blocks:
         head = list(itertools.islice(blocks, _SHORT))
         if len(head) < _SHORT:
-            dealt = enumerate(_cut(b"".join(lines for _, lines in head), ranks))
-        else:
-            dealt = ((min(position * ranks // size, ranks - 1), lines) for position, lines in itertools.chain(head, blocks))
-        line = 0
-        for rank, lines in dealt:
-            yield rank, LineBlock(0, line, lines)
-            line += lines.count(b"\n")
+            yield from _cut([block for _, block in head], ranks)
+            return
+        for position, block in itertools.chain(head, blocks):
+            yield min(position * ranks // size, ranks - 1), block
+
+
+def _all_blocks(source: Source, sizes: list[int], progress: Progress) -> Generator[tuple[int, LineBlock]]:
+    """The blocks of all files, and how many bytes of these were read before each."""
+    begin = 0
+    for part, path in enumerate(source.parts):
+        with _opened(path) as (file, text):
+            line = 0
+            for position, lines in _positioned(path, file, text, progress):
+                yield begin + position, LineBlock(0, line, lines, part)
+                line += lines.count(b"\n")
+        begin += sizes[part]
 
 
 def _positioned(path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress) -> Iterator[tuple[int, bytes]]:
     """The blocks of a text, and how far the file was read before each."""
-    position = 0
+    position, first = 0, True
     while lines := _whole_lines(path, text, _BLOCK):
-        yield position, lines
-        position = _report(progress, position, file.tell())
+        yield position, lines.removeprefix(BYTE_ORDER_MARK) if first else lines
+        position, first = _report(progress, position, file.tell()), False
 
 
-def _cut(text: bytes, parts: int) -> list[bytes]:
-    """So many parts of about the same length, each of whole lines."""
-    cuts = [_line_start(text, len(text) * part // parts) for part in range(parts + 1)]
-    return [text[start:end] for start, end in itertools.pairwise(cuts)]
+def _cut(blocks: list[LineBlock], ranks: int) -> Iterator[tuple[int, LineBlock]]:
+    """Blocks cut at ends of lines into shares of about the same length, one a rank."""
+    total, begin = sum(len(block.text) for block in blocks), 0
+    pieces: list[list[LineBlock]] = [[] for _ in range(ranks)]
+    for block in blocks:
+        text = block.text
+        cuts = [_line_start(text, min(max(total * rank // ranks - begin, 0), len(text))) for rank in range(ranks + 1)]
+        for rank, (start, end) in enumerate(itertools.pairwise(cuts)):
+            if start < end:
+                pieces[rank].append(block._replace(line=block.line + text.count(b"\n", 0, start), text=text[start:end]))
+        begin += len(text)
+    for rank, own in enumerate(pieces):
+        yield from ((rank, piece) for piece in own)
 
 
 def _line_start(text: bytes, place: int) -> int:

@@ -9,11 +9,12 @@ import numpy as np
 
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.binary.reader import read_binary
+from sparseallreduce.linear.data.binary.reader import read_binaries, read_binary
 from sparseallreduce.linear.data.collected import collected
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.files import PathLike, Progress, input_file
+from sparseallreduce.linear.data.files import Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
+from sparseallreduce.linear.data.parts import Data, check_read_once, source_of
 from sparseallreduce.linear.data.reading import AUTO, Reading
 from sparseallreduce.linear.data.svmlight.reader import ZeroIndexError
 from sparseallreduce.streams.stream import index_dtype
@@ -22,14 +23,14 @@ __all__ = ["load"]
 
 
 def load(
-    train: PathLike,
-    test: PathLike | None = None,
+    train: Data,
+    test: Data | None = None,
     *,
     comm: Any,
     n_features: int | None = None,
     progress: Progress = None,
     format: str | None = None,
-    zero_based: str = "no",
+    zero_based: str | bool = "no",
     hash_bits: int | None = None,
     unlabelled: bool = False,
     cache: DataCache | None = None,
@@ -38,8 +39,11 @@ def load(
 
     Parameters
     ----------
-    train, test : path
-        Files of samples; one of them may be ``-``, text on the standard input of rank 0.
+    train, test : path or sequence of paths
+        Files of samples of one format; folders of such, of which files whose names begin with a dot or an underscore are left out;
+        patterns, as ``"data/part-*"``; pipes; and ``-``, text on the standard input of rank 0. What comes by a pipe is text, which rank 0
+        copies to the folder for temporary files. The files of a folder or a pattern are in the order of their names, and the samples of a
+        list are those of its first file, then those of its second, and so on.
     comm : communicator
         Of the ranks that share the samples.
     n_features : int, optional
@@ -49,7 +53,7 @@ def load(
     format : str, optional
         A key of :data:`~sparseallreduce.linear.data.reading.FORMATS`, for both files. By default the first bytes tell the binary
         format, and the ending of the name tells the others: ``.npz``, ``.parquet``, ``.vw``, ``.tsv``; svmlight text is all else.
-    zero_based : {"no", "yes", "auto"}
+    zero_based : {"no", "yes", "auto"} or bool
         Whether indices of svmlight text count from 0; "auto": if there is an index 0 in the training set. The test set follows it.
     hash_bits : int, optional
         Of ``.vw`` and ``.tsv``: N is two to the power of it; 18 unless ``n_features`` says another.
@@ -63,6 +67,8 @@ def load(
     DatasetError
         On every rank alike, with the file, the line or sample, and what is wrong with it.
     """
+    if test is not None:
+        check_read_once(comm, train, test)
     reading = Reading(format, zero_based, hash_bits, unlabelled)
     training = _read(train, comm, n_features, reading, progress, cache)
     testing = None
@@ -77,19 +83,19 @@ def load(
 
 
 def _read(
-    path: PathLike, comm: Any, n_features: int | None, reading: Reading, progress: Progress, cache: DataCache | None = None
+    data: Data, comm: Any, n_features: int | None, reading: Reading, progress: Progress, cache: DataCache | None = None
 ) -> Dataset:
-    with input_file(path, comm, cache) as file:
-        chosen = format_of(file, reading, comm)
+    with source_of(data, comm, cache) as source:
+        chosen = format_of(source, reading, comm)
         if chosen == "binary":
-            dataset = read_binary(file, comm)
+            dataset = read_binary(source.parts[0], comm) if len(source.parts) == 1 else read_binaries(source, comm)
             if n_features is not None and dataset.features > n_features:
-                raise DatasetError(f"{path}: {dataset.features} features in it, more than the {n_features} that are asked for")
+                raise DatasetError(f"{source}: {dataset.features} features in it, more than the {n_features} that are asked for")
             return dataset
 
         def read(zero_based: bool) -> Dataset:
             given: Any = {"n_features": n_features, "zero_based": zero_based, "dtype": np.float32, "progress": progress}
-            return collected(open_samples(file, comm, chosen, reading, **given), file, comm)
+            return collected(open_samples(source, comm, chosen, reading, **given), source, comm)
 
         if chosen != "svmlight":
             return read(False)
@@ -98,7 +104,9 @@ def _read(
             return replace(read(zero_based), zero_based=zero_based)
         except ZeroIndexError as error:
             if reading.zero_based != AUTO:
-                raise DatasetError(str(error)) from None
+                plain = DatasetError(str(error))
+                plain.at_command_line = error.at_command_line
+                raise plain from None
         return replace(read(True), zero_based=True)
 
 

@@ -23,7 +23,8 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import NONZEROS_AT_ONCE, checked_block
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.linear.data.parts import LABELS_BESIDE, Source, sharing
+from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["npz_blocks"]
 
@@ -36,7 +37,7 @@ _ROWS = 1 << 16  # read at once
 
 
 def npz_blocks(
-    path: PathLike,
+    source: Source,
     comm: Any,
     *,
     n_features: int | None = None,
@@ -44,14 +45,14 @@ def npz_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> tuple[Generator[Block], int]:
-    """This rank's samples of a file, block by block, and the number of features; collective over ``comm``.
+    """This rank's samples of files, block by block, and the number of features; collective over ``comm``.
 
     Parameters
     ----------
-    path, comm
+    source, comm
         Ranks take about the same number of samples each.
     n_features : int, optional
-        How many features the file may have at most.
+        How many features a file may have at most.
     unlabelled : bool
         Whether there may be no labels, which are then NaN.
     dtype : dtype
@@ -62,14 +63,28 @@ def npz_blocks(
     Raises
     ------
     DatasetError
-        On every rank alike, if this is no such file, or has no labels. From the generator, with the file and the sample that is wrong.
+        On every rank alike, if a file is no such, or has no labels. From the generator, with the file and the sample that is wrong.
     """
-    rows, features = agreed(comm, lambda: _outline(path, unlabelled))
-    if n_features is not None and features > n_features:
-        raise DatasetError(f"{path}: {features} features in it, more than the {n_features} that are asked for")
-    first, last = (rows * rank // comm.size for rank in (comm.rank, comm.rank + 1))
-    whole = comm.rank == comm.size - 1
-    return _blocks(path, first, last, features, np.dtype(dtype), whole, progress), features
+    outlines = source.each(comm, lambda part: _outline(part, unlabelled))
+    for path, (_, features) in zip(source.parts, outlines):
+        if n_features is not None and features > n_features:
+            raise DatasetError(f"{path}: {features} features in it, more than the {n_features} that are asked for")
+    shares = sharing([rows for rows, _ in outlines], comm)
+    if comm.rank == comm.size - 1:  # which looks at those without samples, too
+        shares += [(part, 0, 0) for part, (rows, _) in enumerate(outlines) if rows == 0]
+    most = max(features for _, features in outlines)
+    return _of_parts(source, shares, outlines, most, np.dtype(dtype), progress), most
+
+
+def _of_parts(
+    source: Source, shares: list[tuple[int, int, int]], outlines: list[tuple[int, int]], features: int, dtype: np.dtype[Any], told: Progress
+) -> Generator[Block]:
+    """Some samples of files, whose rows and features are given, as those of the data set's features."""
+    index = index_dtype(features)
+    for part, first, last in shares:
+        rows, own = outlines[part]
+        for block in _blocks(source.parts[part], first, last, own, dtype, last == rows, told):
+            yield block._replace(indices=block.indices.astype(index, copy=False))
 
 
 def _outline(path: PathLike, unlabelled: bool) -> tuple[int, int]:
@@ -240,4 +255,4 @@ def _arrays(path: PathLike) -> Iterator[_Arrays]:
 def _beside(path: PathLike) -> Path:
     """The file of labels."""
     path = Path(path)
-    return path.with_name(f"{path.name.removesuffix('.npz')}.labels.npy")
+    return path.with_name(f"{path.name.removesuffix('.npz')}{LABELS_BESIDE}")

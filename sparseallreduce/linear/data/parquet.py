@@ -18,7 +18,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import checked_block
 from sparseallreduce.linear.data.files import CachedInput, PathLike, Progress, first_bytes, open_input
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.linear.data.parts import Source, sharing
 
 __all__ = ["parquet_blocks"]
 
@@ -29,7 +29,7 @@ _HIGHEST = 2**32  # features, where their number is not given
 
 
 def parquet_blocks(
-    path: PathLike,
+    source: Source,
     comm: Any,
     *,
     n_features: int | None = None,
@@ -37,11 +37,11 @@ def parquet_blocks(
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of a file, block by block; collective over ``comm``.
+    """This rank's samples of files, block by block; collective over ``comm``.
 
     Parameters
     ----------
-    path, comm
+    source, comm
         Ranks take about the same number of samples each.
     n_features : int, optional
         What indices must be below; 2**32 by default.
@@ -55,11 +55,19 @@ def parquet_blocks(
     Raises
     ------
     DatasetError
-        On every rank alike, if this is no such file, or pyarrow is missing. From the generator, with the file and the sample that is wrong.
+        On every rank alike, if a file is no such, or pyarrow is missing. From the generator, with the file and the sample that is wrong.
     """
-    rows, columns = agreed(comm, lambda: _outline(path, unlabelled))
-    first, last = (rows * rank // comm.size for rank in (comm.rank, comm.rank + 1))
-    return _blocks(path, first, last, columns, n_features or _HIGHEST, unlabelled, np.dtype(dtype), progress)
+    outlines = source.each(comm, lambda part: _outline(part, unlabelled))
+    shares = sharing([rows for rows, _ in outlines], comm)
+    return _of_parts(source, shares, [columns for _, columns in outlines], n_features or _HIGHEST, unlabelled, np.dtype(dtype), progress)
+
+
+def _of_parts(
+    source: Source, shares: list[tuple[int, int, int]], columns: list[list[str]], features: int, unlabelled: bool, *how: Any
+) -> Generator[Block]:
+    """Some samples of files, whose columns are given."""
+    for part, first, last in shares:
+        yield from _blocks(source.parts[part], first, last, columns[part], features, unlabelled, *how)
 
 
 def _outline(path: PathLike, unlabelled: bool) -> tuple[int, list[str]]:

@@ -1,12 +1,15 @@
-"""What a reader of samples is told beside the name of the file."""
+"""What a reader of samples is told beside the name of the file, and errors that name an option."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sparseallreduce.errors import DatasetError
 
-__all__ = ["AUTO", "BASES", "DEFAULT_BITS", "FORMATS", "Reading", "bits_of"]
+__all__ = ["AUTO", "BASES", "DEFAULT_BITS", "FORMATS", "Reading", "bits_of", "naming_option"]
+
+E = TypeVar("E", bound=DatasetError)
 
 AUTO = "auto"
 #: How files may say which feature an index of svmlight text is.
@@ -24,6 +27,28 @@ DEFAULT_BITS = 18  # that Vowpal Wabbit takes by default
 _MOST_BITS = 30
 
 
+def naming_option(template: str, argument: str, option: str, kind: type[E] = DatasetError) -> E:  # type: ignore[assignment]
+    """Return an error that names an option, as an argument in Python, and as an option where a command ends by it.
+
+    Parameters
+    ----------
+    template : str
+        The text, with ``{option}`` where the option is named.
+    argument, option : str
+    kind : type
+        Of the error.
+
+    Examples
+    --------
+    >>> error = naming_option("give {option}", "zero_based=True", "--zero-based")
+    >>> str(error), error.at_command_line
+    ('give zero_based=True', 'give --zero-based')
+    """
+    error = kind(template.replace("{option}", argument))
+    error.at_command_line = template.replace("{option}", option)
+    return error
+
+
 @dataclass(frozen=True)
 class Reading:
     """How to read a file of samples.
@@ -35,11 +60,13 @@ class Reading:
     """
 
     format: str | None = None  # a key of FORMATS; by default what the name and the first bytes say
-    zero_based: str = "no"  # of svmlight text: whether indices count from 0; "auto": whether there is an index 0
+    zero_based: str | bool = "no"  # of svmlight text: whether indices count from 0; True for "yes"; "auto": whether there is an index 0
     hash_bits: int | None = None  # of formats whose features are hashed: N is 2 to the power of it
     unlabelled: bool = False  # whether samples may come without labels, which are then NaN
 
     def __post_init__(self) -> None:
+        if isinstance(self.zero_based, bool):
+            object.__setattr__(self, "zero_based", "yes" if self.zero_based else "no")
         if self.format is not None and self.format not in FORMATS:
             raise DatasetError(f"there is no format {self.format!r}: choose one of {', '.join(FORMATS)}")
         if self.zero_based not in BASES:

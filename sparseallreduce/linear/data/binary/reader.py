@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn, cast
 
@@ -30,12 +31,14 @@ from sparseallreduce.linear.data.binary.ones import repeated_ones
 from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.files import CachedInput, PathLike, first_bytes, open_input, readable
+from sparseallreduce.linear.data.parts import Source
 from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["is_binary", "read_binary"]
+__all__ = ["is_binary", "read_binaries", "read_binary"]
 
 Array = NDArray[Any]
 Bytes = Callable[[int, int], Array]  # the bytes of a file by offset and length
@@ -81,8 +84,56 @@ def read_binary(path: PathLike, comm: Any) -> Dataset:
         return agreed(comm, lambda: rows.dataset(first, last, indptr))
 
 
-def _plan(path: PathLike, ranks: int) -> tuple[Header, Array, list[int]]:
-    """The header, the checksums, and the row with which each rank begins, and the last one ends."""
+def read_binaries(source: Source, comm: Any) -> Dataset:
+    """This rank's samples of several binary files, one behind the other, in memory; collective over ``comm``.
+
+    Ranks get contiguous rows of about the same number of non-zeros, of all files together.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, with the file, the offset and what is wrong there.
+    """
+    headers = source.each(comm, lambda part: _plan(part, 1)[0])
+    weights = [header.nonzeros + header.samples for header in headers]
+    features, total = max(header.features for header in headers), sum(header.samples for header in headers)
+    low, high = (sum(weights) * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+
+    def own() -> Dataset:
+        parts, begin = [], 0
+        for path, weight in zip(source.parts, weights):
+            if low < begin + weight and begin < high:
+                header, checksums, bounds = _plan(path, 1, [low - begin, high - begin])
+                with _bytes(path, SERIAL, False) as file:
+                    rows = _Rows(path, header, checksums, file)
+                    first, last = bounds[1:3]
+                    parts.append(rows.dataset(first, last, rows.indptr(first, last)))
+            begin += weight
+        return _joined(parts, features, np.result_type(*(header.dtype("values") for header in headers)))
+
+    mine = agreed(comm, own)
+    first = sum(gather(comm, mine.rows)[: comm.rank])
+    return replace(mine, first_sample=first, total_samples=total, source=str(source))
+
+
+def _joined(parts: list[Dataset], features: int, dtype: np.dtype[Any]) -> Dataset:
+    """Samples one behind the other."""
+    ends, nonzeros = [np.zeros(1, np.int64)], 0
+    for part in parts:
+        ends.append(part.indptr[1:] + nonzeros)
+        nonzeros += part.nnz
+    indices, values, labels = (
+        np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)], dtype=kind, casting="same_kind")
+        for name, kind in (("indices", index_dtype(features)), ("values", dtype), ("labels", np.dtype(np.float64)))
+    )
+    return Dataset(np.concatenate(ends), indices, values, labels, features)
+
+
+def _plan(path: PathLike, ranks: int, targets: list[int] | None = None) -> tuple[Header, Array, list[int]]:
+    """The header, the checksums, and the row with which each rank begins, and the last one ends.
+
+    With ``targets`` the rows before the last are those before which so many samples and non-zeros lie.
+    """
     with readable(path), open_input(path) as file:
         header = Header.from_bytes(file.read(HEADER_BYTES), file.seek(0, os.SEEK_END), path)
         file.seek(header.checksums.offset)
@@ -101,9 +152,10 @@ def _plan(path: PathLike, ranks: int) -> tuple[Header, Array, list[int]]:
 
         everything = header.nonzeros + header.samples
         rows = range(header.samples + 1)
-        inner = (bisect.bisect_left(rows, everything * rank // ranks, key=weight) for rank in range(1, ranks))
+        inner = [everything * rank // ranks for rank in range(1, ranks)] if targets is None else targets
+        found = [bisect.bisect_left(rows, target, key=weight) for target in inner]
         # In a damaged file they may be out of order; what is wrong shows when the rows are read.
-        bounds = np.maximum.accumulate(np.fromiter((0, *inner, header.samples), np.int64, ranks + 1))
+        bounds = np.maximum.accumulate(np.array([0, *found, header.samples], np.int64))
     return header, np.frombuffer(table, "<u4"), np.minimum(bounds, header.samples).tolist()
 
 

@@ -51,8 +51,10 @@ def write_binary(path: PathLike, dataset: Dataset, comm: Any) -> None:
     DatasetError
         On every rank alike.
     """
+    if dataset.names is not None:
+        raise DatasetError(f"cannot write {path}: labels are names of classes, and the binary format has numbers alone: number the classes")
     with BinaryWriter(path, comm, features=dataset.features, dtype=dataset.values.dtype) as writer:
-        agreed(comm, lambda: writer.append(Block(dataset.indptr, dataset.indices, dataset.values, dataset.labels)))
+        agreed(comm, lambda: writer.append(Block(dataset.indptr, dataset.indices, dataset.values, dataset.labels, dataset.weights)))
         writer.finish()
 
 

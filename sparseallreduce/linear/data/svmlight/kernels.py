@@ -2,8 +2,8 @@
 
 The grammar of a line, whose parts are separated by blanks (space, tab, carriage return, vertical tab, form feed)::
 
-    line    = [label ["qid:" text] {index ":" number}] ["#" text] newline
-    label   = number
+    line    = [label ["qid:" text] {index ":" {blank} number}] ["#" text] newline
+    label   = number, or a word that is left to the caller
     number  = ["+" | "-"] (digits ["." [digits]] | "." digits) [("e" | "E") ["+" | "-"] digits]
     index   = digits, increasing within a line
 
@@ -61,7 +61,16 @@ _HASH, _COLON, _NEWLINE, _PLUS, _MINUS, _POINT = 35, 58, 10, 43, 45, 46
 
 @kernel
 def parse_svmlight(
-    text: Array, base: int, features: int, indptr: Array, indices: Array, values: Array, labels: Array, hard: Array
+    text: Array,
+    base: int,
+    features: int,
+    plain: bool,
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    labels: Array,
+    words: Array,
+    hard: Array,
 ) -> tuple[int, int, int, int]:
     """Parse whole lines.
 
@@ -72,8 +81,12 @@ def parse_svmlight(
         The lowest index, 0 or 1.
     features : uint64
         Indices must be below ``features + base``.
+    plain : bool
+        Whether labels are numbers. If not, they are left to the caller as words, which may be anything.
     indptr, indices, values, labels
         Outputs, with room for all samples and non-zeros of the text. ``indptr[0]`` is zero; indices count from 0.
+    words : int64, shape (samples, 2), or empty if labels are plain
+        Output: where each label begins and ends in the text.
     hard : int64, shape (any, 3)
         Numbers left to the caller: the position in ``values``, or -1 - the position in ``labels``; where it begins and ends in the text.
 
@@ -91,13 +104,17 @@ def parse_svmlight(
             return samples, hards, 0, at
         if text[at] != _HASH:
             start = at
-            value, at, what = number(text, at)
-            if what == BAD:
-                return samples, hards, BAD_LABEL, start
-            labels[samples] = value
-            if what == HARD:
-                hard[hards] = -1 - samples, start, at
-                hards += 1
+            if plain:
+                value, at, what = number(text, at)
+                if what == BAD:
+                    return samples, hards, BAD_LABEL, start
+                labels[samples] = value
+                if what == HARD:
+                    hard[hards] = -1 - samples, start, at
+                    hards += 1
+            else:
+                at = _past_word(text, at)
+                words[samples] = start, at
             at = _past_query(text, at)
             previous = np.int64(-1)
             while True:
@@ -124,6 +141,9 @@ def parse_svmlight(
                 previous = np.int64(index)
                 indices[entries] = index
                 at += 1
+                if at < size and text[at] <= 32:  # cheaper than to look for a blank, of which there hardly ever is one
+                    while at < size and _blank(text[at]):
+                        at += 1
                 digits = at
                 value, at, what = number(text, at)
                 if what == BAD:
@@ -204,9 +224,16 @@ def _past_query(text: Array, at: int) -> int:
         begin += 1
     if text.size - begin < 4 or text[begin] != 113 or text[begin + 1] != 105 or text[begin + 2] != 100 or text[begin + 3] != _COLON:
         return at
-    while begin < text.size and not (_blank(text[begin]) or text[begin] == _NEWLINE or text[begin] == _HASH):
-        begin += 1
-    return begin
+    end: int = _past_word(text, begin)
+    return end
+
+
+@inlined
+def _past_word(text: Array, at: int) -> int:
+    """Where the word ends that begins here."""
+    while at < text.size and not (_blank(text[at]) or text[at] == _NEWLINE or text[at] == _HASH):
+        at += 1
+    return at
 
 
 @kernel

@@ -1,6 +1,7 @@
 """svmlight text, plain or compressed: every rank parses its own contiguous block of lines, in bounded memory.
 
-Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` behind a label, as scikit-learn does.
+Comments (from ``#`` to the end of a line) and blank lines are skipped, and so is ``qid:...`` behind a label, as scikit-learn does. Labels
+may be names of classes, and have weights behind a colon, as XGBoost reads them: :mod:`~sparseallreduce.linear.data.label_words`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
-from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.files import Progress
+from sparseallreduce.linear.data.label_words import PLAIN, LabelReader, Labels, expected
 from sparseallreduce.linear.data.line_blocks import LineFault, excerpt, line_at, line_number, quoted, shared_line_blocks
+from sparseallreduce.linear.data.parts import Source
+from sparseallreduce.linear.data.reading import naming_option
 from sparseallreduce.linear.data.svmlight import kernels
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 from sparseallreduce.streams.stream import index_dtype
@@ -39,22 +43,25 @@ class _ZeroIndex(LineFault):
 
 
 def svmlight_blocks(
-    path: PathLike,
+    source: Source,
     comm: Any,
     *,
+    labels: Labels = PLAIN,
     n_features: int | None = None,
     zero_based: bool = False,
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
 ) -> Generator[Block]:
-    """This rank's samples of a text file, block by block; collective over ``comm`` until it ends or is closed.
+    """This rank's samples of text files, block by block; collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
-    path : path
-        Compressed by gzip, bzip2 or xz if its first bytes say so.
+    source : Source
+        Compressed by gzip, bzip2, xz or Zstandard where the first bytes of a file say so.
     comm : communicator
         Of the ranks that share the samples.
+    labels : Labels
+        What labels look like.
     n_features : int, optional
         What indices must not exceed; 2**32 by default.
     zero_based : bool
@@ -62,28 +69,33 @@ def svmlight_blocks(
     dtype : dtype
         Of the values, float32 or float64.
     progress : callable, optional
-        Called with the bytes of the file that this rank has worked off since the last call.
+        Called with the bytes of the files that this rank has worked off since the last call.
 
     Raises
     ------
     DatasetError
         With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
     """
-    parser = _Parser(n_features, zero_based, np.dtype(dtype))
-    with closing(shared_line_blocks(path, comm, progress)) as blocks:
+    parser = _Parser(n_features, zero_based, np.dtype(dtype), labels)
+    with closing(shared_line_blocks(source, comm, progress)) as blocks:
         for lines in blocks:
             try:
                 yield parser.parse(lines.text)
             except LineFault as fault:
-                line = line_number(path, lines, fault.place)
-                kind = ZeroIndexError if isinstance(fault, _ZeroIndex) else DatasetError
-                raise kind(f"{path}, line {line}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
+                where = f"{source.parts[lines.part]}, line {line_number(source, lines, fault.place)}"
+                shown = excerpt(lines.text, fault.place)
+                if isinstance(fault, _ZeroIndex):
+                    said = f"{where}: {fault.reason} {{option}}: {shown}"
+                    raise naming_option(said, "zero_based=True", "--zero-based", ZeroIndexError) from None
+                raise DatasetError(f"{where}: {fault.reason}: {shown}") from None
 
 
 class _Parser:
     """Parses block after block of lines into the same arrays."""
 
-    def __init__(self, features: int | None, zero_based: bool, dtype: np.dtype[Any]) -> None:
+    def __init__(self, features: int | None, zero_based: bool, dtype: np.dtype[Any], labels: Labels = PLAIN) -> None:
+        self._plain = labels.plain
+        self._reader = LabelReader(labels)
         self._given = features is not None
         self._features = features or _HIGHEST
         self._base = 0 if zero_based else 1
@@ -98,21 +110,24 @@ class _Parser:
         self._indices = np.empty(nonzeros, self._index)
         self._values = np.empty(nonzeros, self._value)
         self._labels = np.empty(characters // 2 + 1)
+        self._words = np.empty((0 if self._plain else characters // 2 + 1, 2), np.int64)
         self._hard = np.empty((characters // 2 + 1, 3), np.int64)
 
     def parse(self, text: bytes) -> Block:
         if len(text) // 2 >= len(self._labels):
             self._reserve(len(text))
         characters = np.frombuffer(text, np.uint8)
-        samples, hards, fault, place = self._entry(
-            characters, self._base, self._features, self._indptr, self._indices, self._values, self._labels, self._hard
-        )
+        outputs = self._indptr, self._indices, self._values, self._labels, self._words, self._hard
+        samples, hards, fault, place = self._entry(characters, self._base, self._features, self._plain, *outputs)
         self._convert(text, self._hard[:hards])
+        labels, weights = self._labels[:samples], None
+        if not self._plain:
+            labels, weights = self._reader.read(text, self._words[:samples].tolist())
         if fault:
             kind = _ZeroIndex if fault == kernels.BELOW else LineFault
             raise kind(self._reason(fault, text, place), place)
         nonzeros = int(self._indptr[samples])
-        return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], self._labels[:samples])
+        return Block(self._indptr[: samples + 1], self._indices[:nonzeros], self._values[:nonzeros], labels, weights)
 
     def _convert(self, text: bytes, hard: Array) -> None:
         """The numbers that take more than one operation of float64, which are also the only ones that can be too large."""
@@ -134,17 +149,18 @@ class _Parser:
         """What is wrong with the part of a line at this place, in words."""
         if b"\0" in line_at(text, place):
             return "NUL bytes; the file is damaged, or no text"
-        part = text[place:].split(None, 1)[0].split(b"#", 1)[0]
+        part, *rest = text[place:].split(b"\n", 1)[0].split(b"#", 1)[0].split(None, 2)
         index, _, value = part.partition(b":")
+        value = value or next(iter(rest), b"")  # there may be blanks behind the colon
         match fault:
             case kernels.BAD_LABEL:
-                return f"the label {quoted(part)} is not {_expected(part)}"
+                return f"the label {quoted(part)} is not {expected(part)}"
             case kernels.NO_COLON:
                 return f"{quoted(part)} is not of the form index:value"
             case kernels.BAD_INDEX:
                 return f"the index {quoted(index)} is not a whole number"
             case kernels.BELOW:
-                return "index 0, but indices count from 1; if they count from 0 in this file, say so by --zero-based"
+                return "index 0, but indices count from 1; if they count from 0 in this file, say so by"
             case kernels.UNSORTED:
                 return f"index {index.decode()} comes after a higher one, but indices must increase within a line"
             case kernels.REPEATED:
@@ -154,16 +170,12 @@ class _Parser:
             case kernels.ABOVE:
                 return f"index {index.decode()} is above {_HIGHEST}, the highest that is read unless the number of features is given"
             case _:
-                return f"the value {quoted(value)} of index {index.decode()} is not {_expected(value)}"
+                return f"the value {quoted(value)} of index {index.decode()} is not {expected(value)}"
 
 
 @cache
 def _compiled(index: np.dtype[Any], value: np.dtype[Any]) -> Callable[..., tuple[int, int, int, int]]:
     """The parser for these dtypes of indices and values."""
     text = types.Array(types.uint8, 1, "C", readonly=True)
-    outputs = numba.from_dtype(index)[::1], numba.from_dtype(value)[::1], types.float64[::1], types.int64[:, ::1]
-    return compiled_entry(kernels.parse_svmlight, (text, types.int64, types.uint64, types.int64[::1], *outputs))
-
-
-def _expected(word: bytes) -> str:
-    return "finite" if word.lower().lstrip(b"+-") in (b"nan", b"inf", b"infinity") else "a number"
+    outputs = numba.from_dtype(index)[::1], numba.from_dtype(value)[::1], types.float64[::1], types.int64[:, ::1], types.int64[:, ::1]
+    return compiled_entry(kernels.parse_svmlight, (text, types.int64, types.uint64, types.boolean, types.int64[::1], *outputs))

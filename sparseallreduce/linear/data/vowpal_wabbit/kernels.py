@@ -4,7 +4,7 @@ The grammar of a line, whose words are separated by blanks (space, tab, carriage
 
     line       = head {"|" namespace} newline
     namespace  = [name [":" number]] {blank feature}
-    feature    = [name] [":" number] | name ":" text
+    feature    = [name] [":" number] | name ":" text, which is not nan, inf or infinity
 
 A name of digits alone stands for itself, any other for its MurmurHash3, as Vowpal Wabbit does by default. The hash of a namespace is
 added to the former, and is the seed of the latter. The features without a name are numbered from the hash of their namespace on.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.data.svmlight.kernels import BAD, EXACT, HARD, number
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
-__all__ = ["BAD_WEIGHT", "NO_BAR", "NO_VALUE", "SHORTEST_FEATURE", "murmur3", "parse_lines"]
+__all__ = ["BAD_WEIGHT", "NOT_FINITE", "NO_BAR", "NO_VALUE", "SHORTEST_FEATURE", "murmur3", "parse_lines"]
 
 Array = NDArray[Any]
 
@@ -28,9 +28,10 @@ Array = NDArray[Any]
 SHORTEST_FEATURE = 2
 
 # What is wrong with a line.
-NO_BAR, BAD_WEIGHT, NO_VALUE = 1, 2, 3
+NO_BAR, BAD_WEIGHT, NO_VALUE, NOT_FINITE = 1, 2, 3, 4
 
 _BAR, _COLON, _NEWLINE = 124, 58, 10
+_NAN, _INF, _INFINITY = (np.frombuffer(word, np.uint8).copy() for word in (b"nan", b"inf", b"infinity"))
 
 
 @kernel
@@ -143,6 +144,8 @@ def parse_lines(
             if what == BAD:
                 if name_end == begin:
                     return samples, hards, NO_VALUE, begin
+                if _not_finite(text, value_from, at):
+                    return samples, hards, NOT_FINITE, begin
                 indices[entries] = _hashed(text, value_from, at, _hashed(text, begin, name_end, seed)) & mask
                 values[entries] = 1.0  # whatever the weight of the namespace is
                 entries += 1
@@ -163,6 +166,24 @@ def parse_lines(
             entries += 1
         samples += 1
         indptr[samples] = entries
+
+
+@kernel
+def _not_finite(text: Array, begin: int, end: int) -> bool:
+    """Whether these characters say nan, inf or infinity, in letters of any case, with a sign or without."""
+    if begin < end and (text[begin] == 43 or text[begin] == 45):  # plus or minus
+        begin += 1
+    found: bool = _says(text, begin, end, _NAN) or _says(text, begin, end, _INF) or _says(text, begin, end, _INFINITY)
+    return found
+
+
+@kernel
+def _says(text: Array, begin: int, end: int, word: Array) -> bool:
+    """Whether these characters are a word of small letters, in letters of any case."""
+    same = end - begin == word.size
+    for place in range(word.size):
+        same = same and text[begin + place] | 32 == word[place]
+    return same
 
 
 @inlined

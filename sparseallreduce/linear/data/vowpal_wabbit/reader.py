@@ -21,8 +21,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
-from sparseallreduce.linear.data.files import PathLike, Progress
+from sparseallreduce.linear.data.files import Progress
 from sparseallreduce.linear.data.line_blocks import NUMBER, LineFault, excerpt, line_number, quoted, shared_line_blocks
+from sparseallreduce.linear.data.parts import Source
 from sparseallreduce.linear.data.row_kernels import merge_rows
 from sparseallreduce.linear.data.vowpal_wabbit import kernels
 from sparseallreduce.streams.kernels.compilation import compiled_entry
@@ -35,13 +36,13 @@ _BLANKS = re.compile(rb"[ \t\r]+")
 
 
 def vowpal_wabbit_blocks(
-    path: PathLike, comm: Any, *, bits: int, unlabelled: bool = False, dtype: DTypeLike = np.float32, progress: Progress = None
+    source: Source, comm: Any, *, bits: int, unlabelled: bool = False, dtype: DTypeLike = np.float32, progress: Progress = None
 ) -> Generator[Block]:
-    """This rank's samples of a file, block by block; collective over ``comm`` until it ends or is closed.
+    """This rank's samples of files, block by block; collective over ``comm`` until it ends or is closed.
 
     Parameters
     ----------
-    path, comm, progress
+    source, comm, progress
         As for :func:`~sparseallreduce.linear.data.svmlight.reader.svmlight_blocks`.
     bits : int
         The lowest so many of a hash are the feature.
@@ -55,13 +56,13 @@ def vowpal_wabbit_blocks(
     DatasetError
         With the file, the line and what is wrong with it; if the file cannot be read, on every rank.
     """
-    with closing(shared_line_blocks(path, comm, progress)) as blocks:
+    with closing(shared_line_blocks(source, comm, progress)) as blocks:
         for lines in blocks:
             try:
                 yield _parsed(lines.text, bits, unlabelled, np.dtype(dtype))
             except LineFault as fault:
-                line = line_number(path, lines, fault.place)
-                raise DatasetError(f"{path}, line {line}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
+                where = f"{source.parts[lines.part]}, line {line_number(source, lines, fault.place)}"
+                raise DatasetError(f"{where}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
 
 
 def _parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Block:
@@ -146,6 +147,8 @@ def _reason(fault: int, text: bytes, place: int) -> str:
         case kernels.NO_BAR:
             return "there is no | in front of the features"
         case kernels.BAD_WEIGHT:
-            return f"the weight of the namespace {part} is not a number"
+            return f"the weight of the namespace {part} is not a finite number"
+        case kernels.NOT_FINITE:
+            return f"the value of the feature {part} is not finite"
         case _:
             return f"the feature {part} has no value behind its colon that is a number"

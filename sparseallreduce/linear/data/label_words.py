@@ -1,0 +1,220 @@
+"""Labels in text that are more than a number: names of classes, and labels with the weight of their sample behind a colon.
+
+Labels are all numbers or all names, and either all of them have weights or none has: the first label of a data set says which. So one
+damaged line is an error, and no class of its own.
+
+``label:weight`` is how XGBoost writes weights of samples in svmlight text. A sample whose label is missing looks the same: its first
+feature is a whole number and a value. So there has to be a line that cannot be meant so among those that are read first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.line_blocks import BYTE_ORDER_MARK, NUMBER, LineBlock, LineFault, first_lines, quoted
+from sparseallreduce.linear.data.parts import Source
+from sparseallreduce.runtime.objects import agreed, gather
+
+__all__ = ["PLAIN", "LabelReader", "Labels", "expected", "is_name", "svmlight_labels", "tabbed_labels"]
+
+Array = NDArray[Any]
+
+_BEGIN = re.compile(rb"[A-Za-z_\x80-\xff]")
+_INDEX = re.compile(rb"[0-9]{1,20}")
+_NOT_FINITE = (b"nan", b"inf", b"infinity")
+
+
+class Labels:
+    """What the labels of a data set look like, and the names that this rank has found, in the order in which they came.
+
+    Parameters
+    ----------
+    example : bytes
+        The first label.
+    named : bool
+        Whether labels are names.
+    weighted : bool
+        Whether weights follow them.
+    """
+
+    def __init__(self, example: bytes = b"0", named: bool = False, weighted: bool = False) -> None:
+        self.example, self.named, self.weighted = example, named, weighted
+        self._numbers: dict[bytes, float] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether labels are numbers, and nothing else."""
+        return not (self.named or self.weighted)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that were found; the label of a sample is the place of its name here."""
+        return [name.decode() for name in self._numbers]
+
+    def number(self, word: bytes, place: int) -> float:
+        """Return the number of a label: itself, or the place of its name among those found.
+
+        Raises
+        ------
+        LineFault
+            If it is no label.
+        """
+        known = self._numbers.get(word)
+        if known is not None:
+            return known
+        if not self.named:
+            if not NUMBER.fullmatch(word):
+                raise LineFault(f"the label {quoted(word)} is not {expected(word)}", place)
+            if not math.isfinite(float(word)):
+                raise LineFault(f"the label {word.decode()} is too large for float64", place)
+            return float(word)
+        if not is_name(word):
+            what = "a number" if NUMBER.fullmatch(word) else "not a name"
+            both = f"the label {quoted(word)} is {what}, and the first one, {quoted(self.example)}, is a name"
+            raise LineFault(f"{both}: labels are all numbers or all names", place)
+        self._numbers[word] = float(len(self._numbers))
+        return self._numbers[word]
+
+
+PLAIN = Labels()
+
+
+class LabelReader:
+    """Reads the labels of lines of svmlight text, which are given by their places in it."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+
+    def read(self, text: bytes, words: list[list[int]]) -> tuple[Array, Array | None]:
+        """Return the labels, and the weights if they have such.
+
+        Raises
+        ------
+        LineFault
+            With the first label that is wrong.
+        """
+        numbers, weights = np.empty(len(words)), np.ones(len(words)) if self._labels.weighted else None
+        for sample, (begin, end) in enumerate(words):
+            word = text[begin:end]
+            if weights is not None:
+                word, colon, weight = word.rpartition(b":")
+                if not colon:
+                    first = quoted(self._labels.example)
+                    raise LineFault(f"the label {quoted(weight)} has no weight, and the first one, {first}, has", begin)
+                weights[sample] = _weight(weight, begin)
+            elif b":" in word:
+                raise LineFault(f"the label {quoted(word)} is not {'a name' if self._labels.named else 'a number'}", begin)
+            numbers[sample] = self._labels.number(word, begin)
+        return numbers, weights
+
+
+def _weight(word: bytes, place: int) -> float:
+    if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+        raise LineFault(f"the weight {quoted(word)} of the label is not a finite number", place)
+    if float(word) < 0:
+        raise LineFault(f"the weight {quoted(word)} of the label is below 0", place)
+    return float(word)
+
+
+def is_name(word: bytes) -> bool:
+    """Return True if a label is the name of a class: UTF-8 that begins with a letter, and is no attempt at a number.
+
+    >>> is_name(b"spam"), is_name(b"1,2"), is_name(b"nan"), is_name(b"label,f1,f2")
+    (True, False, False, False)
+    """
+    if not _BEGIN.match(word) or word.lower() in _NOT_FINITE or b"," in word or word.startswith(BYTE_ORDER_MARK):
+        return False
+    try:
+        return word.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def expected(word: bytes) -> str:
+    """Return what a word is not that is no finite number."""
+    return "finite" if word.lower().lstrip(b"+-") in _NOT_FINITE else "a number"
+
+
+class _Line(NamedTuple):
+    label: bytes
+    rest: bytes
+
+
+def svmlight_labels(source: Source, comm: Any) -> Labels:
+    """Find out from its beginning what the labels of svmlight text look like; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if they may be labels with weights, or first features of samples without labels.
+    """
+    return _found(source, comm, _of_svmlight)
+
+
+def tabbed_labels(source: Source, comm: Any) -> Labels:
+    """Find out from its beginning what the labels in front of tabs look like; collective over ``comm``."""
+    return _found(source, comm, _of_tabbed)
+
+
+def _found(source: Source, comm: Any, look: Callable[[Source, LineBlock], Labels | None]) -> Labels:
+    """What the first block says in which there are samples, on all ranks."""
+
+    def own() -> tuple[bytes, bool, bool]:
+        found = None
+        if comm.rank == 0:
+            with closing(first_lines(source)) as blocks:
+                found = next(filter(None, (look(source, block) for block in blocks)), None)
+        found = found or PLAIN
+        return found.example, found.named, found.weighted
+
+    return Labels(*gather(comm, agreed(comm, own))[0])
+
+
+def _of_svmlight(source: Source, block: LineBlock) -> Labels | None:
+    head = b""
+    for line in block.text.split(b"\n"):
+        words = line.split(b"#", 1)[0].split(None, 1)
+        if words:
+            head = words[0]
+            break
+    if not head:
+        return None
+    label, colon, weight = head.rpartition(b":")
+    if not colon:
+        return Labels(head, named=is_name(head))
+    if not NUMBER.fullmatch(weight) or label == b"qid" or not (NUMBER.fullmatch(label) or is_name(label)):
+        return PLAIN  # whose reader says what is wrong
+    contents = filter(None, (line.split(b"#", 1)[0].split(None, 1) for line in block.text.split(b"\n")))
+    lines = [_Line(*(*words, b"")[:2]) for words in contents]
+    if not all(b":" in line.label for line in lines):
+        return PLAIN
+    if not any(_must_be_label(line) for line in lines):
+        several = f"{quoted(head)} may be a label and its weight, or the first feature of a sample without a label"
+        remedy = "put a label, as 0, in front of every line, or write labels with a sign or a point, as +1:0.5"
+        raise DatasetError(f"{source.parts[block.part]}: {several}: {remedy}")
+    return Labels(label, named=is_name(label), weighted=True)
+
+
+def _must_be_label(line: _Line) -> bool:
+    """Whether a word with a colon in front of a line is a label, as it cannot be the first feature of those that follow."""
+    label = line.label.rpartition(b":")[0]
+    if not _INDEX.fullmatch(label):
+        return True
+    first, colon, _ = line.rest.lstrip().partition(b":")
+    return bool(colon) and (first == b"qid" or (_INDEX.fullmatch(first) is not None and int(first) <= int(label)))
+
+
+def _of_tabbed(source: Source, block: LineBlock) -> Labels | None:
+    for line in block.text.split(b"\n"):
+        word, tab, _ = line.partition(b"\t")
+        if tab and word.strip():
+            return Labels(word.strip(), named=is_name(word.strip()))
+    return None

@@ -1,0 +1,284 @@
+"""The files that make up a data set: one or several, a folder of parts, a pattern, or what comes by a pipe.
+
+What comes by a pipe is there once and for one process, and how many samples there are is known at its end, while every rank takes a
+contiguous share. So rank 0 first copies it to the disk, into the folder for temporary files, and deals it out from there.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
+from typing import Any, TypeVar
+
+from sparseallreduce.data_cache import DataCache, FileVersion
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.files import CachedInput, PathLike, Piped, readable
+from sparseallreduce.runtime.objects import agreed, gather
+
+__all__ = ["LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
+
+T = TypeVar("T")
+
+#: The files of a data set as a user names them.
+Data = PathLike | Sequence[PathLike]
+#: What stands for the standard input in the place of a file's name.
+STANDARD_INPUT = "-"
+#: How the files end that hold the labels of the samples in an ``.npz``.
+LABELS_BESIDE = ".labels.npy"
+
+_PATTERN = re.compile(r"[*?\[]")
+_DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+_STANDARD = (STANDARD_INPUT, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+_REMEDY = "send the samples to its standard input, and name that, -"
+_SHOWN = 3  # names of files in an error, at most
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a data set in their order, and what errors call all of them."""
+
+    name: str
+    parts: tuple[PathLike, ...]
+
+    @property
+    def piped(self) -> bool:
+        """Whether rank 0 alone has some of it."""
+        return any(isinstance(part, Piped) for part in self.parts)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def each(self, comm: Any, look: Callable[[PathLike], T]) -> list[T]:
+        """Return what ``look`` finds out about every part; collective over ``comm``.
+
+        All ranks look at a single file, so that one that does not see it says so; of several, each rank looks at some.
+
+        Raises
+        ------
+        Exception
+            On every rank alike, what ``look`` raises on any.
+        """
+        several, ranks = len(self.parts) > 1, range(comm.size)
+
+        def own() -> dict[int, T]:
+            found = {}
+            for number, part in enumerate(self.parts):
+                lookers = (0,) if isinstance(part, Piped) else (number % comm.size,) if several else ranks
+                if comm.rank in lookers:
+                    found[number] = look(part)
+            return found
+
+        merged: dict[int, T] = {}
+        for found in reversed(gather(comm, agreed(comm, own))):
+            merged |= found
+        return [merged[number] for number in range(len(self.parts))]
+
+
+def described(data: Data) -> str:
+    """Return how a text names a data set.
+
+    >>> described("a.svm"), described(["a.svm", "b.svm"]), described(["a", "b", "c", "d", "e"])
+    ('a.svm', 'a.svm and b.svm', 'a, b and 3 more files')
+    """
+    names = ["standard input" if name == STANDARD_INPUT else name for name in _named(data)]
+    if len(names) > _SHOWN:
+        return f"{', '.join(names[: _SHOWN - 1])} and {len(names) - _SHOWN + 1} more files"
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
+
+
+@contextmanager
+def source_of(data: Data, comm: Any, cache: DataCache | None = None) -> Iterator[Source]:
+    """The files of a data set, by way of a cache if one is given, while they are there to be read; collective over ``comm``.
+
+    Parameters
+    ----------
+    data : path or sequence of paths
+        Files; folders, of which all files are taken but those whose names begin with a dot or an underscore; patterns of
+        :mod:`glob`; pipes; and ``-`` for the standard input of rank 0. A folder's files, and a pattern's, are in the order of their names.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if there are no such files, ranks see different ones, a pipe is named twice, or there is no room on the disk
+        for what comes by one.
+    """
+    names = agreed(comm, lambda: _expanded(data))
+    _check_alike(names, comm)
+    piped = gather(comm, agreed(comm, lambda: _pipes(names) if comm.rank == 0 else set()))[0]
+    with ExitStack() as stack:
+        parts: list[PathLike] = []
+        for name in names:
+            if name in piped:
+                shown = "standard input" if name in _STANDARD else name
+                parts.append(Piped(shown, _copied(name, shown, comm, stack)))
+            else:
+                parts.append(name if cache is None else _cached(name, cache, comm))
+        yield Source(str(parts[0]) if len(parts) == 1 else described(data), tuple(parts))
+
+
+def check_read_once(comm: Any, *several: Data) -> None:
+    """Refuse data sets that are to be read from one pipe, one after the other; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike.
+    """
+    agreed(comm, lambda: _pipes([name for data in several for name in _expanded(data)]) if comm.rank == 0 else None)
+
+
+def sharing(counts: Sequence[int], comm: Any) -> list[tuple[int, int, int]]:
+    """Return which items of which part are this rank's, where all parts have so many, as (part, first, last + 1).
+
+    Ranks get contiguous shares of about the same number.
+
+    >>> from sparseallreduce import SERIAL
+    >>> sharing([3, 0, 2], SERIAL)
+    [(0, 0, 3), (2, 0, 2)]
+    """
+    low, high = (sum(counts) * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    shares, begin = [], 0
+    for part, count in enumerate(counts):
+        first, last = max(low - begin, 0), min(high - begin, count)
+        if first < last:
+            shares.append((part, first, last))
+        begin += count
+    return shares
+
+
+def _named(data: Data) -> list[str]:
+    """The names that a user gives, as text."""
+    return [os.fspath(data)] if isinstance(data, str | os.PathLike) else [os.fspath(each) for each in data]
+
+
+def _expanded(data: Data) -> list[str]:
+    """The names of all files, in their order."""
+    found = []
+    given = _named(data)
+    for name in given:
+        if name == STANDARD_INPUT or _DESCRIPTORS.fullmatch(name):
+            found.append(name)
+        elif os.path.isdir(name):
+            found += _in_folder(name)
+        elif _PATTERN.search(name) and not os.path.lexists(name):
+            found += _matching(name)
+        else:
+            found.append(name)
+    if not given:
+        raise DatasetError("there is no file to read: the list of files is empty")
+    return _without_companions(found) if len(found) > 1 else found
+
+
+def _in_folder(folder: str) -> list[str]:
+    """The files of a folder, without those that Spark and others put beside their parts."""
+    with readable(folder), os.scandir(folder) as entries:
+        kept = sorted((entry for entry in entries if not entry.name.startswith((".", "_"))), key=lambda entry: entry.name)
+        inner = next((entry.path for entry in kept if entry.is_dir()), None)
+        if inner is not None:
+            raise DatasetError(f"{folder}: there are folders in it, as {inner}: name those to read, or give a pattern, as {folder}/*/*")
+        if not kept:
+            raise DatasetError(f"{folder}: there are no files in it, but for those whose names begin with a dot or an underscore")
+        return [entry.path for entry in kept]
+
+
+def _matching(pattern: str) -> list[str]:
+    """The files that match a pattern, and those of the folders that do."""
+    hidden = os.path.basename(pattern).startswith((".", "_"))
+    found = []
+    for name in sorted(glob.glob(pattern, recursive=True)):
+        if os.path.isdir(name):
+            if "**" not in pattern:
+                found += _in_folder(name)
+        elif hidden or not os.path.basename(name).startswith((".", "_")):
+            found.append(name)
+    if not found:
+        raise DatasetError(f"there is no file that matches {pattern}")
+    return found
+
+
+def _without_companions(names: list[str]) -> list[str]:
+    """Names without those of labels beside an ``.npz``, and of the empty file by which Spark says that it has succeeded."""
+    known = set(names)
+
+    def accompanies(name: str) -> bool:
+        if name.endswith(LABELS_BESIDE):
+            return f"{name.removesuffix(LABELS_BESIDE)}.npz" in known
+        return os.path.basename(name) == "_SUCCESS" and os.path.isfile(name) and os.path.getsize(name) == 0
+
+    return [name for name in names if not accompanies(name)]
+
+
+def _check_alike(names: list[str], comm: Any) -> None:
+    """Refuse, on every rank alike, that ranks see different files; a single one may have another name on each."""
+    ranks = gather(comm, (len(names), zlib.crc32("\0".join(names).encode(errors="surrogateescape")) if len(names) > 1 else 0))
+    different = next((rank for rank, facts in enumerate(ranks) if facts != ranks[0]), None)
+    if different is not None:
+        counts = f"rank 0 finds {ranks[0][0]} files and rank {different} {ranks[different][0]}"
+        raise DatasetError(f"ranks see different files: {counts}, or of other names; every rank must see the same")
+
+
+def _pipes(names: list[str]) -> set[str]:
+    """Those of the names that are pipes, or whatever a descriptor of this process stands for.
+
+    Raises
+    ------
+    DatasetError
+        If one of them comes twice.
+    """
+    pipes: dict[object, str] = {}
+    for name in names:
+        identity: object = STANDARD_INPUT
+        if name not in _STANDARD:
+            try:
+                found = os.stat(name)
+            except OSError:  # says what is wrong as it is opened
+                if not _DESCRIPTORS.fullmatch(name):
+                    continue
+                identity = name
+            else:
+                if not (_DESCRIPTORS.fullmatch(name) or stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
+                    continue
+                identity = found.st_dev, found.st_ino
+        if identity in pipes:
+            shown = "standard input, -," if name in _STANDARD else name
+            raise DatasetError(f"{shown} is a pipe and can be read once, but is named twice: write to a file what comes by it")
+        pipes[identity] = name
+    return set(pipes.values())
+
+
+def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
+    """The name of a file that holds all that comes by a pipe, on rank 0; collective."""
+
+    def copied() -> str:
+        if comm.rank != 0:
+            return ""
+        with readable(shown), ExitStack() as opened:
+            copy = stack.enter_context(NamedTemporaryFile(prefix="sparseallreduce-"))
+            try:
+                pipe = sys.stdin.buffer if name in _STANDARD else opened.enter_context(open(name, "rb"))
+            except FileNotFoundError as error:
+                raise OSError(f"{error.strerror}; the shell's pipes are not there for processes that mpiexec starts: {_REMEDY}") from None
+            shutil.copyfileobj(pipe, copy)
+            copy.flush()
+        return copy.name
+
+    return agreed(comm, copied)
+
+
+def _cached(name: str, cache: DataCache, comm: Any) -> CachedInput:
+    """A file by way of a cache, as it is now for all ranks; collective."""
+
+    def version() -> FileVersion:
+        with readable(name):
+            return FileVersion.of(name)
+
+    return CachedInput(name, cache, gather(comm, agreed(comm, version))[0])
