@@ -29,6 +29,7 @@ __all__ = [
     "has_native_sum",
     "is_native",
     "is_near_and_native",
+    "may_differ",
     "recovery",
     "takes_collective",
     "typed",
@@ -37,6 +38,7 @@ __all__ = [
 DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 ALL = 1 << 62  # more than there are operations
 _COUNT_LIMIT = 2**31 - 1
+_ALIKE, _ALIKE_A_RANK = 1 << 16, 1 << 12  # bytes of a vector, in all and a rank, above which ranks share out the values of a sum by MPI
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 
@@ -148,6 +150,15 @@ def is_near_and_native(step: DenseAllgather, channel: Channel) -> bool:
 def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
     """Whether MPI reduces ``count`` values of this type by this operator."""
     return op.is_sum and dtype in _MPI_TYPES and count <= _COUNT_LIMIT
+
+
+def may_differ(nbytes: int, ranks: int) -> bool:
+    """Return True if MPI may add up a vector of so many bytes on several ranks, each in an order of its own, so that NaNs differ.
+
+    By recursive doubling it does: MPICH up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 and 2 MiB on a thousand. Longer
+    vectors are cut in parts, each of which one rank adds up, since all ranks would move all of them log2(P) times.
+    """
+    return nbytes <= max(_ALIKE, _ALIKE_A_RANK * ranks)
 
 
 def has_entered(error: BaseException) -> bool:
