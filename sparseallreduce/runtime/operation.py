@@ -132,6 +132,8 @@ class Operation(Failing):
         result = None
         if shortcut is not None and 0 < common < UNUSABLE:
             result = shortcut.commit(sequence, common, handshake)
+            if work.uneven is not None:
+                work.learn(self.stream, handshake.entries())
         else:
             if shortcut is not None:
                 shortcut.decline(sequence)
