@@ -13,6 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
+from sparseallreduce.streams import kernels
 from sparseallreduce.streams.operator import Operator
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ __all__ = [
     "has_native_sum",
     "is_native",
     "is_near_and_native",
-    "may_differ",
     "recovery",
     "takes_collective",
     "typed",
+    "unify_nans",
 ]
 
 DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
@@ -152,13 +153,15 @@ def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
     return op.is_sum and dtype in _MPI_TYPES and count <= _COUNT_LIMIT
 
 
-def may_differ(nbytes: int, ranks: int) -> bool:
-    """Return True if MPI may add up a vector of so many bytes on several ranks, each in an order of its own, so that NaNs differ.
+def unify_nans(step: Step | None, total: NDArray[Any], ranks: int) -> None:
+    """Make all NaNs of a sum by MPI NumPy's, where several ranks may have made it, each in an order of its own.
 
-    By recursive doubling it does: MPICH up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 and 2 MiB on a thousand. Longer
-    vectors are cut in parts, each of which one rank adds up, since all ranks would move all of them log2(P) times.
+    By recursive doubling they do: MPICH up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 and 2 MiB on a thousand. Longer
+    vectors are cut in parts, each of which one rank adds up, since all ranks would move all of them log2(P) times. A step of another kind
+    is left as it is.
     """
-    return nbytes <= max(_ALIKE, _ALIKE_A_RANK * ranks)
+    if (step is None or isinstance(step, DenseAllreduce)) and total.nbytes <= max(_ALIKE, _ALIKE_A_RANK * ranks):
+        kernels.unify_nans(total)
 
 
 def has_entered(error: BaseException) -> bool:

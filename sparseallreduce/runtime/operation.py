@@ -48,7 +48,7 @@ from sparseallreduce.algorithms.steps import (
 )
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.answers import answer
-from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, may_differ, recovery, typed
+from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, recovery, typed, unify_nans
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.inside_hosts import inside_host
@@ -57,7 +57,7 @@ from sparseallreduce.runtime.shortcuts.base import PACKED
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Work
-from sparseallreduce.streams import kernels, memory
+from sparseallreduce.streams import memory
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
@@ -424,8 +424,7 @@ class Operation(Failing):
         entered = [number for number, sequence, *_ in self.channel.collectives.unfinished if sequence == self.sequence]
         if entered:  # it could not be complete without all of them
             self.channel.collectives.forget(entered[-1])
-        if isinstance(step, DenseAllreduce) and may_differ(self.received.nbytes, self.channel.ranks):
-            kernels.unify_nans(self.received)
+        unify_nans(step, self.received, self.channel.ranks)
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density, owned=True)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:
