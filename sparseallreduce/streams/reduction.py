@@ -116,12 +116,9 @@ class Reduction:
         return stream
 
     def same_nans(self, stream: SparseStream) -> SparseStream:
-        """Return ``stream`` with all of its NaNs made NumPy's, as a result that other ranks have computed, too, each for itself.
-
-        A GPU knows one NaN.
-        """
+        """Return ``stream`` with all of its NaNs made NumPy's, as a result that other ranks have computed, too, each for itself."""
         values = stream._stored
-        if stream.on_device or not kernels.has_nan(values):
+        if not kernels.has_nan(values):
             return stream
         values = memory.copy(values)
         kernels.unify_nans(values)
