@@ -7,37 +7,53 @@ several ranks compute, each for itself, has to have its NaNs made the same.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams.dtypes import DTYPES
-from sparseallreduce.streams.kernels.contract import MALFORMED, UINT32, Values
-from sparseallreduce.streams.kernels.dispatch import find, known
+from sparseallreduce.streams.kernels.contract import UINT32, Values
+from sparseallreduce.streams.kernels.dispatch import find
 from sparseallreduce.streams.kernels.reference import nans as reference
 
 __all__ = ["has_nan", "unify_nans"]
 
 
-class _Coding(NamedTuple):
+class _Coding:
     """How a dtype, or the parts of a complex one, represents NaNs: by bits above those of infinity, but for the sign."""
 
-    bits: np.dtype[Any]
-    mask: int  # without the sign
-    infinity: int
-    nan: int  # NumPy's
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        real = dtype.type(0).real.dtype if dtype.kind == "c" else dtype
+        self.bits = np.dtype(f"u{real.itemsize}")
+        self.mask = (1 << (8 * real.itemsize - 1)) - 1  # without the sign
+        self.infinity, nan = np.array([np.inf, np.nan]).astype(real).view(self.bits).tolist()
+        self.nan = nan & self.mask  # NumPy's
+        self.entry: Callable[..., int] | None = None  # the compiled kernel, once it was looked for
+
+    def bits_of(self, values: Values) -> Values:
+        """The same memory as unsigned integers."""
+        if values.ndim == 1 and values.itemsize == self.bits.itemsize:
+            return values.view(self.bits)
+        if not values.flags.c_contiguous:
+            raise _gaps(values)
+        return values.reshape(-1).view(self.bits)
+
+    def is_in(self, bits: Values) -> bool:
+        """Whether one of these is that of a NaN."""
+        entry = self.entry
+        if entry is None:
+            entry = self.entry = find("nans.any_above", None, UINT32, self.bits, 1)
+        if entry is None:
+            return reference.any_above(bits, self.mask, self.infinity)
+        found = entry(bits, self.mask, self.infinity)
+        if found < 0:
+            raise _gaps(bits)
+        return found > 0
 
 
-def _coding(dtype: np.dtype[Any]) -> _Coding:
-    real = dtype.type(0).real.dtype if dtype.kind == "c" else dtype
-    bits = np.dtype(f"u{real.itemsize}")
-    infinity, nan = np.array([np.inf, np.nan]).astype(real).view(bits).tolist()
-    mask = (1 << (8 * real.itemsize - 1)) - 1
-    return _Coding(bits, mask, infinity, nan & mask)
-
-
-_CODINGS = {dtype: _coding(dtype) for dtype in DTYPES if dtype.kind != "i"}
+_CODINGS = {dtype: _Coding(dtype) for dtype in DTYPES if dtype.kind != "i"}
 
 
 def has_nan(values: Values) -> bool:
@@ -54,8 +70,8 @@ def has_nan(values: Values) -> bool:
     StreamError
         If the array has gaps.
     """
-    coding = _coding_of(values)
-    return coding is not None and _has_nan(_bits(values, coding), coding)
+    coding = _CODINGS.get(values.dtype)
+    return coding is not None and isinstance(values, np.ndarray) and coding.is_in(coding.bits_of(values))
 
 
 def unify_nans(values: Values) -> None:
@@ -71,29 +87,13 @@ def unify_nans(values: Values) -> None:
     StreamError
         If the array has gaps.
     """
-    coding = _coding_of(values)
-    if coding is None:
+    coding = _CODINGS.get(values.dtype)
+    if coding is None or not isinstance(values, np.ndarray):
         return
-    bits = _bits(values, coding)
-    if _has_nan(bits, coding):
+    bits = coding.bits_of(values)
+    if coding.is_in(bits):
         bits[(bits & coding.bits.type(coding.mask)) > coding.infinity] = coding.nan
 
 
-def _coding_of(values: Values) -> _Coding | None:
-    return _CODINGS.get(values.dtype) if isinstance(values, np.ndarray) else None
-
-
-def _bits(values: Values, coding: _Coding) -> Values:
-    if not values.flags.c_contiguous:
-        raise StreamError(f"the array of shape {values.shape} and strides {values.strides} is not C-contiguous")
-    return values.reshape(-1).view(coding.bits)
-
-
-def _has_nan(bits: Values, coding: _Coding) -> bool:
-    entry = known(("nans.any_above", None, UINT32, bits.dtype, 1)) or find("nans.any_above", None, UINT32, bits.dtype, 1)
-    if entry is None:
-        return reference.any_above(bits, coding.mask, coding.infinity)
-    found: int = entry(bits, coding.mask, coding.infinity)
-    if found == MALFORMED:
-        raise StreamError(f"the array of shape {bits.shape} and strides {bits.strides} has gaps")
-    return bool(found)
+def _gaps(array: Values) -> StreamError:
+    return StreamError(f"the array of shape {array.shape} and strides {array.strides} is not C-contiguous")
