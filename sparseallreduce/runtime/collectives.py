@@ -39,7 +39,7 @@ __all__ = [
 DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
 ALL = 1 << 62  # more than there are operations
 _COUNT_LIMIT = 2**31 - 1
-_ALIKE, _ALIKE_A_RANK = 1 << 16, 1 << 12  # bytes of a vector, in all and a rank, above which ranks share out the values of a sum by MPI
+_ALIKE, _ALIKE_A_RANK = 1 << 14, 1 << 12  # bytes of a vector, in all and a rank, above which ranks share out the values of a sum by MPI
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 

@@ -104,7 +104,8 @@ class Signature(Work):
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         assert stream is not None
-        self.learn(stream, entries)
+        if self._call.algorithm == AUTO:
+            self.learn(stream, entries)
         if any(notes):
             return self._schedule(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
         if self._asks(sum(entries) / len(entries)):
