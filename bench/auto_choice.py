@@ -5,7 +5,10 @@ python bench/auto_choice.py --join F... [--plot F.png]      the worst points of 
 
 or `make bench-hosts WHAT=auto`, on one, two and four hosts. Sets are uniform; of a Zipf law, where position i is drawn with a frequency of
 1 / (i + 1), each at most once a rank; the same with positions permuted alike on all ranks; or clustered, in runs of 64. Every rank draws
-its own. Powers above 22 are for densities of up to 1 %.
+its own. Powers above 22 are for densities of up to 1 %. Of the lopsided kinds, "alone" and "lopsided", one rank has uniform sets, in each
+sum the next one, and the others have none, or 100 entries; their densities are others, up to 1, unless some are given:
+
+    mpiexec -n 2 python bench/auto_choice.py --power 20 --kind alone --kind lopsided --samples 38 --sums 1 --seconds 30
 
 A point holds if "auto" is within 10 % or 50 microseconds of the fastest fixed way, and at most 5 % or 50 microseconds slower than dense,
 which makes the stream an array and calls `Allreduce`. All ways run in turn, in another order each round, and a time is that of the slowest
@@ -52,6 +55,7 @@ Array = NDArray[Any]
 
 POWERS = (20, 22, 24)
 DENSITIES = (0.0001, 0.001, 0.01, 0.0625, 0.125, 0.25, 0.5)
+OF_LOPSIDED = (0.01, 0.1, 0.4, 0.7, 1.0)
 SPARSE_ABOVE = 22, 0.01  # beyond this power, densities up to this
 RUN = 64  # positions next to each other in a cluster
 CONTROL = f"{DENSE} again"
@@ -88,14 +92,21 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
     "zipf": zipf,
     "zipf-permuted": zipf_permuted,
     "clustered": clustered,
+    "alone": uniform,
+    "lopsided": uniform,
 }
+LOPSIDED = {"alone": 0, "lopsided": 100}  # entries of all ranks but one, at most
 
 
 @click.command()
 @click.option("--power", "powers", type=click.IntRange(10, 31), multiple=True, default=POWERS, show_default=True, help="Of two, for N.")
 @click.option("--kind", "kinds", type=click.Choice(list(KINDS)), multiple=True, default=tuple(KINDS), show_default=True, help="Of sets.")
 @click.option(
-    "--density", "densities", type=click.FloatRange(0, 1, min_open=True), multiple=True, default=DENSITIES, show_default=True, help="k / N."
+    "--density",
+    "densities",
+    type=click.FloatRange(0, 1, min_open=True),
+    multiple=True,
+    help=f"k / N.  [default: {', '.join(map(str, DENSITIES))}; of lopsided sets {', '.join(map(str, OF_LOPSIDED))}]",
 )
 @variants_option()
 @click.option("--rate", help="Of each host's link, as tc writes it; for the title.")
@@ -156,7 +167,8 @@ def wanted(powers: Sequence[int], kinds: Sequence[str], densities: Sequence[floa
     power_above, density_above = SPARSE_ABOVE
     for power in powers:
         for kind in kinds:
-            yield from ((power, kind, density) for density in densities if power <= power_above or density <= density_above)
+            chosen = densities or (OF_LOPSIDED if kind in LOPSIDED else DENSITIES)
+            yield from ((power, kind, density) for density in chosen if power <= power_above or density <= density_above)
 
 
 def measured(
@@ -167,7 +179,8 @@ def measured(
     given = []
     for number in range(streams):
         rng = np.random.default_rng((number, comm.rank, comm.size))
-        given.append(sar.SparseStream(KINDS[kind](rng, size, count), draw_values(rng, count, "float32"), size))
+        ours = count if kind not in LOPSIDED or comm.rank == number % comm.size else min(count, LOPSIDED[kind])
+        given.append(sar.SparseStream(KINDS[kind](rng, size, ours), draw_values(rng, ours, "float32"), size))
     ways = [*library_ways(comm, sar.algorithms(), variants), densifying_way(comm, size), densifying_way(comm, size, CONTROL)]
     found = checked(ways, given[0], comm)
     timings = in_turn(found, given, comm, hopeless=HOPELESS, **turns)
@@ -263,7 +276,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def draw_ratios(axes: Axes, points: Sequence[dict[str, Any]], ratio: str, near: str) -> None:
-    for kind, colour in zip(KINDS, ("tab:blue", "tab:red", "tab:orange", "tab:green")):
+    for kind, colour in zip(KINDS, ("tab:blue", "tab:red", "tab:orange", "tab:green", "tab:purple", "tab:brown")):
         for size, marker in zip(sorted({point["size"] for point in points}), "osD^v*"):
             chosen = [point for point in points if (point["kind"], point["size"]) == (kind, size)]
             if not chosen:

@@ -30,6 +30,15 @@ def _beaten_by_all(dtype: Any) -> Any:
     return np.iinfo(dtype).min if dtype.kind == "i" else np.nan
 
 
+def some_nans(rng: np.random.Generator, count: int, dtype: Any) -> Any:
+    """Quiet NaNs of either sign and of any payload, of a real floating-point dtype."""
+    dtype = np.dtype(dtype)
+    bits, sign = np.dtype(f"u{dtype.itemsize}"), 8 * dtype.itemsize - 1
+    quiet = int(np.array([np.nan], dtype).view(bits)[0]) & ((1 << sign) - 1)
+    payloads = rng.integers(0, quiet & -quiet, count, dtype=np.uint64) | quiet
+    return (payloads | rng.integers(0, 2, count, dtype=np.uint64) << np.uint64(sign)).astype(bits).view(dtype)
+
+
 CUSTOM = Operator("greater", _greater, _beaten_by_all)
 ALL_OPERATORS = {**OPERATORS, CUSTOM.name: CUSTOM}
 
@@ -109,9 +118,11 @@ class Case:
             values = rng.integers(-largest, largest + 1, shape)
         values = values.astype(dtype)
         if self.contents == SPECIAL:
-            special = [0, np.iinfo(dtype).min] if values.dtype.kind == "i" else [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0]
+            special = np.array([0, np.iinfo(dtype).min] if values.dtype.kind == "i" else [np.inf, -np.inf, -0.0, 0.0], dtype)
+            if values.dtype.kind != "i":
+                special = np.concatenate([np.array([np.nan, -np.nan], dtype), some_nans(rng, 3, dtype), special])
             chosen = rng.random(shape) < 0.4
-            values[chosen] = np.array(special, dtype)[rng.integers(0, len(special), np.count_nonzero(chosen))]
+            values[chosen] = special[rng.integers(0, len(special), np.count_nonzero(chosen))]
         return values
 
     def _stream(self, entries: Entries, rng: np.random.Generator) -> SparseStream:

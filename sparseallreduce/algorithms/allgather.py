@@ -15,4 +15,4 @@ def allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction)
 
     Latency log2(P) alpha, bandwidth (P - 1) k beta, whatever the overlap of the indices; every rank adds up all P streams.
     """
-    return reduction.many((yield from gather_parts(stream, rank, ranks)))
+    return reduction.same_nans(reduction.many((yield from gather_parts(stream, rank, ranks))))

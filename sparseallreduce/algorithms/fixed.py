@@ -184,6 +184,8 @@ class Doubling:
             distance = place ^ each.partner
             mine: SparseStream = yield Quantise(stream_of(values), place % (2 * distance), distance)
             values = yield Exchange(each.partner, mine, self._placing(each, decoded(mine)._stored))
+        if self._rounds:
+            kernels.unify_nans(values)
         if self._excess is not None:
             yield Send(self._excess, stream_of(values))
         return values

@@ -34,4 +34,5 @@ def ssar_recursive_doubling(stream: SparseStream, rank: int, ranks: int, reducti
             partner = rank ^ distance
             mine = yield Quantise(mine, rank % (2 * distance), distance)
             mine = yield Exchange(partner, mine, Merging(reduction, mine, first=rank < partner))
+        mine = reduction.same_nans(mine)
     return (yield from unfold(mine, rank, ranks, core))

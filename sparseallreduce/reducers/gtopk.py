@@ -120,7 +120,7 @@ class GTopk(LocalSelection):
 
     def _allgather(self, mine: SparseStream, rank: int, ranks: int) -> Searching:
         streams = yield from gather_parts(mine, rank, ranks)
-        return self._largest(self.reduction.many(streams)), []
+        return self._largest(self.reduction.same_nans(self.reduction.many(streams))), []
 
     def _met(self, ours: SparseStream, theirs: SparseStream) -> Level:
         """The sum of two streams, and the k largest of it, of which on a GPU the host waits for no length: with k of either there are k."""

@@ -14,7 +14,7 @@ from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_o
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.runtime.communicators import channel_of, world
 from sparseallreduce.runtime.launching import Telling, launch
-from sparseallreduce.runtime.predictions import beginning_times, expected_beginning
+from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.packed import packed_bytes
 from sparseallreduce.streams.reduction import Reduction
@@ -39,7 +39,8 @@ class Explanation:
     ----------
     choice : str
         An algorithm, or what needs none: "packed" (the streams travel with the agreement) or "sparse_shared" (they are added up in memory
-        that the ranks of one host share); "alone" on one rank.
+        that the ranks of one host share); "alone" on one rank. Where ranks have so different numbers of entries that each would choose
+        another way, it is what they take from the second such sum on.
     predicted : dict of float
         Seconds that each way is expected to take.
     bytes : dict of float
@@ -142,6 +143,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     predicted = predicted_times(problem, machine)
     if not on_device:
         predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
+    begins = {uneven_beginning(stream, entries, reduction, machine, **shared)[0]} if len(begins) > 1 and call.op.is_sum else begins
     choice = begins.pop() if len(begins) == 1 and begins <= {"packed", "sparse_shared", "dense"} else choose(considered, machine)
     predicted.setdefault(choice, min(predicted.values()))
     return Explanation(

@@ -48,7 +48,17 @@ from sparseallreduce.algorithms.steps import (
 )
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.answers import answer
-from sparseallreduce.runtime.collectives import Until, awaited_word, exchange, is_native, is_near_and_native, raw_blocks, recovery, typed
+from sparseallreduce.runtime.collectives import (
+    Until,
+    awaited_word,
+    exchange,
+    is_native,
+    is_near_and_native,
+    raw_blocks,
+    recovery,
+    typed,
+    unify_nans,
+)
 from sparseallreduce.runtime.failing import SETTLING_SECONDS, Alike, Failing, GivenUp, by_culprit
 from sparseallreduce.runtime.handshake.base import DISAGREED, PENDING, RECORD, UNUSABLE, WITHDRAWN, Handshake
 from sparseallreduce.runtime.inside_hosts import inside_host
@@ -136,6 +146,8 @@ class Operation(Failing):
         result = None
         if shortcut is not None and 0 < common < UNUSABLE:
             result = shortcut.commit(sequence, common, handshake)
+            if work.uneven is not None:
+                work.learn(self.stream, handshake.entries())
         else:
             if shortcut is not None:
                 shortcut.decline(sequence)
@@ -430,6 +442,7 @@ class Operation(Failing):
         entered = [number for number, sequence, *_ in self.channel.collectives.unfinished if sequence == self.sequence]
         if entered:  # it could not be complete without all of them
             self.channel.collectives.forget(entered[-1])
+        unify_nans(step, self.received, self.channel.ranks)
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density, owned=True)
 
     def _count_collective(self, nbytes: int, passes: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from sparseallreduce.algorithms.choose import choose_shortcut, problem_of
@@ -16,7 +17,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["beginning_times", "byte_limits", "dense_share", "expected_beginning"]
+__all__ = ["beginning_times", "byte_limits", "dense_share", "expected_beginning", "uneven_beginning"]
 
 # Bytes of a rank's stream up to which it always travels with the record, by messages and in shared memory. The MPI libraries send messages
 # of 4 KiB at once, longer ones in part only when the receiver has answered.
@@ -25,6 +26,7 @@ _ALWAYS_PACKED, _ALWAYS_PACKED_SHARED = 4000, 1 << 13
 # vectors of so many bytes at most, and for others. By the former, 20 % of 1 MiB took 539 microseconds so at P = 4, and 20 % of 4 MiB
 # 2,919, where splits take 390 and 1,040; by the latter, 30 % of 256 KiB would take 214 by a split, and take 187 so.
 _SHORT, _SHARES = 1 << 18, (0.35, 0.7)
+_ANY = 1 << 62  # more bytes than there are
 # Bytes of a dense vector above which a dense sum takes so many times as long as is measured, at 4 MiB: 1.6 to 2.5 at 16 and 64 MiB, P = 2,
 # 4 and 8 on 2 cores, by Open MPI and MPICH. An entry takes a split in shared memory up to 1.6 times as long there.
 _CACHED, _BEYOND = 1 << 23, 2.0
@@ -70,6 +72,38 @@ def expected_beginning(
         return "packed"
     fits, writes = nbytes <= room and not stream.is_dense, summed and nbytes <= capacity
     return _fastest(problem_of(stream, stream.stored, ranks, reduction, encoding, hosts=hosts), machine, fits, writes, share)
+
+
+def uneven_beginning(
+    stream: SparseStream,
+    entries: Sequence[int],
+    reduction: Reduction,
+    machine: Machine,
+    *,
+    shares_memory: bool = False,
+    capacity: int = 0,
+    share: float = 1.0,
+    encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+    hosts: Hosts | None = None,
+) -> tuple[str, int]:
+    """Return the fastest way for sums of streams of which ranks have so different numbers of entries that each would choose another.
+
+    The mean number stands for the model's k, and the longest stream has to fit. Parameters are those of :func:`expected_beginning`, and
+    ``entries``, of each rank; ``stream`` is one of its kind.
+
+    Returns
+    -------
+    str
+        As of :func:`expected_beginning`, of a sum.
+    int
+        Bytes of a stream for which that way has room.
+    """
+    ranks, most = len(entries), max(entries)
+    problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, encoding, hosts=hosts)
+    longest = most * (problem.value_bytes if most == stream.size else problem.value_bytes + problem.index_bytes)
+    _, room, capacity = byte_limits(ranks, shares_memory, capacity)
+    name = _fastest(problem, machine, longest <= room and most < stream.size, longest <= capacity, share)
+    return name, {"packed": room, "sparse_shared": capacity}.get(name, _ANY)
 
 
 def byte_limits(ranks: int, shares_memory: bool, capacity: int) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
@@ -16,7 +16,7 @@ from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, Overlap
 from sparseallreduce.algorithms.steps import Schedule, Share
 from sparseallreduce.runtime.collectives import DIRECT_RANKS, has_native_sum, takes_collective
-from sparseallreduce.runtime.predictions import byte_limits, dense_share, expected_beginning
+from sparseallreduce.runtime.predictions import byte_limits, dense_share, expected_beginning, uneven_beginning
 from sparseallreduce.runtime.shortcuts.base import Shortcut
 from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
 from sparseallreduce.runtime.shortcuts.mpi_sum import MPISum
@@ -36,7 +36,17 @@ _REMEMBERED = 256  # choices
 _LENGTH = struct.Struct("<I")
 _LONG = 1e-3  # seconds that messages take, from which on it pays to find out how the ranks' sets overlap
 
+_EVEN = 1 / 8  # of the fewest entries of a rank, by which others may have more before each rank's choice is another
+
 Choice = tuple[int, tuple[Shortcut, ...]]  # the least level that may take these shortcuts
+
+
+class Uneven(NamedTuple):
+    """A choice for all ranks, however many entries each has."""
+
+    least: int  # as of a Choice
+    shortcuts: tuple[Shortcut, ...]
+    room: int  # bytes of a stream that it is for
 
 
 class Signature(Work):
@@ -49,6 +59,8 @@ class Signature(Work):
     channel : Channel
     """
 
+    uneven: Uneven | None = None
+
     def __init__(self, call: Call, intent: Intent, channel: Channel) -> None:
         self._channel = channel
         self._call = call._replace(stream=None)  # which would be kept as long as the channel
@@ -60,6 +72,7 @@ class Signature(Work):
         self._layout = packed.Layout.of(call.stream, self._reduction)
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
         self._choices: dict[tuple[float, int], Choice] = {}
+        self._unevens: dict[tuple[float, float], Uneven] = {}  # by about how many entries all ranks have, and the one with most
         self._has_shortcuts = False
         self.on_device = call.stream.on_device  # shortcuts read the memory of a stream: they are for those of the host
         self.is_sum = call.op.is_sum
@@ -91,6 +104,8 @@ class Signature(Work):
 
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Schedule:
         assert stream is not None
+        if self._call.algorithm == AUTO:
+            self.learn(stream, entries)
         if any(notes):
             return self._schedule(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
         if self._asks(sum(entries) / len(entries)):
@@ -136,6 +151,9 @@ class Signature(Work):
         assert stream is not None
         if self.on_device:
             return ()
+        uneven = self.uneven
+        if uneven is not None and packed.packed_bytes(stream) <= uneven.room:
+            return uneven.shortcuts if level >= uneven.least else ()
         key = self._key(stream)
         choice = self._choices.get(key)
         if choice is None:
@@ -144,6 +162,24 @@ class Signature(Work):
             choice = self._choices[key] = self._chosen(stream)
         least, shortcuts = choice
         return shortcuts if level >= least else ()
+
+    def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:
+        """Choose for the next operation what suits the ranks' numbers of entries, if they differ so much that each chose another way.
+
+        All ranks know the same numbers. Where they are about the same, each chooses by its own.
+        """
+        assert stream is not None
+        least, most = min(entries), max(entries)
+        if self._call.algorithm != AUTO or not self.is_sum or self.on_device or most - least <= _EVEN * least:
+            self.uneven = None
+            return
+        key = rounded(sum(entries)), rounded(most)
+        self.uneven = self._unevens.get(key)
+        if self.uneven is None:
+            if len(self._unevens) >= _REMEMBERED:
+                self._unevens.clear()
+            name, room = uneven_beginning(stream, entries, self._reduction, self._machine, **self._surroundings)
+            self.uneven = self._unevens[key] = Uneven(*self._choice(name), room)
 
     def _key(self, stream: SparseStream) -> tuple[float, int]:
         """What a choice depends on, of streams of this kind: about how many entries there are, and which limits their bytes keep.
@@ -162,28 +198,36 @@ class Signature(Work):
         return byte_limits(channel.ranks, channel.shares_memory, 0 if channel.sparse_memory is None else channel.sparse_memory.capacity)
 
     def _chosen(self, stream: SparseStream) -> Choice:
-        channel = self._channel
         if self._call.algorithm != AUTO:
             return OTHER, ()
-        if not self._has_shortcuts:
-            self._make_shortcuts()
-        machine, shared = channel.machine or Machine(), self._dense_shared is not None and self._call.machine is None
-        name = expected_beginning(
-            stream,
-            channel.ranks,
-            self._reduction,
-            self._call.machine or machine,
-            shares_memory=channel.shares_memory,
-            capacity=0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
-            share=dense_share(self._nbytes, channel.oversubscribed) if shared else 1.0,
-            encoding=self.encoding,
-            hosts=channel.hosts,
-        )
+        return self._choice(expected_beginning(stream, self._channel.ranks, self._reduction, self._machine, **self._surroundings))
+
+    def _choice(self, name: str) -> Choice:
+        """What a name of :func:`~sparseallreduce.runtime.predictions.expected_beginning` stands for."""
         if name == "packed":
             return OTHER, (self._packed,)
         if name == "sparse_shared":
             return FIRST, self._shared
         return (BLOCKING, self._dense_shortcuts()) if name == "dense" else (OTHER, ())
+
+    @property
+    def _machine(self) -> Machine:
+        """That of the call, or of the channel, once it is ready."""
+        return self._call.machine or self._channel.machine or Machine()
+
+    @property
+    def _surroundings(self) -> dict[str, Any]:
+        """What else a choice goes by, once the channel is ready."""
+        if not self._has_shortcuts:
+            self._make_shortcuts()
+        channel, shared = self._channel, self._dense_shared is not None and self._call.machine is None
+        return {
+            "shares_memory": channel.shares_memory,
+            "capacity": 0 if channel.sparse_memory is None else channel.sparse_memory.capacity,
+            "share": dense_share(self._nbytes, channel.oversubscribed) if shared else 1.0,
+            "encoding": self.encoding,
+            "hosts": channel.hosts,
+        }
 
     def _dense_shortcuts(self) -> tuple[Shortcut, ...]:
         """MPI's own sum where the memory for vectors is in use, or cannot be had."""

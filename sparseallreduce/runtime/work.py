@@ -39,6 +39,7 @@ class Work(ABC):
     itemsize = 1  # bytes of a value
     encoding = Encoding()  # how messages are written
     error: BaseException | None = None  # what is wrong with the arguments on this rank
+    uneven: Any = None  # what all ranks choose as long as their streams are as different in length as they last were
 
     @abstractmethod
     def intent(self, stream: SparseStream | None) -> Intent:
@@ -55,6 +56,9 @@ class Work(ABC):
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
         """The shortcuts to be armed, as far as the first that can be; ``level`` is one of those above."""
         return ()
+
+    def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:  # noqa: B027
+        """All ranks have agreed, and their streams have so many entries."""
 
     @abstractmethod
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Generator[Step, Any, Any]:

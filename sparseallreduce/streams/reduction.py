@@ -115,6 +115,17 @@ class Reduction:
             mark_read_only(stream._array)
         return stream
 
+    def same_nans(self, stream: SparseStream) -> SparseStream:
+        """Return ``stream`` with all of its NaNs made NumPy's, as a result that other ranks have computed, too, each for itself."""
+        values = stream._stored
+        if not kernels.has_nan(values):
+            return stream
+        values = memory.copy(values)
+        kernels.unify_nans(values)
+        if stream._indices is None:
+            return SparseStream._dense_form(values, stream.size, stream.lo, stream.hi, stream._present, self.switch_density, owned=True)
+        return SparseStream._sparse_form(stream._indices, values, stream.size, stream.lo, stream.hi, self.switch_density)
+
     def densify(self, stream: SparseStream) -> SparseStream:
         """``stream`` in the dense form, in an array that may be reused."""
         if stream.is_dense:

@@ -290,3 +290,34 @@ def outcome_of_other(stream, comm):
         return sar.iallreduce(stream, comm).wait()
     except sar.SparseAllreduceError as error:
         return error
+
+
+@on_ranks(2, 3)
+@each(entries=[(SIZE, 0), (70_000, 100), (30_000, 0), (9_000, 10)])
+def case_lopsided_sums_are_made_in_shared_memory_from_the_second_on(comm, entries):
+    """Each rank begins by its own number of entries, before it knows those of others: then no way is that of all."""
+    most, few = entries
+    inputs = Inputs(comm.size, SIZE, "float32", entries=tuple(most if rank == comm.size - 1 else few for rank in range(comm.size)))
+    turned = Inputs(comm.size, SIZE, "float32", entries=tuple(few if rank else most for rank in range(comm.size)))
+    even = Inputs(comm.size, SIZE, "float32", entries=10)
+    original, made = SparseShared._result, []
+
+    def chosen(problem, _machine, fits, writes, _share):
+        assert writes
+        return "sparse_shared" if problem.entries > 2000 else "packed"
+
+    def noted(self):
+        made.append(self)
+        return original(self)
+
+    with (
+        duplicate(comm) as ours,
+        mock.patch.object(predictions, "_fastest", chosen),
+        mock.patch.object(SparseShared, "_result", noted),
+    ):
+        for number, each_inputs in enumerate([inputs, inputs, turned, inputs, even, even, even]):
+            each_inputs.check(result := sar.allreduce(each_inputs.stream(comm.rank), ours))
+            same_everywhere(comm, result)
+            assert len(made) == (0, 1, 2, 3, 4, 4, 4)[number]
+            del result
+        assert sar.explain(inputs.stream(comm.rank), ours).choice == "sparse_shared"

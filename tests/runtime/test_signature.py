@@ -13,6 +13,7 @@ from sparseallreduce.streams.packed import packed_bytes
 from sparseallreduce.streams.stream import index_dtype
 
 SIZE = 1 << 18
+SLOW_MESSAGES = Machine(alpha=3e-7, alpha_dense=1e-6, beta=1e-9, gamma=1e-9, beta_dense=1e-8, trust=0.9)
 
 
 def signature_of(stream, op="sum", ranks=2, shares=True, capacity=1 << 20, machine=None):
@@ -72,3 +73,29 @@ def test_steps_of_a_training_choose_once():
     for count in np.random.default_rng(0).integers(7900, 8100, 500).tolist():
         signature.choose(stream_of(count), BLOCKING)
     assert len(chosen) <= 4
+
+
+def test_lopsided_streams_begin_alike_on_all_ranks_from_the_second_sum_on():
+    stream_of = streams(np.float32, None)
+    longest, shortest = stream_of(SIZE // 2), stream_of(0)
+    ranks = [signature_of(stream_of(1), capacity=1 << 22, machine=SLOW_MESSAGES) for _ in range(2)]
+
+    def names():
+        given = zip(ranks, (longest, shortest))
+        return [[type(shortcut).__name__ for shortcut in signature.choose(stream, BLOCKING)] for signature, stream in given]
+
+    assert names() == [["SparseShared"], ["Packed"]]
+    for signature in ranks:
+        signature.learn(shortest, [longest.nnz, 0])
+    assert names() == [["SparseShared"], ["SparseShared"]]
+    for signature in ranks:
+        signature.learn(shortest, [1000, 1010])
+    assert names() == [["SparseShared"], ["Packed"]]
+
+
+def test_a_stream_for_which_the_common_way_has_no_room_begins_as_it_would_alone():
+    stream_of = streams(np.float32, None)
+    signature = signature_of(stream_of(1), capacity=200_000, machine=SLOW_MESSAGES)
+    signature.learn(stream_of(0), [20_000, 0])
+    assert [type(shortcut).__name__ for shortcut in signature.choose(stream_of(0), BLOCKING)] == ["SparseShared"]
+    assert "SparseShared" not in [type(shortcut).__name__ for shortcut in signature.choose(stream_of(100_000), BLOCKING)]

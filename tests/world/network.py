@@ -477,8 +477,10 @@ def _reduce(collective: _Collective) -> None:
     total = summands[-1].copy()  # from the last rank on, since the order is MPI's own
     for summand in reversed(summands[:-1]):
         total = ops[collective.given[0][2].name](total, summand)
-    for _, target, _ in collective.given:
-        _array(target)[:] = total
+    # Of two NaNs a sum is the first: by recursive doubling that of each rank itself.
+    parts = total.real.dtype
+    for summand, (_, target, _) in zip([summand.copy().view(parts) for summand in summands], collective.given, strict=True):
+        _array(target)[:] = np.where(np.isnan(summand), summand, total.view(parts)).view(total.dtype)
 
 
 def _gather(collective: _Collective) -> None:

@@ -131,7 +131,7 @@ class MessageHandshake(Handshake):
         return [b"" if flags & PACKED else bytes(place[RECORD.size : RECORD.size + length]) for place, length, flags in each]
 
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
-        return self._rows.reduced(self._entries, self._lengths, layout, reduction)
+        return reduction.same_nans(self._rows.reduced(self._entries, self._lengths, layout, reduction))  # hosts may differ in processors
 
     def commit(self, sequence: int) -> bool:
         mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)

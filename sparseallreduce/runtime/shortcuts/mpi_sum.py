@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from sparseallreduce.runtime.collectives import has_entered
+from sparseallreduce.runtime.collectives import has_entered, unify_nans
 from sparseallreduce.runtime.shortcuts.base import MPI_SUM, Shortcut
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.stream import SparseStream
@@ -67,6 +67,7 @@ class MPISum(Shortcut):
         if not self._committed or total is None:
             return None
         self._enter()
+        unify_nans(None, total, self._channel.ranks)
         total.flags.writeable = False
         result = SparseStream._dense_form(total, self._layout.size)
         self._forget()

@@ -21,6 +21,7 @@ from sparseallreduce.streams.kernels.contract import PIECE, QSGD_BLOCK
 from sparseallreduce.streams.kernels.dense import gather_present, scatter, scatter_set
 from sparseallreduce.streams.kernels.gaps import decode_gaps, encode_gaps, gaps_bound
 from sparseallreduce.streams.kernels.merging import merge, merged, shared
+from sparseallreduce.streams.kernels.nans import has_nan, unify_nans
 from sparseallreduce.streams.kernels.order import first_violation, sum_duplicates
 from sparseallreduce.streams.kernels.partition import cuts, places
 from sparseallreduce.streams.kernels.quantisation import narrow, quantise, restore, widen
@@ -42,6 +43,7 @@ __all__ = [
     "first_violation",
     "gaps_bound",
     "gather_present",
+    "has_nan",
     "inner_sums",
     "merge",
     "merged",
@@ -55,6 +57,7 @@ __all__ = [
     "sum_cut_rows",
     "sum_duplicates",
     "sum_rows",
+    "unify_nans",
     "warm_up",
     "widen",
     "write_past",
@@ -75,6 +78,7 @@ def warm_up(index_dtype: DTypeLike = np.uint32, value_dtype: DTypeLike = np.floa
     gather_present(dense, 0, index_dtype)
     first_violation(indices, 1)
     sum_duplicates(indices, dense, op)
+    has_nan(dense)
     if op.is_sum and ndim == 1:
         rows = np.zeros((2, 2), np.uint64)
         packed, none = (rows.view(index_dtype), rows.view(value_dtype)), np.zeros(2, np.int64)

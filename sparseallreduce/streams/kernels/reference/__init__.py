@@ -12,11 +12,13 @@ from sparseallreduce.streams.kernels.reference.bitmap import decode_bitmap, deco
 from sparseallreduce.streams.kernels.reference.dense import gather_present, scatter, scatter_set
 from sparseallreduce.streams.kernels.reference.gaps import decode_gaps, encode_gaps
 from sparseallreduce.streams.kernels.reference.merging import merge, shared
+from sparseallreduce.streams.kernels.reference.nans import any_above
 from sparseallreduce.streams.kernels.reference.order import first_violation, sum_duplicates
 from sparseallreduce.streams.kernels.reference.quantisation import narrow, quantise, restore, widen
 from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_union, sum_cut_rows, sum_rows, write_past
 
 __all__ = [
+    "any_above",
     "combine",
     "cut_rows",
     "decode_bitmap",
