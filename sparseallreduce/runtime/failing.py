@@ -160,6 +160,7 @@ class Failing:
             failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
         else:
             failure, self.cause = Failure.of(error, self.sequence, channel.rank), error
+            error.__dict__["_known_to_all_ranks"] = True  # see runtime/objects.py
             if not self.begun and channel.state != READY:
                 if channel.state == FAILED:
                     channel.restart()

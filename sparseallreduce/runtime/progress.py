@@ -92,6 +92,8 @@ def give_up(operation: Operation, error: BaseException) -> None:
     with operation.channel.lock:
         if not operation.ended or operation.owes():
             operation.fail(error)
+        elif operation.error is not None:
+            error.__dict__["_known_to_all_ranks"] = True  # that this operation has failed
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:

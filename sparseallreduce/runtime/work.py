@@ -28,6 +28,7 @@ class Work(ABC):
     itemsize = 1  # bytes of a value
     encoding = Encoding()  # how messages are written
     error: BaseException | None = None  # what is wrong with the arguments on this rank
+    traced = True  # whether traces count its bytes
 
     @abstractmethod
     def intent(self, stream: SparseStream | None) -> Intent:
@@ -69,6 +70,8 @@ class Launched(Work):
         Called if the operation fails, maybe before there is a schedule, and maybe more than once.
     encoding : Encoding
         How messages are written.
+    traced : bool
+        Whether traces count its bytes.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class Launched(Work):
         schedule: Callable[[], Generator[Step, Any, Any]] | None = None,
         close: Callable[[], None] | None = None,
         encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+        traced: bool = True,
     ) -> None:
-        self._intent, self._schedule, self._close, self.encoding = intent, schedule, close, encoding
+        self._intent, self._schedule, self._close, self.encoding, self.traced = intent, schedule, close, encoding, traced
         self.digest, self.error = digest_of(intent.terms), intent.error
 
     def intent(self, stream: SparseStream | None) -> Intent:

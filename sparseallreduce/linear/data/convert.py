@@ -15,11 +15,12 @@ from sparseallreduce.linear.data.binary.writer import BinaryWriter
 from sparseallreduce.linear.data.files import PathLike, Progress, StandardInput, input_file
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.reading import Reading
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["convert"]
 
 
+@collective
 def convert(
     source: PathLike,
     out: PathLike,

@@ -10,13 +10,14 @@ import numpy as np
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["BALANCED", "classes_of", "numbered_classes", "of_mean_one", "two_classes", "weighted_by_class"]
 
 BALANCED = "balanced"
 
 
+@collective
 def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None = None) -> tuple[Dataset, tuple[float, float]]:
     """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
 
@@ -40,6 +41,7 @@ def two_classes(dataset: Dataset, comm: Any, classes: tuple[float, float] | None
     return replace(dataset, labels=np.where(dataset.labels == classes[1], 1.0, -1.0)), classes
 
 
+@collective
 def classes_of(dataset: Dataset, comm: Any) -> tuple[float, ...]:
     """All labels of all ranks, sorted; collective over ``comm``.
 
@@ -60,6 +62,7 @@ def classes_of(dataset: Dataset, comm: Any) -> tuple[float, ...]:
     return tuple(sorted(set().union(*gather(comm, agreed(comm, own)))))
 
 
+@collective
 def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[float, ...] | None = None) -> tuple[Dataset, tuple[float, ...]]:
     """The data set with its K labels replaced by 0 to K - 1, in their order, and these labels; collective over ``comm``.
 
@@ -90,6 +93,7 @@ def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[float, ...] | N
     return replace(dataset, labels=np.searchsorted(np.array(classes), dataset.labels).astype(np.float64)), classes
 
 
+@collective
 def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, comm: Any) -> Dataset:
     """The data set with each sample counting, in loss and gradient, what its label does; collective.
 
@@ -115,6 +119,7 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[float, float] | str, co
     return replace(dataset, weights=counts)
 
 
+@collective
 def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     """The data set with weights of samples that are 1 on average over all ranks; collective.
 
@@ -136,6 +141,8 @@ def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     """
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
     samples, overall = (sum(column) for column in zip(*gather(comm, (dataset.rows, float(counts.sum())))))
+    if not np.isfinite(overall):
+        raise DatasetError(f"{dataset.source}: the sum of all weights of samples is {overall:g}: divide them by a number")
     if not overall > 0:
         raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
     return replace(dataset, weights=counts * (samples / overall))

@@ -16,11 +16,13 @@ from sparseallreduce.linear.data.files import PathLike, Progress, input_file
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.reading import AUTO, Reading
 from sparseallreduce.linear.data.svmlight.reader import ZeroIndexError
+from sparseallreduce.runtime.objects import collective
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["load"]
 
 
+@collective
 def load(
     train: PathLike,
     test: PathLike | None = None,
