@@ -2,10 +2,12 @@
 
     python bench/faults.py --faults 5000 [--seed S] [--scenario TEXT] [--errors KeyboardInterrupt,MemoryError]
     mpiexec -n P python bench/faults.py --mpi --faults 300
+    mpiexec -n P python bench/faults.py --rooms --faults 300 [--scenario fit] [--first N]
     python bench/faults.py --again '{"scenario": ..., "faults": [...], "order": ...}'
 
-Without --mpi ranks are coroutines of this process, and a stand-in for MPI between them (tests/world). Each fault that left something
-other than promised is printed with the line that repeats it.
+With --rooms what fails are calls in training and in what ranks tell each other, over a real MPI; a hang ends the run, which goes on behind
+it with --first. Without --mpi and --rooms ranks are coroutines of this process, and a stand-in for MPI between them
+(tests/world). Each fault that left something other than promised is printed with the line that repeats it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def main() -> None:
     parser.add_argument("--leave", action="store_true", help="a rank takes part in no more operations after one that has raised")
     parser.add_argument("--two", action="store_true", help="two faults at a time, on two ranks")
     parser.add_argument("--mpi", action="store_true", help="over a real MPI, under mpiexec")
+    parser.add_argument("--rooms", action="store_true", help="calls of the rooms above operations, over a real MPI, under mpiexec")
+    parser.add_argument("--first", type=int, default=0, help="with --rooms: the number of the first fault")
     parser.add_argument("--again", help="one of those that did not hold")
     options = parser.parse_args()
     if options.again:
@@ -44,6 +48,10 @@ def main() -> None:
         from world import mpi_faults
 
         sys.exit(mpi_faults.run(options.faults, options.seed, without(options)) > 0)
+    if options.rooms:
+        from world import rooms
+
+        sys.exit(rooms.run(options.faults, options.seed, options.scenario, options.first) > 0)
     chosen = [scenario for scenario in scenarios() if options.scenario in scenario.name]
     run(chosen, options)
 

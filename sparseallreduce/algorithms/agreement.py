@@ -17,7 +17,7 @@ from sparseallreduce import errors
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import MismatchError, SparseAllreduceError
 
-__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks"]
+__all__ = ["STREAMS", "Intent", "common_error", "digest_of", "disagreement", "explain", "named_ranks", "said_by_all"]
 
 STREAMS = "streams"  # the term that stands for the parts of an intent
 _TEXT_BYTES = 1024
@@ -75,6 +75,12 @@ def common_error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:
     error = _error(intents)
     error.on_all_ranks = True
     return error
+
+
+def said_by_all(intent: Intent, error: BaseException) -> bool:
+    """Return whether ``error`` is the common error of ranks that all have announced this intent."""
+    alone = _error([json.loads(_text(intent.announcement()).rstrip(b"\0"))])
+    return type(error) is type(alone) and str(error) == str(alone)
 
 
 def _error(intents: Sequence[Mapping[str, Any]]) -> SparseAllreduceError:

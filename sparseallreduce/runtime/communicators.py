@@ -45,7 +45,6 @@ class _OverMPI(NamedTuple):
     deadline: Any
     fast: Any
     freeing: Any
-    late_errors: Any
     operation: Any
     progress: Any
     signature: Any
@@ -56,9 +55,9 @@ def over_mpi() -> _OverMPI:
     """MPI, and modules that need it, imported when there is somebody to talk to."""
     from mpi4py import MPI
 
-    from sparseallreduce.runtime import channel, deadline, fast, freeing, late_errors, operation, progress, signature
+    from sparseallreduce.runtime import channel, deadline, fast, freeing, operation, progress, signature
 
-    return _OverMPI(MPI, channel, deadline, fast, freeing, late_errors, operation, progress, signature)
+    return _OverMPI(MPI, channel, deadline, fast, freeing, operation, progress, signature)
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:

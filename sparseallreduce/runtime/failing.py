@@ -25,7 +25,7 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Share, Step
 from sparseallreduce.errors import SparseAllreduceError, WaitTimeoutError
 from sparseallreduce.runtime import collectives, progress
-from sparseallreduce.runtime.late_errors import LateError, mark
+from sparseallreduce.runtime.late_errors import LateError
 from sparseallreduce.runtime.mailbox import Failure
 from sparseallreduce.runtime.outbox import Outbox
 from sparseallreduce.runtime.states import FAILED, READY, SETTLING
@@ -173,7 +173,7 @@ class Failing:
                     channel.restart()
                 channel.fail(error)  # ends this operation, too, when that has settled
                 return
-            mark(error, channel)
+            channel.late.mark(error)
             self._begin_to_fail()
             if self._has_fulfilled(failure):
                 return

@@ -28,7 +28,7 @@ from sparseallreduce.runtime.states import FREED, READY
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
 
-__all__ = ["LateError", "LateErrors", "is_told", "mark"]
+__all__ = ["LateError", "LateErrors"]
 
 _COMPARED = 32  # failed operations of a rank that are compared, the first ones
 _NUMBER_BYTES = 24  # of the number of an operation as text
@@ -97,9 +97,17 @@ class LateErrors:
             raise LateError(overdue._replace(number=number))
         self._overdue, self._raised_through = None, -1
 
+    def mark(self, error: BaseException) -> None:
+        """Mark an error as one that the other ranks are told of."""
+        vars(error).setdefault("_told", set()).add(self._channel.number)
+
+    def is_told(self, error: BaseException) -> bool:
+        """Return whether the other ranks are told of an error, or raise it, too."""
+        return bool(getattr(error, "on_all_ranks", False)) or self._channel.number in getattr(error, "_told", ())
+
     def leave(self, error: BaseException, number: int) -> None:
         """Tell the other ranks of an error that a call raises behind an operation, unless they know of it."""
-        if not is_told(error, self._channel):
+        if not self.is_told(error):
             self.tell(error, number)
 
     def tell(self, error: BaseException, number: int) -> None:
@@ -110,7 +118,7 @@ class LateErrors:
             return
         failure = Failure.of(error, number, channel.rank)
         self.note(number, failure)
-        mark(error, channel)
+        self.mark(error)
         self.post(failure)
         if not isinstance(error, Exception):
             self.end_all(error)
@@ -176,13 +184,3 @@ class LateErrors:
                 self.unshared.pop(each, None)
         if self._overdue is not None and self._overdue.number <= number and self._raised_through < 0:
             self._overdue = None
-
-
-def mark(error: BaseException, channel: Channel) -> None:
-    """Mark an error as one that the other ranks of a communicator are told of."""
-    vars(error).setdefault("_told", set()).add(channel.number)
-
-
-def is_told(error: BaseException, channel: Channel) -> bool:
-    """Return whether the other ranks of a communicator are told of an error, or raise it, too."""
-    return bool(getattr(error, "on_all_ranks", False)) or channel.number in getattr(error, "_told", ())

@@ -88,6 +88,7 @@ def launch(
     close: Callable[[], None] | None = None,
     blocking: bool,
     progress: str = "manual",
+    traced: bool = True,
 ) -> Request:
     """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
 
@@ -103,6 +104,8 @@ def launch(
         Whether the request is done when this returns; errors are then raised here.
     progress : str
         As for :func:`~sparseallreduce.iallreduce`.
+    traced : bool
+        Whether traces count its bytes.
     """
     comm = world() if comm is None else comm
     ranks, intent = size_of(comm), checked_intent(intent, comm, progress)
@@ -112,12 +115,16 @@ def launch(
         finally:
             if close is not None:
                 close()
-    return launched(comm, lambda channel: Launched(intent, lambda: schedule(channel.rank, ranks), close), None, blocking, progress)
+
+    def work_on(channel: Channel) -> Work:
+        return Launched(intent, lambda: schedule(channel.rank, ranks), close, traced=traced)
+
+    return launched(comm, work_on, None, blocking, progress)
 
 
 def agree(comm: Any, intent: Intent, *, blocking: bool) -> Request:
     """Have the ranks agree on an intent, and do nothing else: so a rank with an error tells the others, who wait for it in an operation."""
-    return launch(comm, intent, _nothing, blocking=blocking)
+    return launch(comm, intent, _nothing, blocking=blocking, traced=False)
 
 
 def _nothing(_rank: int, _ranks: int) -> Generator[Step, Any, None]:
@@ -156,6 +163,8 @@ def launched(
             channel.sequence = before + 1
             operation = over.operation.Operation(channel, work, stream, before + 1, level(blocking))
             operation.queue = current_queue()
+            if not work.traced:
+                operation.traces = []
             operation.enlist()
             operation.advance(spin=blocking)
             if progress == "thread":
@@ -216,7 +225,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
         return
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
-    elif not over_mpi().late_errors.is_told(error, channel):
+    elif not channel.late.is_told(error):
         with channel.lock:
             channel.sequence += 1
             operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)

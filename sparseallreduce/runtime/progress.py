@@ -133,6 +133,8 @@ def give_up(operation: Operation, error: BaseException) -> None:
             operation.fail(error)
         elif operation.error is None:
             operation.channel.late.leave(error, operation.sequence)
+        else:
+            operation.channel.late.mark(error)  # that this operation has failed
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:

@@ -40,6 +40,7 @@ class Work(ABC):
     encoding = Encoding()  # how messages are written
     error: BaseException | None = None  # what is wrong with the arguments on this rank
     uneven: Any = None  # what all ranks choose as long as their streams are as different in length as they last were
+    traced = True  # whether traces count its bytes
 
     @abstractmethod
     def intent(self, stream: SparseStream | None) -> Intent:
@@ -84,6 +85,8 @@ class Launched(Work):
         Called if the operation fails, maybe before there is a schedule, and maybe more than once.
     encoding : Encoding
         How messages are written.
+    traced : bool
+        Whether traces count its bytes.
     """
 
     def __init__(
@@ -92,8 +95,9 @@ class Launched(Work):
         schedule: Callable[[], Generator[Step, Any, Any]] | None = None,
         close: Callable[[], None] | None = None,
         encoding: Encoding = Encoding(),  # noqa: B008 - a constant
+        traced: bool = True,
     ) -> None:
-        self._intent, self._schedule, self._close, self.encoding = intent, schedule, close, encoding
+        self._intent, self._schedule, self._close, self.encoding, self.traced = intent, schedule, close, encoding, traced
         self.digest, self.error = digest_of(intent.terms), intent.error
 
     def intent(self, stream: SparseStream | None) -> Intent:

@@ -64,7 +64,7 @@ def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
     Raises
     ------
     StreamTypeError
-        If one has other numbers than floating-point ones.
+        If one has other numbers than floating-point ones, or has none, as on PyTorch's meta device.
     AlgorithmError
         If a density is no share, or a group's momentum is none that can be corrected where it is to be.
     """
@@ -77,7 +77,12 @@ def listed(groups: Iterable[dict[str, Any]], correction: bool) -> list[Member]:
             raise AlgorithmError("momentum correction is for a momentum below 1, without Nesterov's form and without dampening")
         if not callable(density) and not 0 < density <= 1:
             raise AlgorithmError(f"the density is a share of the elements, above 0 and at most 1, not {density}")
-    return [Member(index, *each) for index, each in enumerate(parameters)]
+    members = [Member(index, *each) for index, each in enumerate(parameters)]
+    for member in members:
+        if member.parameter.is_meta:
+            remedy = "give it values first, as by module.to_empty(device=...) and an initialisation"
+            raise StreamTypeError(f"{member.name} is on the meta device, where it has a shape and no values: {remedy}")
+    return members
 
 
 def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: bool, correction: bool = False) -> list[Bucket]:

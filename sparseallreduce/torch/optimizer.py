@@ -254,7 +254,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @in_order
     def gather_state_dict(self) -> dict[str, Any] | None:
         """The state with the residuals of all ranks, on rank 0, and None elsewhere. Collective."""
-        self._expect_idle()
         return state.gathered(self)
 
     @in_order
@@ -272,7 +271,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         missing : str
             What to do if no rank brings the residual of some rank: "raise" a CheckpointError, or begin with "zeros".
         """
-        self._expect_idle()
         state.load(self, state_dict, missing)
 
     @property

@@ -11,7 +11,7 @@ import torch
 
 from sparseallreduce.algorithms.agreement import named_ranks
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.runtime.objects import broadcast_arrays, gather
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, collective, told
 from sparseallreduce.torch.buckets import Member
 
 __all__ = ["broadcast", "check", "difference", "digests"]
@@ -19,13 +19,14 @@ __all__ = ["broadcast", "check", "difference", "digests"]
 DIGEST_BYTES = 8
 
 
+@collective
 def broadcast(comm: Any, tensors: Iterable[torch.Tensor]) -> None:
     """Give every rank the values that the first one has; collective. The tensors have the same shapes and dtypes on all ranks."""
     if comm.size == 1:
         return
-    listed = list(tensors)
+    listed = [tensor for tensor in tensors if tensor.numel()]
     with torch.no_grad():
-        own = {str(place): _content(tensor) for place, tensor in enumerate(listed)} if comm.rank == 0 else None
+        own = agreed(comm, lambda: {str(place): _content(tensor) for place, tensor in enumerate(listed)} if comm.rank == 0 else None)
         arrays = broadcast_arrays(comm, own)
         if comm.rank > 0:
             for place, tensor in enumerate(listed):
@@ -53,15 +54,18 @@ def difference(members: Sequence[Member], of_ranks: Sequence[bytes]) -> Mismatch
     return None
 
 
+@collective
 def check(comm: Any, members: Sequence[Member]) -> None:
     """Raise a MismatchError on every rank if parameters differ in any bit; collective."""
-    error = difference(members, gather(comm, digests(members)))
+    error = difference(members, told(comm, lambda: digests(members)))
     if error is not None:
         raise error
 
 
 def _content(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of the values in C order."""
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
     values = tensor.detach().cpu().contiguous().reshape(-1)
     content: np.ndarray[Any, np.dtype[np.uint8]] = values.view(torch.uint8).numpy()
     return content

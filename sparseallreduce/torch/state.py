@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers import Reducer
-from sparseallreduce.runtime.objects import agreed, gather, gather_on_first, private
+from sparseallreduce.runtime.objects import agreed, collective, gather, gather_on_first
 from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Bucket, Member, sum_dtype
@@ -136,10 +136,11 @@ def of_sums(optimizer: DistributedOptimizer) -> dict[str, Any]:
     }
 
 
+@collective
 def gathered(optimizer: DistributedOptimizer) -> dict[str, Any] | None:
     """The state with the residuals of all ranks on the first one, None elsewhere; collective."""
     comm = optimizer.comm
-    own: dict[str, Any] = optimizer.state_dict()
+    own: dict[str, Any] = agreed(comm, optimizer.state_dict)
     sums = own["sums"]
     whole = {kind: _gathered(optimizer, sums[kind][comm.rank]) for kind in ("residuals", "velocities")}
     reducers = gather(comm, sums["reducers"][comm.rank])
@@ -163,9 +164,11 @@ def _gathered(optimizer: DistributedOptimizer, mine: Mapping[int, torch.Tensor])
     return of_ranks
 
 
+@collective
 def load(optimizer: DistributedOptimizer, state_dict: Any, missing: str) -> None:
     """Take over a state; see :meth:`DistributedOptimizer.load_state_dict`."""
     comm = optimizer.comm
+    agreed(comm, optimizer._expect_idle)
     states = agreed(comm, lambda: _checked(optimizer, state_dict, missing))
     held: dict[int, tuple[Any, Any, Any]] = {}
     for state in states:
@@ -277,6 +280,7 @@ def _moved(value: Any, parameter: torch.Tensor) -> Any:
     return value.detach().to(parameter.device, copy=True) if isinstance(value, torch.Tensor) and value.ndim else value
 
 
+@collective
 def synchronize(optimizer: DistributedOptimizer) -> None:
     """Parameters, what is kept for them, and the number of steps, of rank 0 on all ranks; reducers begin anew."""
     comm = optimizer.comm
@@ -287,7 +291,7 @@ def synchronize(optimizer: DistributedOptimizer) -> None:
         masters = optimizer._masters.state(member.parameter for member in optimizer._members)
         kept = (optimizer.steps, by_index, masters, optimizer._layouts)
     if comm.size > 1:
-        kept = private(comm).bcast(kept)
+        kept = gather(comm, kept)[0]
     assert kept is not None
     optimizer.steps, by_index, masters, optimizer._layouts = kept
     if comm.rank > 0:

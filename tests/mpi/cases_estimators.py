@@ -276,3 +276,59 @@ def case_parameters_of_rounds_that_are_wrong_on_one_rank_are_the_same_error_on_a
     assert "needs a penalty" in told(comm, lambda: LogisticRegression(comm=comm, solver="cocoa", **wrong).fit(X[own], y[own]))
     other = "sgd" if comm.rank == 1 else "cocoa"
     assert "solver is" in told(comm, lambda: LogisticRegression(comm=comm, solver=other).fit(X[own], y[own]), MismatchError)
+
+
+@on_ranks(2, 3)
+@each(estimator=[LogisticRegression, LinearRegression])
+def case_what_cannot_be_scored_on_one_rank_is_the_same_error_on_all(comm, estimator):
+    X, y = problem(estimator)
+    own, last = share(comm), comm.rank == comm.size - 1
+    model = estimator(comm=comm, max_iter=3, tol=None).fit(X[own], y[own])
+    before = model.score(X[own], y[own])
+    wrong = {
+        "one too few": y[own][:-1],
+        "None": None,
+        "two columns": np.stack([y[own], y[own]], axis=1),
+        "another type": np.arange(len(y[own])) if estimator is LogisticRegression else np.full(len(y[own]), "a"),
+        "one label for all": y[own][:1],
+    }
+    for labels in wrong.values():
+        told(comm, lambda labels=labels: model.score(X[own], labels if last else y[own]), (ValueError, TypeError))
+        assert same(comm, model.score(X[own], y[own])) and model.score(X[own], y[own]) == before
+    column = y[own].reshape(-1, 1) if last else y[own]
+    assert model.score(X[own], column) == before
+    weights = np.zeros(len(y[own]))
+    assert "no sample whose weight is not zero" in told(comm, lambda: model.score(X[own], y[own], weights))
+    assert same(comm, model.score(X[own], y[own], weights if last else None))
+
+
+@on_ranks(2, 3)
+@each(error=[MemoryError, RuntimeError, KeyboardInterrupt], call=["fit", "partial_fit", "score"])
+def case_what_fails_on_one_rank_between_two_sums_is_an_error_of_all(comm, error, call):
+    """On the last rank the labels raise, where no other rank looks."""
+    X, y = problem(LogisticRegression)
+    own, last = share(comm), comm.rank == comm.size - 1
+    model = LogisticRegression(comm=comm, max_iter=3, tol=None, strategy="dense" if call == "fit" else "sparse")
+    model.fit(X[own], y[own])
+    calls = {"fit": model.fit, "score": model.score, "partial_fit": model.partial_fit}
+    where = {"fit": "_conditioned", "partial_fit": "_rate_unit", "score": "_meaning"}[call]
+
+    def breaking(*_, **__):
+        raise error("of my own")
+
+    if last:
+        setattr(model, where, breaking)
+    try:
+        calls[call](X[own], y[own])
+        outcome = None
+    except BaseException as raised:
+        outcome = type(raised).__name__, str(raised)
+    everyones = comm.allgather(outcome)
+    if error is KeyboardInterrupt:
+        assert everyones.pop()[0] == "KeyboardInterrupt"
+    assert None not in everyones and len(set(everyones)) == 1, everyones
+    assert error.__name__ in everyones[0][1] or everyones[0][0] == error.__name__
+    if last:
+        delattr(model, where)
+    calls[call](X[own], y[own])
+    assert same(comm, model.coef_)

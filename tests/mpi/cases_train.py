@@ -200,8 +200,7 @@ def case_a_checkpoint_that_rank_0_cannot_write_is_an_error_on_all(comm):
 def case_a_checkpoint_of_many_pieces_is_the_same_on_all_ranks(comm):
     arrays = {"direction": np.arange(1001, dtype=np.float32), "last": np.zeros(0, np.uint16), "table": np.arange(6.0).reshape(2, 3)}
     state = arrays | {"scale": 0.1, "numbers": ((1.0, 2.0),)}
-    with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparseallreduce.runtime.objects._PIECE", 100)
+    with shared_folder(comm) as folder:
         kept = Checkpoints(folder)
         kept.prepare(comm, resume=False)
         kept.save(7, Checkpoint({"model": "svm"}, {"step": 7}, state), comm)

@@ -550,3 +550,45 @@ def case_a_period_that_is_found_goes_on_from_a_state(comm):
         step(resumed, again, number)
     assert bits(model) == bits(resumed)
     assert_alike(comm, model)
+
+
+@each(kind=[OkTopkSGD, DenseSGD])
+def case_parameters_without_elements_are_no_matter(comm, kind):
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in ((0, 3), (4, 3), (0,))]
+    optimizer = kind(parameters, 0.1, density=0.5, comm=comm, check_every=1)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, comm.rank + 1.0)
+        optimizer.step()
+    optimizer.check_replicas()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.synchronize()
+    assert len({str(each) for each in comm.allgather(parameters[1].tolist())}) == 1
+    assert (parameters[1] < 1).any()
+    alone = kind(parameters[:1], 0.1, comm=comm)
+    alone.step()
+
+
+@each(ranks=["all", "one"])
+def case_parameters_on_the_meta_device_are_one_error_on_all_ranks(comm, ranks):
+    def made():
+        device = "meta" if ranks == "all" or comm.rank == comm.size - 1 else "cpu"
+        return [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, 3, device=device))]
+
+    optimizer = TopKSGD([nn.Parameter(torch.ones(2))], 0.1, comm=comm)
+    for call in (lambda: TopKSGD(made(), 0.1, comm=comm), lambda: optimizer.add_param_group({"params": made()})):
+        with pytest.raises(TypeError, match=r"parameter [12] is on the meta device, where it has a shape and no values") as told:
+            call()
+        assert len(set(comm.allgather(str(told.value)))) == 1
+
+
+def case_a_step_that_has_begun_on_one_rank_is_an_error_of_all_that_gather_states(comm):
+    parameter = nn.Parameter(torch.ones(4, 3))
+    optimizer = TopKSGD([parameter], 0.1, comm=comm)
+    state = optimizer.state_dict()
+    optimizer._expect_idle = (lambda: 1 / 0) if comm.rank == comm.size - 1 else (lambda: None)
+    for call in (optimizer.gather_state_dict, lambda: optimizer.load_state_dict(state)):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    del optimizer._expect_idle
+    optimizer.load_state_dict(state)

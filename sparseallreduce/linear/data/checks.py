@@ -29,6 +29,8 @@ __all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum
 
 Array = NDArray[Any]
 
+_LARGE = 1e18  # the squares of smaller numbers are finite in float32
+
 
 def check_rows(dataset: Dataset) -> None:
     """Refuse arrays that no loop may read: of other forms than :class:`~.dataset.Dataset` says, or with what is no number.
@@ -50,7 +52,7 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
     ------
     DatasetError
         If it has two classes, and a label is neither -1 nor +1; or if it has K, and a label is none of the numbers 0 to K - 1; or if
-        the loss has no meaning for a label.
+        the loss has no meaning for a label, or is no finite number for it.
     """
     if not model.classifies:
         if dataset.names is not None:
@@ -60,6 +62,7 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
         if len(strange):
             where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
             raise DatasetError(f"{dataset.source}: {where}, for which the loss {model.loss_name} has no meaning: choose another")
+        _check_loss(dataset, model)
         return
     if model.columns is not None:
         strange = np.flatnonzero(~np.isin(dataset.labels, np.arange(model.columns)))
@@ -73,6 +76,34 @@ def check_labels(dataset: Dataset, model: LinearModel) -> None:
         where = f"sample {dataset.first_sample + strange[0]} has the label {dataset.labels[strange[0]]:g}"
         remedy = "two_classes(dataset, comm) makes them of any two numbers"
         raise DatasetError(f"{dataset.source}: {where}, and those of a classifier ({model.name}) are -1 and +1: {remedy}")
+
+
+def _check_loss(dataset: Dataset, model: LinearModel) -> None:
+    """Refuse labels so large that their loss, or its derivative, is no finite number of the precision of the samples at a score of zero."""
+    label, zero = np.array([largest_of(dataset.labels)], np.float64), np.zeros(1)
+    if np.abs(label[0]) > _LARGE:
+        with np.errstate(over="ignore"):
+            loss, derivative = model.loss(zero, label), model.derivative(zero, label).astype(dataset.values.dtype)
+        check_squares(dataset, "label", dataset.labels, float(np.abs(loss[0]) + np.abs(derivative[0])))
+
+
+def largest_of(numbers: Array) -> Any:
+    """Return the number of the largest magnitude; zero if there is none."""
+    return numbers[int(np.abs(numbers).argmax())] if len(numbers) else numbers.dtype.type(0)
+
+
+def check_squares(dataset: Dataset, what: str, numbers: Array, total: float) -> None:
+    """Refuse values or labels, of which ``total`` should be a finite number and is none.
+
+    Raises
+    ------
+    DatasetError
+        Naming the largest.
+    """
+    if not np.isfinite(total):
+        remedy = f"divide all {what}s by a number, so that their squares are finite"
+        where = f"{dataset.source}: the {what} {largest_of(numbers):g}"
+        raise DatasetError(f"{where} is too large to train on as {dataset.values.dtype}: {remedy}")
 
 
 def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dataset:

@@ -16,11 +16,12 @@ from sparseallreduce.linear.data.files import PathLike, Piped, Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, Source, described, source_of
 from sparseallreduce.linear.data.reading import Reading
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["convert"]
 
 
+@collective
 def convert(
     source: Data,
     out: PathLike,

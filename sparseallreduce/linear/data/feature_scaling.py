@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from sparseallreduce.linear.data.checks import check_squares, largest_of
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, told
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
@@ -94,12 +95,25 @@ def sample_moments(dataset: Dataset, comm: Any) -> Array:
     """Sums over the samples of all ranks, each by what it counts: of one, the squares of its values, its label, the square of that.
 
     Collective over ``comm``; float64 of shape (4,). Sums of calls for different samples can be added.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if a sum of squares is no finite number.
     """
-    counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights.astype(np.float64, copy=False)
-    labels = dataset.labels.astype(np.float64, copy=False)
-    squares = sum_of_squares(dataset.indptr, dataset.values, np.empty(0) if dataset.weights is None else counts)
-    own = [float(counts.sum()), float(squares), float(np.dot(counts, labels)), float(np.dot(counts, np.square(labels)))]
-    return np.asarray(np.sum(gather(comm, own), axis=0))
+
+
+    def own() -> list[float]:
+        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights.astype(np.float64, copy=False)
+        labels = dataset.labels.astype(np.float64, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = float(sum_of_squares(dataset.indptr, dataset.values, np.empty(0) if dataset.weights is None else counts))
+            label_squares = float(np.dot(counts, np.square(labels)))
+        check_squares(dataset, "value", dataset.values, squares)
+        check_squares(dataset, "label", dataset.labels, label_squares)
+        return [float(counts.sum()), squares, float(np.dot(counts, labels)), label_squares]
+
+    return np.asarray(np.sum(told(comm, own), axis=0))
 
 
 def adaptive_rate_unit(moments: Array, intercept: float, in_units_of_labels: bool) -> float:
@@ -190,10 +204,23 @@ def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
     dataset : Dataset
     intercept : bool
         Whether every sample has a further feature of value one.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if the squares of values are no finite numbers.
     """
     rows = np.unique(np.linspace(0, dataset.rows - 1, min(dataset.rows, _ROWS)).astype(np.int64))
     counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
-    return max(gather(comm, _by_power_method(_rows(dataset, rows), counts, intercept) if len(rows) else 0.0))
+
+    def own() -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = _by_power_method(_rows(dataset, rows), counts, intercept) if len(rows) else 0.0
+            squares = float(np.square(largest_of(dataset.values), dtype=np.float64)) * dataset.features
+        check_squares(dataset, "value", dataset.values, found if np.isfinite(squares) else np.inf)
+        return found
+
+    return max(told(comm, own))
 
 
 def _rows(dataset: Dataset, rows: Array) -> csr_array:

@@ -21,7 +21,7 @@ from sparseallreduce.linear.data.binary.writer import BinaryWriter
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.files import PathLike, open_text, written
 from sparseallreduce.linear.data.svmlight.kernels import NONZERO_CHARACTERS, format_svmlight
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, collective
 from sparseallreduce.runtime.serial import SERIAL
 
 __all__ = ["BINARY_SUFFIX", "KINDS", "Kind", "generate"]
@@ -68,6 +68,7 @@ class _Chunk(NamedTuple):
     micros: Array  # int32: the values in whole millionths
 
 
+@collective
 def generate(
     kind: str,
     out: PathLike,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["BALANCED", "Label", "classes_of", "numbered_classes", "of_mean_one", "shown", "two_classes", "weighted_by_class"]
 
@@ -24,6 +24,7 @@ BALANCED = "balanced"
 Label = float | str
 
 
+@collective
 def two_classes(
     dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None
 ) -> tuple[Dataset, tuple[Label, Label]]:
@@ -50,6 +51,7 @@ def two_classes(
     return replace(dataset, labels=np.where(_equal(dataset, classes[1]), 1.0, -1.0), names=None), classes
 
 
+@collective
 def classes_of(dataset: Dataset, comm: Any) -> tuple[Label, ...]:
     """All labels of all ranks, sorted; collective over ``comm``.
 
@@ -90,6 +92,7 @@ def _equal(dataset: Dataset, label: Label) -> Array:
     return np.asarray(dataset.labels == (dataset.names.index(label) if label in dataset.names else -1))
 
 
+@collective
 def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | None = None) -> tuple[Dataset, tuple[Label, ...]]:
     """The data set with its K labels replaced by 0 to K - 1, in their order, and these labels; collective over ``comm``.
 
@@ -121,6 +124,7 @@ def numbered_classes(dataset: Dataset, comm: Any, classes: tuple[Label, ...] | N
     return replace(dataset, labels=numbers, names=None), classes
 
 
+@collective
 def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, comm: Any) -> Dataset:
     """The data set with each sample counting, in loss and gradient, what its label does; collective.
 
@@ -146,6 +150,7 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, co
     return replace(dataset, weights=counts)
 
 
+@collective
 def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     """The data set with weights of samples that are 1 on average over all ranks; collective.
 
@@ -167,6 +172,8 @@ def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     """
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
     samples, overall = (sum(column) for column in zip(*gather(comm, (dataset.rows, float(counts.sum())))))
+    if not np.isfinite(overall):
+        raise DatasetError(f"{dataset.source}: the sum of all weights of samples is {overall:g}: divide them by a number")
     if not overall > 0:
         raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
     return replace(dataset, weights=counts * (samples / overall))

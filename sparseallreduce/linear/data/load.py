@@ -17,11 +17,13 @@ from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, check_read_once, source_of
 from sparseallreduce.linear.data.reading import AUTO, Reading
 from sparseallreduce.linear.data.svmlight.reader import ZeroIndexError
+from sparseallreduce.runtime.objects import collective
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["load"]
 
 
+@collective
 def load(
     train: Data,
     test: Data | None = None,

@@ -24,7 +24,7 @@ from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather, together, told
 
 __all__ = ["LinearEstimator"]
 
@@ -138,11 +138,17 @@ class LinearEstimator(StreamingEstimator):
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
         """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
         comm = self._communicator()
+        together(comm, lambda: self._learn_on(comm, X, y, sample_weight, passes, onward, partial, classes))
+        return self
+
+    def _learn_on(
+        self, comm: Any, X: Any, y: Any, sample_weight: Any, passes: int, onward: bool, partial: bool, classes: Any
+    ) -> None:
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
         self._check_alike(samples, passes, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
         dataset = replace(dataset_of(samples.rows, counts, comm, partial), labels=target)
-        seed = gather(comm, agreed(comm, lambda: int(check_random_state(self.random_state).randint(2**31))))[0]
+        seed = told(comm, lambda: int(check_random_state(self.random_state).randint(2**31)))[0]
         call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial)
         live = self._live_on_all(model, dataset, comm) if partial and onward else None
         done: list[Any]
@@ -156,7 +162,6 @@ class LinearEstimator(StreamingEstimator):
             done, self.t_ = passed, call.steps + sum(epoch.steps for epoch in passed)
         self.history_ = [done]
         self.n_iter_ = len(done)
-        return self
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
         """This rank's samples, if they and the parameters are right."""

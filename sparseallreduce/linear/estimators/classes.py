@@ -25,10 +25,11 @@ from sparseallreduce.linear.estimators.base import LinearEstimator
 from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
 from sparseallreduce.linear.estimators.rounds import COCOA, SOLVERS, check_rounds
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
+from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determination, right_of
 from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, together, told
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
 
@@ -173,11 +174,9 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
         def right() -> tuple[float, float]:
             predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
-            counts = counts_of(sample_weight, len(predicted))
-            return float(np.dot(predicted == np.asarray(y), counts)), float(counts.sum())
+            return right_of(y, predicted, counts_of(sample_weight, len(predicted)))
 
-        shares = gather(comm, agreed(comm, right))
-        return sum(share for share, _ in shares) / sum(weight for _, weight in shares)
+        return together(comm, lambda: accuracy(told(comm, right)))
 
     def _kind(self) -> str:
         """The model of these scores of more than two classes."""
@@ -196,11 +195,11 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         return y
 
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
-        found = _union(gather(comm, np.unique(samples.labels)))
+        found = _union(told(comm, lambda: np.unique(samples.labels)))
         if classes is None and not onward:
             self.classes_ = found
         elif classes is not None:
-            self._expect(_union(gather(comm, np.unique(classes))), onward)
+            self._expect(_union(told(comm, lambda: np.unique(classes))), onward)
         strange = np.setdiff1d(found, self.classes_)
         if len(strange):
             raise ValueError(f"the label {strange[0]!s} is not among the classes {', '.join(map(str, self.classes_[:5]))}, ...")
@@ -229,7 +228,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         if self.class_weight != "balanced" or partial:
             reason = "needs all samples: compute the weights and give a dict" if partial else "is not known: give a dict or 'balanced'"
             raise ValueError(f"class_weight={self.class_weight!r} {reason}")
-        shares = np.sum(gather(comm, np.bincount(numbers, counts, len(self.classes_))), axis=0)
+        shares = np.sum(told(comm, lambda: np.bincount(numbers, counts, len(self.classes_))), axis=0)
         return np.asarray(shares.sum() / (len(shares) * np.where(shares > 0, shares, np.inf)))
 
     def _take(self, model: FittedModel) -> None:
@@ -573,16 +572,11 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
         comm = self._communicator()
 
-        def residuals() -> tuple[Array, Array, Array]:
+        def given() -> Predicted:
             predicted = self._meaning().labels_of(self._scores(X, least=comm.size == 1))
-            labels = np.asarray(y, np.float64)
-            return labels, labels - predicted, counts_of(sample_weight, len(predicted))
+            return Predicted.of(y, predicted, counts_of(sample_weight, len(predicted)))
 
-        labels, errors, counts = agreed(comm, residuals)
-        shares = gather(comm, (float(counts.sum()), float(np.dot(counts, labels)), float(np.dot(counts, errors**2))))
-        weight, moment, unexplained = (sum(column) for column in zip(*shares))
-        variance = sum(gather(comm, float(np.dot(counts, (labels - moment / weight) ** 2))))
-        return 1 - unexplained / variance if variance > 0 else float(unexplained == 0)
+        return together(comm, lambda: determination(agreed(comm, given), comm))
 
     def _loss_model(self) -> LinearModel:
         return model_of(self._model.name, self.loss, {"huber": self.epsilon, "quantile": self.quantile}.get(self.loss))
@@ -593,9 +587,10 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         return {"loss": model.loss} | ({named: model.parameter} if named else {})
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
-        total, count, highest = (list(column) for column in zip(*gather(comm, (labels.sum(), len(labels), labels.max(initial=-np.inf)))))
+        sums = told(comm, lambda: (labels.sum(), len(labels), labels.max(initial=-np.inf)))
+        total, count, highest = (list(column) for column in zip(*sums))
         mean = sum(total) / sum(count)
-        spread = sum(gather(comm, float(np.abs(labels - mean).sum()))) / sum(count)
+        spread = sum(told(comm, lambda: float(np.abs(labels - mean).sum()))) / sum(count)
         return model.curvature_at(spread, float(max(highest)))
 
     def _labels_checked(self, y: Array) -> Array:

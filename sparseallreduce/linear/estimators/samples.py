@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from sklearn.utils import check_array
 
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import told
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["Samples", "counts_of", "dataset_of", "mean_of"]
@@ -43,8 +43,10 @@ def counts_of(sample_weight: Any, samples: int) -> Array:
 
 def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Dataset:
     """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective."""
-    ranks = gather(comm, (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
+    ranks = told(comm, lambda: (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
+    if not np.isfinite(overall):
+        raise ValueError(f"the sum of all sample_weight is {overall:g}: divide them by a number, only their ratios matter")
     return Dataset(
         indptr=rows.indptr.astype(np.int64, copy=False),
         indices=rows.indices.astype(index_dtype(rows.shape[1])),
@@ -60,4 +62,4 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Data
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:
     """The mean of what every sample of all ranks has, by what the samples count; collective."""
     counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-    return float(sum(gather(comm, float(np.dot(values, counts))))) / dataset.total_samples
+    return float(sum(told(comm, lambda: float(np.dot(values, counts))))) / dataset.total_samples

@@ -21,7 +21,7 @@ from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import agreed, agreed_by_all, gather
+from sparseallreduce.runtime.objects import agreed, gather, together
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
@@ -148,6 +148,13 @@ class CoCoA:
         self.converged = False
         self.weights = np.zeros(0)
         self._sum_dtype = np.float32 if tolerance >= _FLOAT32 else np.float64
+        together(self.comm, lambda: self._make(dataset))
+        clock.lap("prepare")
+        self.preparation = clock.seconds["prepare"]
+
+    def _make(self, dataset: Dataset) -> None:
+        """Check what has been given, and number the features; collective."""
+        model = self.model
         self._loss = agreed(self.comm, self._checked)
         self.dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
         agreed(self.comm, lambda: check_labels(self.dataset, model))
@@ -160,8 +167,6 @@ class CoCoA:
         self._due, self._recollect, self._bound = False, False, 0.0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
         self.best_state: State | None = None
-        clock.lap("prepare")
-        self.preparation = clock.seconds["prepare"]
 
     def _checked(self) -> int:
         """The number of the loss, if all arguments are in range."""
@@ -198,10 +203,14 @@ class CoCoA:
         DivergenceError
             On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
         """
-        limit = len(self.history) + self.rounds
-        while not self.converged and len(self.history) < limit:
-            self.advance(certify=len(self.history) + 1 == limit)
-        self.weights = self.weights_of(self.best_state)
+
+        def rounds() -> Array:
+            limit = len(self.history) + self.rounds
+            while not self.converged and len(self.history) < limit:
+                self.advance(certify=len(self.history) + 1 == limit)
+            return self.weights_of(self.best_state)
+
+        self.weights = together(self.comm, rounds)
         return self.weights
 
     def advance(self, certify: bool = False) -> Round:
@@ -286,7 +295,7 @@ class CoCoA:
             told = self._exchange.add(change)
             clock.lap("communicate")
             if told is None:
-                agreed_by_all(self.comm, partial(_raised, failure))
+                agreed(self.comm, partial(_raised, failure))
             else:
                 total += told
         return total
@@ -307,7 +316,7 @@ class CoCoA:
         def own() -> tuple[float, float, int, int, int]:
             return local.conjugates(), local.squares(), gathered.active, local.entries_of(local.active_rows), sent
 
-        told = gather(self.comm, agreed_by_all(self.comm, own))
+        told = gather(self.comm, agreed(self.comm, own))
         conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*told, strict=True))
         self._active = active
         self._due = not gathered.begun and gathered.is_due(entries, len(self.history))
@@ -317,7 +326,7 @@ class CoCoA:
 
     def _primal(self) -> float:
         """The primal objective; the weights are kept if it is the lowest so far."""
-        told = gather(self.comm, agreed_by_all(self.comm, self._local.certify))
+        told = gather(self.comm, agreed(self.comm, self._local.certify))
         self._recollect |= self._gathered.begun
         primal = sum(part.losses for part in told) + (sum(part.squares for part in told) + self._exchange.squares()) / 2
         if primal < self._best:

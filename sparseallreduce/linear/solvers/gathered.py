@@ -13,7 +13,7 @@ from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.kernels.dual import HINGE, SQUARED_HINGE
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.local import LocalProblem
-from sparseallreduce.runtime.objects import agreed_by_all, broadcast_arrays, gather, gather_on_first
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, gather_on_first
 
 __all__ = ["Gathered", "Passes"]
 
@@ -110,12 +110,12 @@ class Gathered:
             again = self.begun and sum(needed) <= self._room
             self.forget()
             return self.collect() if again else 0
-        part, (features, weights) = agreed_by_all(comm, lambda: (self._taken(new), local.weights_of(new)))
+        part, (features, weights) = agreed(comm, lambda: (self._taken(new), local.weights_of(new)))
         sizes = gather(comm, len(features))
         arrays = [*part._replace(factors=part.factors.reshape(-1)), features, weights, rows + self._dataset.first_sample]
         lengths = [counts, counts, [3 * count for count in counts], entries, entries, sizes, sizes, active]
         arrived = [gather_on_first(comm, array, length) for array, length in zip(arrays, lengths, strict=True)]
-        agreed_by_all(comm, lambda: self._take_in(arrived) if comm.rank == 0 else None)
+        agreed(comm, lambda: self._take_in(arrived) if comm.rank == 0 else None)
         self._handed_over[new] = True
         self._entries += sum(entries)
         self.begun = True
@@ -133,7 +133,7 @@ class Gathered:
         enough : float
             The sum of gaps that seems so.
         """
-        changes = agreed_by_all(self._comm, lambda: self._ascended(passes, visits, enough), patient=True)
+        changes = agreed(self._comm, lambda: self._ascended(passes, visits, enough), patient=True)
         self._told = told = broadcast_arrays(self._comm, changes)
         self.catch_up()
         gap, before = told["figures"][:2].tolist()
@@ -143,7 +143,7 @@ class Gathered:
         """Have all ranks know what the first one told last, also where one failed when it was to take that over; all ranks call it."""
         if self._told is not None:
             told = self._told
-            agreed_by_all(self._comm, lambda: self._learn(**told))
+            agreed(self._comm, lambda: self._learn(**told))
             self._told = None
 
     def _taken(self, rows: Array) -> _Samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from sparseallreduce.linear.training.class_metrics import evaluate_classes
 from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStopping
 from sparseallreduce.linear.training.metrics import Metrics, evaluate
 from sparseallreduce.linear.weights import Descent, Weights
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather, in_turns, together
 
 __all__ = ["PHASES", "Figures", "RoundOptions", "RoundTrainer"]
 
@@ -132,8 +132,13 @@ class RoundTrainer:
         self.history: list[Figures] = []
         self.best: Best | None = None
         self._stop: str | None = None
+        together(comm, lambda: self._make(dataset, l2))
+
+    def _make(self, dataset: Dataset, l2: float | None) -> None:
+        """Check what has been given, and make the solvers; collective."""
+        comm, model = self.comm, self.model
         agreed(comm, self._checked)
-        check_alike(comm, {"model": model.title, "options": self.options, "early stopping": stopping})
+        check_alike(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
         check_parts(self.dataset, comm, comm.size)
@@ -215,6 +220,10 @@ class RoundTrainer:
         TrainingStopped
             On all ranks alike, after :meth:`request_stop` on one of them.
         """
+        return in_turns(self.comm, self._rounds(test))
+
+    def _rounds(self, test: Dataset | None) -> Generator[Figures, None, None]:
+        """The rounds of :meth:`run`."""
         test = own_test_samples(test, self.dataset, self.model, self.comm, self.comm.size)
         self._clock.lap("prepare")
         stop, every = False, self.options.evaluate_every
@@ -244,7 +253,8 @@ class RoundTrainer:
             With an intercept one row more, the last.
         """
         states = [solver.best_state for solver in self.solvers] if self.best is None else self.best.states
-        columns = [solver.weights_of(state) for solver, state in zip(self.solvers, states, strict=True)]
+        pairs = zip(self.solvers, states, strict=True)
+        columns = together(self.comm, lambda: [solver.weights_of(state) for solver, state in pairs])
         return columns[0] if self.model.columns is None else np.stack(columns, axis=1)
 
     @property

@@ -6,13 +6,12 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError, MismatchError, SparseAllreduceError, StreamError
+from sparseallreduce.errors import AlgorithmError, MismatchError, StreamError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.checks import own_samples
 from sparseallreduce.linear.data.dataset import Dataset
@@ -24,8 +23,7 @@ from sparseallreduce.linear.models import Hinge, LinearModel
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.weights import Descent, GpuWeights, Weights, batch_sums, check_on_gpu, new_gpu_weights, new_weights
 from sparseallreduce.runtime.hosts import same_host, this_place
-from sparseallreduce.runtime.launching import agree
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather, together, told
 from sparseallreduce.runtime.threads import Threads
 from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.stream import SparseStream
@@ -33,6 +31,7 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["Strategy"]
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 class Strategy(ABC):
@@ -117,10 +116,14 @@ class Strategy(ABC):
         self.clock = Clock()
         self.given_densities: list[float] = []
         self.summed_densities: list[float] = []
-        self.threads = agreed(comm, lambda: self._begin(threads))
+        together(comm, lambda: self._make(dataset, threads))
+
+    def _make(self, dataset: Dataset, threads: int) -> None:
+        """Keep this rank's samples, and make what steps need; collective."""
+        self.threads = agreed(self.comm, lambda: self._begin(threads))
         self.dataset = self._own(dataset)
         self._ranks_here = self._sharing()
-        agreed(comm, self._prepare)
+        agreed(self.comm, self._prepare)
 
     def _own(self, dataset: Dataset) -> Dataset:
         """This rank's samples of a data set; collective."""
@@ -335,18 +338,12 @@ class Strategy(ABC):
         """What this strategy alone has to report of the epoch that ends, as JSON can express it. Collective, after ``drain``."""
         return {}
 
-    def give_up(self, error: Exception) -> Exception:
-        """Called where a step has raised: tell the ranks that would wait for this one; returns the error to raise here."""
-        return error
+    def meet(self, value: T) -> list[T]:
+        """Return what every rank gives at the end of an epoch, where ranks may still hear that one has given up. Collective."""
+        return gather(self.comm, value)
 
-    def _said(self, error: Exception) -> Exception:
-        """Tell the ranks, which wait for this one in their next sum, that it fails; returns the error that all of them raise."""
-        if self.comm.size == 1:
-            return error
-        try:
-            agree(self.comm, Intent((), 0, error), blocking=True)
-        except SparseAllreduceError as shared:
-            return shared
+    def give_up(self, error: Exception) -> Exception:
+        """End what is under way where a step has raised; return the error to raise here, of which the other ranks are told behind that."""
         return error
 
     def _descend(self, total: SparseStream, rate: float) -> None:
@@ -361,9 +358,9 @@ class Strategy(ABC):
                 raise StreamError(f"start from {wanted}, the intercept included, not from those of shape {np.shape(array)}")
 
         agreed(self.comm, check)
-        checksum = zlib.crc32(np.ascontiguousarray(array).data)
-        self.start = f"{checksum:08x}"
-        if len(set(gather(self.comm, checksum))) > 1:
+        checksums = told(self.comm, lambda: zlib.crc32(np.ascontiguousarray(array).data))
+        self.start = f"{checksums[self.comm.rank]:08x}"
+        if len(set(checksums)) > 1:
             raise MismatchError("the weights to start from differ between ranks: give the same on all")
 
     def _sums(self, rows: Array, coefficients: Array) -> Array:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import common_error
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.linear.gradients.dense import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.trace import active
 from sparseallreduce.streams.kernels.backend import as_host
 from sparseallreduce.streams.stream import SparseStream
@@ -19,24 +20,25 @@ __all__ = ["DenseStrategy"]
 
 Array = NDArray[Any]
 
+_SUM = Intent((("operation", "MPI's sum of dense gradients"),), 0)
+
 
 class DenseStrategy(Strategy):
     """An array of N values that is cleared, added to, and summed by MPI's own ``Allreduce``.
 
-    That call is made on ``comm`` itself, as a user would make it, with one value more: how many ranks have failed in this step and
-    enter it for the others. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm. From a GPU the
-    array is copied to the host for it, and the sum back.
+    That call is made on ``comm`` itself, as a user would make it, once all ranks have agreed that they come to it, so that none waits
+    there for one that has failed. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm. From a GPU
+    the array is copied to the host for it, and the sum back.
     """
 
     name = "dense"
     devices = ("cpu", "gpu")
     sums_batches = True
-    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def _prepare(self) -> None:
         super()._prepare()
         entries = self.size * self.descent.width
-        self._given = np.zeros(entries + self.weights.sums + 1, self.dataset.values.dtype)
+        self._given = np.zeros(entries + self.weights.sums, self.dataset.values.dtype)
         array = self._given[:entries].reshape(self._shape(self.size))
         self._array = array
         if self.on_gpu:
@@ -48,11 +50,7 @@ class DenseStrategy(Strategy):
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            self.comm.Allreduce(self._given, self._total)
-
-    def scores(self, rows: Array) -> Array:
-        self._awaited = True
-        return super().scores(rows)
+            self._sum()
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         if self.on_gpu:
@@ -61,41 +59,36 @@ class DenseStrategy(Strategy):
             return gradient
         array = self._gradient(rows, coefficients)
         if self.descent.second_order:
-            self._given[self.size : -1] = self._sums(rows, coefficients)
-            array = self._given[:-1]
+            self._given[self.size :] = self._sums(rows, coefficients)
+            array = self._given
         self.clock.lap("compute")
         return SparseStream._dense_form(array, len(array))
 
     def update(self, gradient: SparseStream, rate: float) -> None:
         ranks = self.comm.size
-        self._awaited = False
         if ranks > 1:
             if self.on_gpu:
                 self._array[...] = as_host(gradient._stored)
-            self.comm.Allreduce(self._given, self._total)
-        if self._total[-1]:
-            raise self._everyones(None)
+            self._sum()
         for counts in active:
             counts.bytes_sent += 2 * self._total.nbytes * (ranks - 1) // ranks
         self.clock.lap("communicate")
         size = self.size + self.weights.sums
         total = gradient
         if ranks > 1 or not self.on_gpu:
-            total = SparseStream._dense_form(self._total[:-1].reshape(self._shape(size)), size)
+            total = SparseStream._dense_form(self._total.reshape(self._shape(size)), size)
         if self.on_gpu:
             total = total.to_device(self.xp)
         self._note(gradient, total)
         self._descend(total, rate)
 
-    def give_up(self, error: Exception) -> Exception:
-        if not self._awaited or self.comm.size == 1:
-            return error
-        self._awaited = False
-        self._given[-1] = 1
-        self.comm.Allreduce(self._given, self._total)
-        self._given[-1] = 0
-        return self._everyones(error)
-
-    def _everyones(self, error: Exception | None) -> Exception:
-        """The error that all ranks raise, of which each says whether it has one of its own."""
-        return common_error(gather(self.comm, {} if error is None else {"error": type(error).__name__, "text": str(error)}))
+    def _sum(self) -> None:
+        """Have MPI add up what all ranks give. A rank that is interrupted once they have agreed on that takes part all the same."""
+        agree(self.comm, _SUM, blocking=True)
+        done: list[None] = []
+        try:
+            done.extend(map(methodcaller("Allreduce", self._given, self._total), (self.comm,)))
+        except BaseException:
+            if not done:
+                self.comm.Allreduce(self._given, self._total)
+            raise

@@ -71,7 +71,6 @@ class LossyStrategy(Strategy):
     """
 
     devices: tuple[str, ...] = ("cpu", "gpu")
-    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def __init__(
         self,
@@ -112,7 +111,6 @@ class LossyStrategy(Strategy):
         return self._feedback.residual
 
     def scores(self, rows: Array) -> Array:
-        self._awaited = True
         return self._batch.scores(rows, self.weights)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
@@ -120,11 +118,7 @@ class LossyStrategy(Strategy):
         self.clock.lap("compute")
         return gradient
 
-    def give_up(self, error: Exception) -> Exception:
-        return self._said(error) if self._awaited else error
-
     def update(self, gradient: SparseStream, rate: float) -> None:
-        self._awaited = False
         # A rate of zero, or one whose inverse is infinite, moves no weight: the residuals wait for one that does.
         moves = rate > self.comm.size / float(np.finfo(gradient.dtype).max)
         total = self._exchanged(gradient, rate) if moves else nothing(self.entries, gradient._stored)

@@ -69,7 +69,6 @@ class OverlappedStrategy(SparseStrategy):
         return super().give_up(error)
 
     def update(self, gradient: SparseStream, rate: float) -> None:
-        self._awaited = False
         started = _InFlight(iallreduce(gradient, self.comm, algorithm=self.algorithm), gradient, rate)
         self.clock.lap("communicate")
         self.drain()

@@ -37,7 +37,6 @@ class SparseStrategy(Strategy):
     devices: tuple[str, ...] = ("cpu", "gpu")
     sums_batches = True
     buffers = 1  # gradients in use at once
-    _awaited = False  # whether the next thing that the others wait for is this rank's part of a sum
 
     def __init__(
         self,
@@ -103,7 +102,6 @@ class SparseStrategy(Strategy):
         if self._own_weights is None:
             super().step(rows, coefficients, rate)
             return
-        self._awaited = False
         self.clock.lap("compute")
         if self._own_weights.noting:
             self._own_weights.note(features_of(self.dataset, rows))
@@ -114,7 +112,6 @@ class SparseStrategy(Strategy):
         self.clock.lap("update")
 
     def scores(self, rows: Array) -> Array:
-        self._awaited = True
         if self._own_weights is not None:
             return self._own_weights.row_scores(self.dataset, rows)
         return self._batch.scores(rows, self.weights)
@@ -126,11 +123,7 @@ class SparseStrategy(Strategy):
         self.clock.lap("compute")
         return gradient
 
-    def give_up(self, error: Exception) -> Exception:
-        return self._said(error) if self._awaited else error
-
     def update(self, gradient: SparseStream, rate: float) -> None:
-        self._awaited = False
         # On one rank the sum is the gradient, which is valid until the weights have changed.
         total = gradient if self.comm.size == 1 else allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")

@@ -29,7 +29,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, private
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, together
 
 __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
 
@@ -91,9 +91,13 @@ class Checkpoints:
             On all ranks, if the folder cannot be used, if it holds checkpoints and there is no word of resuming, if the newest that is
             not damaged is of another version's layout, or if all are damaged.
         """
-        found = agreed(comm, lambda: self._found(resume) if comm.rank == 0 else None)
-        self._last = time.monotonic()
-        return cast("tuple[Checkpoint | None, list[str]]", found if comm.size == 1 else _told(found, comm))
+
+        def found() -> tuple[Checkpoint | None, list[str]]:
+            own = agreed(comm, lambda: self._found(resume) if comm.rank == 0 else None)
+            self._last = time.monotonic()
+            return cast("tuple[Checkpoint | None, list[str]]", own if comm.size == 1 else _told(own, comm))
+
+        return together(comm, found)
 
     @property
     def after_epochs(self) -> bool:
@@ -225,8 +229,10 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
         state = {} if checkpoint is None else checkpoint.state
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         numbers = {name: value for name, value in state.items() if name not in arrays}
-        rest = remarks, checkpoint and (checkpoint.identity, checkpoint.progress, numbers)
-    remarks, outline = private(comm).bcast(rest)
+        rest = remarks, None if checkpoint is None else (checkpoint.identity, checkpoint.progress, numbers)
+    told = gather(comm, rest)[0]
+    assert told is not None, "the first rank tells what it has found"
+    remarks, outline = told
     arrays = broadcast_arrays(comm, arrays)
     if outline is None:
         return None, remarks

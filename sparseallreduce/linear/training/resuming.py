@@ -16,7 +16,7 @@ from sparseallreduce.linear.training.evaluation import Best, Evaluation
 from sparseallreduce.linear.training.metrics import Sums
 from sparseallreduce.linear.training.progressive import Progressive
 from sparseallreduce.linear.training.schedules import Reactive, Schedule
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, together
 
 __all__ = ["Resumable"]
 
@@ -58,6 +58,9 @@ class Resumable:
             On all ranks, if data, model or options differ, with the difference named; the number of epochs may. Whether the test set is
             the same as before, if there was one, :meth:`run` finds out.
         """
+        together(self.comm, lambda: self._resume(checkpoint))
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
         agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
         progress = checkpoint.progress
         self.step, self._position = progress["step"], progress["position"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from sparseallreduce.linear.training.evaluation import Best, Evaluation
 from sparseallreduce.linear.training.resuming import Resumable
 from sparseallreduce.linear.training.schedules import LargeBatch, Reactive, Schedule
 from sparseallreduce.linear.weights import Weights
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, gather, in_turns, is_known, mark_known, together
 from sparseallreduce.runtime.trace import trace
 
 __all__ = ["PHASES", "Epoch", "Options", "SparseBatchWarning", "Trainer"]
@@ -119,6 +119,11 @@ class Trainer(Resumable):
         self._stop: str | None = None
         self._saved = -1  # step of the last checkpoint
         self._tested_before: str | None = None  # of a run that was resumed: which test set its epochs are measured on
+        together(self.comm, self._make)
+
+    def _make(self) -> None:
+        """Check what has been given, and find out which samples there are; collective."""
+        strategy, schedule, options, model = self.strategy, self.schedule, self.options, self.model
         self.batch, settings = agreed(self.comm, self._checked)
         check_alike(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
@@ -128,7 +133,7 @@ class Trainer(Resumable):
         self._progressive = self._evaluation.progressive
         if isinstance(schedule, Reactive) and strategy.descent.l2 and not strategy.descent.adaptive:
             schedule.limit(_MOST * (1 - strategy.descent.momentum) / strategy.descent.l2)
-        self._identity = {} if checkpoints is None else self._identified()
+        self._identity = {} if self.checkpoints is None else self._identified()
         if strategy.on_gpu:
             self._warn_of_sparse_batches()
 
@@ -138,7 +143,7 @@ class Trainer(Resumable):
         found = gather(self.comm, sparse_batch(self.dataset, -(-self.batch // workers), workers))
         reason = next(filter(None, found), None)
         if reason is not None and self.comm.rank == 0:
-            warnings.warn(f"device='gpu': {reason}", SparseBatchWarning, stacklevel=3)
+            warnings.warn(f"device='gpu': {reason}", SparseBatchWarning, stacklevel=5)
 
     def _checked(self) -> tuple[int, dict[str, Any]]:
         """The size of a batch and all settings, if labels and rates are such that this model can be trained by."""
@@ -236,6 +241,10 @@ class Trainer(Resumable):
         TrainingStopped
             On every rank, after :meth:`request_stop` on any; with ``checkpoints``, one has been written.
         """
+        return in_turns(self.comm, self._epochs(test, on_step))
+
+    def _epochs(self, test: Dataset | None, on_step: Callable[[], object] | None) -> Generator[Epoch, None, None]:
+        """The epochs of :meth:`run`."""
         test = own_test_samples(test, self.dataset, self.model, self.comm, self.strategy.workers)
         self._note_test_set(test)
         if not self.strategy.warm:
@@ -282,13 +291,15 @@ class Trainer(Resumable):
                 stopped = self._take_steps(on_step)
                 self.dataset.pages.read_in_order()
             self.strategy.drain()
-        except Exception as error:
-            shared = self.strategy.give_up(error)
-            raise shared from (error.__cause__ if shared is error else error)
         except BaseException as error:
-            self.strategy.give_up(InterruptedError(f"by a {type(error).__name__}"))
-            raise
-        told = gather(self.comm, (stopped, self._stop))
+            given = error if isinstance(error, Exception) else InterruptedError(f"by a {type(error).__name__}")
+            shared = self.strategy.give_up(given)
+            if is_known(shared):
+                mark_known(self.comm, error)
+            if shared is given or given is not error:
+                raise
+            raise shared from error
+        told = self.strategy.meet((stopped, self._stop))
         for stopped, _ in told:
             if stopped is not None:
                 raise TrainingStopped(stopped)
@@ -360,6 +371,7 @@ class Trainer(Resumable):
         if not failures:
             return [wish for wish in told if isinstance(wish, str)]
         if own is not None and not isinstance(own, Exception):
+            mark_known(self.comm, own)
             raise own
         records: list[dict[str, str]] = [{} for _ in range(self.comm.size)]
         for failure in failures:

@@ -8,17 +8,22 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory, this_place
+from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.memory.mapping import shared_memory
 from sparseallreduce.runtime.memory.words import LINE, spinning, word_kernels
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import gather, leaves_on_failure
 
 __all__ = ["Meeting", "Neighbours", "neighbours"]
 
 T = TypeVar("T")
 Memory = NDArray[np.uint8]
 
+_LEFT = 1 << 62  # in place of a number of meetings: this rank has failed, and comes to no other
+_LEAVING = Intent((("operation", "a rank has left a meeting"),), 0)
 _COME, _WELL = 0, 1  # words of a rank: the last meeting that it has come to, and the last that it came to with nothing to report
 
 
@@ -43,6 +48,7 @@ class Meeting:
         self._spins, self._yield_core = spinning(oversubscribed)
         self._have_come, self._set = word_kernels()
         self._meetings = 0
+        leaves_on_failure(self, comm)
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -57,14 +63,27 @@ class Meeting:
             self._set(self._words, own + _WELL, self._meetings)
         self._set(self._words, own + _COME, self._meetings)
 
+    def leave(self) -> None:
+        """Have nobody wait for this rank any more, which has failed: who meets learns that, and of what, in the next operation."""
+        self._set(self._words, self._rank * self._step + _COME, _LEFT)
+
     def wait(self) -> bool:
-        """Wait until all ranks have come as often as this one: then what they did before is there. Returns whether all are well."""
+        """Wait until all ranks have come as often as this one: then what they did before is there. Return whether all are well.
+
+        Raises
+        ------
+        SparseAllreduceError
+            If a rank has left because something has failed there: that error.
+        """
         from sparseallreduce.runtime.progress import advance
 
         at, polls = (self._step, self._ranks, self._meetings), (self._spins, self._yield_core)
         while not self._have_come(self._words, _COME, *at, *polls):
             self._comm.Iprobe()
             advance()
+        if self._words[_COME :: self._step][: self._ranks].max() >= _LEFT:
+            agree(self._comm, _LEAVING, blocking=True)
+            raise SparseAllreduceError("a rank has failed in these steps before: begin anew, with a new strategy")
         return bool(self._have_come(self._words, _WELL, *at, 1, 0))
 
 

@@ -175,7 +175,7 @@ def _bytes(path: PathLike, comm: Any, large: bool) -> Iterator[Bytes]:
 
     def opened() -> Any:
         try:
-            return MPI.File.Open(comm, os.fspath(path), MPI.MODE_RDONLY)
+            return MPI.File.Open(MPI.COMM_SELF, os.fspath(path), MPI.MODE_RDONLY)
         except MPI.Exception as error:
             raise DatasetError(f"cannot read {path}: {error}; every rank must see the file") from None
 

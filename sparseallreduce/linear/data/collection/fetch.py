@@ -25,7 +25,7 @@ from sparseallreduce.linear.data.collection.download import AbsentError, Downloa
 from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
 from sparseallreduce.linear.data.convert import convert
 from sparseallreduce.linear.data.files import PathLike, readable, written
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["fetch"]
 
@@ -34,6 +34,7 @@ Converter = Callable[..., Header]
 Received = Callable[[int, int | None], object] | None
 
 
+@collective
 def fetch(
     name: str,
     comm: Any,

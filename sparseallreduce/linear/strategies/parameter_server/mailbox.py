@@ -23,6 +23,7 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import freeing, progress
 from sparseallreduce.runtime.hosts import count_cores, same_host, this_place
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
 
@@ -58,12 +59,12 @@ class Mailbox:
     Every call that waits raises the error that all ranks share if any rank has given up.
     """
 
-    def __init__(self, messages: MPI.Intracomm, verdicts: MPI.Intracomm) -> None:
+    def __init__(self, messages: MPI.Intracomm, verdicts: MPI.Intracomm, oversubscribed: bool) -> None:
         self.rank, self.ranks = messages.rank, messages.size
         self.sound = True  # whether no rank has given up
         self._comm = messages
         self._verdicts = verdicts
-        self._oversubscribed = _is_oversubscribed(messages)
+        self._oversubscribed = oversubscribed
         self._arriving: deque[_Arrival] = deque()
         self._leaving: list[tuple[MPI.Request, Bytes]] = []
         self._groups: dict[int, MPI.Comm] = {}
@@ -245,12 +246,13 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
         _keyval = freeing.keyval(Mailbox.given_back)
     kept: Any = comm.Get_attr(_keyval)
     if kept is None or not kept.sound:
+        oversubscribed = _is_oversubscribed(comm)  # first: so no rank duplicates it alone, while others hear of an error
         duplicates = []
         for _ in range(2):
             duplicate, request = comm.Idup()
             progress.wait_until(request.Test)
             duplicates.append(duplicate)
-        kept = Mailbox(*duplicates)
+        kept = Mailbox(duplicates[0], duplicates[1], oversubscribed)
         comm.Set_attr(_keyval, kept)
     found: Mailbox = kept
     return found
@@ -258,6 +260,6 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
 
 def _is_oversubscribed(comm: MPI.Intracomm) -> bool:
     """Whether the ranks of a communicator on this host outnumber the cores that they may run on."""
-    places = comm.allgather(this_place())
+    places = gather(comm, this_place())
     here = same_host(places, comm.rank)
     return len(here) > count_cores(places[rank] for rank in here)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from sparseallreduce.linear.strategies.parameter_server.link import Link, LocalL
 from sparseallreduce.linear.strategies.parameter_server.ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server.state import gathered_state, state_of_range
 from sparseallreduce.linear.weights import Descent, Weights, new_weights
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["AsynchronousParameterServer", "ParameterServer", "SynchronousParameterServer", "read_on_workers"]
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Sets = tuple[Dataset, Dataset | None]
 
 
@@ -197,6 +198,9 @@ class ParameterServer(Strategy):
             records.append({"rank": worker, **told[worker][0].record(), "staleness": _distribution(staleness)})
         return {"servers": self.servers, "workers": records}
 
+    def meet(self, value: T) -> list[T]:
+        return [value] if self._mailbox is None else self._mailbox.gather(value)
+
     def give_up(self, error: Exception) -> Exception:
         return error if self._mailbox is None else self._mailbox.give_up(error)
 
@@ -316,8 +320,8 @@ def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Set
     if comm.size == 1:
         return read(group)
     sets = agreed(comm, lambda: None if group is None else read(group))
-    outlines: Sets = comm.bcast(sets and (_without_samples(sets[0]), sets[1] and _without_samples(sets[1])))
-    return sets or outlines
+    outlines = gather(comm, sets and (_without_samples(sets[0]), sets[1] and _without_samples(sets[1])))
+    return sets or cast(Sets, outlines[0])
 
 
 def _without_samples(dataset: Dataset) -> Dataset:
