@@ -15,8 +15,6 @@ import json
 import os
 import re
 import time
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.checked_file import Damaged, open_regular, parse_json
+from sparseallreduce.checked_npz import Npz
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
@@ -40,6 +40,7 @@ _NAME = re.compile(r"step-(\d{12})\.npz")
 # Of what a run had that wrote a checkpoint before these could be chosen.
 _IMPLIED: dict[str, Any] = {"update": "sgd", "beta": 0.0, "intercept_value": 1.0, "unit of the learning rate": 1.0}
 _KEPT = 2
+_LONGEST_TEXT = 1 << 28  # bytes of `about`: of the reducers of a thousand ranks it has some ten million
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Checkpoint:
     state: dict[str, Any]  # of the strategy: numbers, and arrays
 
 
-class _Damaged(CheckpointError):
+class _DamagedCheckpoint(CheckpointError):
     """A file does not hold what was written to it."""
 
 
@@ -135,7 +136,7 @@ class Checkpoints:
         for name in names:
             try:
                 return read_checkpoint(self.folder / name), remarks
-            except _Damaged as error:
+            except _DamagedCheckpoint as error:
                 self._damaged.add(name)
                 remarks.append(f"{error}; passed over")
         if names:
@@ -177,7 +178,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             numbers[name] = value
     about = {"layout": _LAYOUT, "identity": checkpoint.identity, "progress": checkpoint.progress, "numbers": numbers, "arrays": [*arrays]}
     text = np.frombuffer(json.dumps(about, default=_plain).encode(), np.uint8)
-    with atomic_file(path) as file:
+    with atomic_file(path, own=True) as file:
         np.savez(file, about=text, **arrays)
 
 
@@ -190,31 +191,32 @@ def read_checkpoint(path: Path) -> Checkpoint:
         If it is damaged, no checkpoint, or one of another layout.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            members = {name: file[name] for name in file.files}
-        about = json.loads(members.pop("about").tobytes())
-        layout, named = about["layout"], about.get("arrays")
-        if layout == _LAYOUT:
-            if set(members) != set(named):
-                raise ValueError("some of its arrays are missing")
-            arrays = {name.removeprefix("state/"): array for name, array in members.items()}
-            return Checkpoint(about["identity"], about["progress"], about["numbers"] | arrays)
+        with open_regular(path) as file:
+            members = Npz(file)
+            about = parse_json(members.array("about", _LONGEST_TEXT).tobytes())
+            layout = about.get("layout") if isinstance(about, dict) else None
+            if layout == _LAYOUT:
+                return _checkpoint(about, members)
+            if not isinstance(layout, str):
+                raise Damaged("it does not say what layout it has")
     except OSError as error:
-        raise _Damaged(f"cannot read {path}: {error.strerror or error}") from None
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise _Damaged(f"{path} is damaged ({' '.join(str(error).split())})") from None
+        raise _DamagedCheckpoint(f"cannot read {path}: {error.strerror or error}") from None
+    except Damaged as fault:
+        raise _DamagedCheckpoint(f"{path} is damaged ({fault})") from None
     what = f"{path} has the layout {layout!r}, and this version reads {_LAYOUT!r}"
     raise CheckpointError(f"{what}: go on with the version that wrote it, or start anew in another folder")
+
+
+def _checkpoint(about: dict[str, Any], members: Npz) -> Checkpoint:
+    """The checkpoint that a file of this version's layout holds."""
+    parts = [about.get(name) for name in ("identity", "progress", "numbers")]
+    named = about.get("arrays")
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(named, list):
+        raise Damaged("it does not say what it is of, or what is in it")
+    if sorted(map(str, [*named, "about"])) != sorted(members.names):
+        raise Damaged("some of its arrays are missing, or are not its own")
+    identity, progress, numbers = cast("list[dict[str, Any]]", parts)
+    return Checkpoint(identity, progress, numbers | {name.removeprefix("state/"): members.array(name) for name in named})
 
 
 def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
