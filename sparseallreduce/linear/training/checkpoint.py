@@ -15,7 +15,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,7 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, private
 
-__all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "nonsense_refused", "read_checkpoint", "write_checkpoint"]
 
 Array = NDArray[Any]
 
@@ -50,6 +51,20 @@ class Checkpoint:
     identity: dict[str, Any]  # of the run: what must be the same for going on to make sense
     progress: dict[str, Any]  # of the trainer, in what JSON can express
     state: dict[str, Any]  # of the strategy: numbers, and arrays
+    path: str = "the checkpoint"  # of the file that it was read from
+
+    def whole_number(self, name: str) -> int:
+        """A count of the progress, or of what identifies the run, that is at least one.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none.
+        """
+        number = self.progress.get(name, self.identity.get(name))
+        if type(number) is not int or number < 1:
+            raise CheckpointError(f"{self.path} is damaged: its {name} is {number!r:.40}")
+        return number
 
 
 class _DamagedCheckpoint(CheckpointError):
@@ -196,7 +211,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             about = parse_json(members.array("about", _LONGEST_TEXT).tobytes())
             layout = about.get("layout") if isinstance(about, dict) else None
             if layout == _LAYOUT:
-                return _checkpoint(about, members)
+                return _checkpoint(path, about, members)
             if not isinstance(layout, str):
                 raise Damaged("it does not say what layout it has")
     except OSError as error:
@@ -207,7 +222,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     raise CheckpointError(f"{what}: go on with the version that wrote it, or start anew in another folder")
 
 
-def _checkpoint(about: dict[str, Any], members: Npz) -> Checkpoint:
+def _checkpoint(path: Path, about: dict[str, Any], members: Npz) -> Checkpoint:
     """The checkpoint that a file of this version's layout holds."""
     parts = [about.get(name) for name in ("identity", "progress", "numbers")]
     named = about.get("arrays")
@@ -216,7 +231,8 @@ def _checkpoint(about: dict[str, Any], members: Npz) -> Checkpoint:
     if sorted(map(str, [*named, "about"])) != sorted(members.names):
         raise Damaged("some of its arrays are missing, or are not its own")
     identity, progress, numbers = cast("list[dict[str, Any]]", parts)
-    return Checkpoint(identity, progress, numbers | {name.removeprefix("state/"): members.array(name) for name in named})
+    arrays = {name.removeprefix("state/"): members.array(name) for name in named}
+    return Checkpoint(identity, progress, numbers | arrays, str(path))
 
 
 def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
@@ -227,13 +243,30 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
         state = {} if checkpoint is None else checkpoint.state
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         numbers = {name: value for name, value in state.items() if name not in arrays}
-        rest = remarks, checkpoint and (checkpoint.identity, checkpoint.progress, numbers)
+        rest = remarks, checkpoint and (checkpoint.identity, checkpoint.progress, numbers, checkpoint.path)
     remarks, outline = private(comm).bcast(rest)
     arrays = broadcast_arrays(comm, arrays)
     if outline is None:
         return None, remarks
-    identity, progress, numbers = outline
-    return Checkpoint(identity, progress, numbers | arrays), remarks
+    identity, progress, numbers, path = outline
+    return Checkpoint(identity, progress, numbers | arrays, path), remarks
+
+
+@contextmanager
+def nonsense_refused(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raise what the contents of a checkpoint lead to, where they are not what a run has written, as CheckpointError.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{checkpoint.path} is damaged: what it holds is of no run ({what:.200})") from None
 
 
 def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> None:
