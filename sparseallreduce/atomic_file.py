@@ -2,6 +2,8 @@
 
 What is written lies beside the result under a name of its own, is forced to the disk, and renamed; then the folder, which holds the
 name, is forced to the disk. So a name is always that of a whole file, the old or the new one, also after a crash of the machine.
+
+Whatever fails, the error names the file that was to be written, not the one beside it.
 """
 
 from __future__ import annotations
@@ -9,22 +11,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["PathLike", "atomic_file", "atomic_path", "is_special", "publish"]
+__all__ = ["PathLike", "atomic_file", "atomic_path", "clear_special", "is_special", "naming", "publish"]
 
 PathLike = str | os.PathLike[str]
 
 # What file systems say that cannot force a folder to the disk, and of a folder that may be written to but not read.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 _KEPT = 60  # characters at the end of a name, its suffix among them, that the name of the part has, too: with four bytes each it fits
+_PART = re.compile(r"\.[0-9a-f]{12}-")  # how that begins
 
 
 @contextlib.contextmanager
-def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_file(path: PathLike, mode: str = "wb", *, own: bool = False) -> Iterator[IO[Any]]:
     """A file to write, which gets its name ``path``, in the place of one that is there, when the block ends.
 
     If the block raises, the file goes, and what was under the name stays. Permissions are those that the process gives new files.
@@ -37,10 +41,13 @@ def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
         In a folder that exists.
     mode : {"wb", "w"}
         Text is UTF-8.
+    own : bool
+        Whether the name is the library's, and none that a user has chosen: then a pipe or a device, or a link to one, is replaced.
 
     Raises
     ------
     OSError
+        With the name of the file.
 
     Examples
     --------
@@ -51,32 +58,37 @@ def atomic_file(path: PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
     ...     Path(f"{folder}/greeting.txt").read_text()
     'hello'
     """
-    path = _target(path)
-    if is_special(path):
-        with open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-        return
-    descriptor, part = _new_part(path)
-    with _removed_on_failure(part):
-        with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-        _rename(part, path)
+    encoding = None if "b" in mode else "utf-8"
+    with naming(path):
+        target = _target(path)
+        if is_special(target):
+            if not own:
+                with open(target, mode, encoding=encoding) as file:
+                    yield file
+                return
+            target = Path(path)  # the link itself
+        descriptor, part = _new_part(target)
+        with _removed_on_failure(part):
+            with open(descriptor, mode, encoding=encoding) as file:
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+            _rename(part, target)
 
 
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[Path]:
     """As :func:`atomic_file`, for who opens files by name: the name of an empty file to write to, with the suffix of ``path``."""
-    path = _target(path)
-    if is_special(path):
-        yield path
-        return
-    descriptor, part = _new_part(path)
-    os.close(descriptor)
-    with _removed_on_failure(part):
-        yield part
-        publish(part, path)
+    with naming(path):
+        target = _target(path)
+        if is_special(target):
+            yield target
+            return
+        descriptor, part = _new_part(target)
+        os.close(descriptor)
+        with _removed_on_failure(part):
+            yield part
+            publish(part, target)
 
 
 def publish(part: Path, path: Path) -> None:
@@ -88,17 +100,51 @@ def publish(part: Path, path: Path) -> None:
         ``path`` is then what it was before, unless only the folder could not be forced to the disk. So where something is there that is
         neither a file nor a folder.
     """
-    path = _target(path)
-    if is_special(path):
-        raise OSError(errno.EINVAL, f"{path} is no regular file")
-    _force(part)  # a disk on the network may say only now that it is full
-    _rename(part, path)
+    with naming(path):
+        target = _target(path)
+        if is_special(target):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        _force(part)  # a disk on the network may say only now that it is full
+        _rename(part, target)
+
+
+@contextlib.contextmanager
+def naming(path: PathLike) -> Iterator[None]:
+    """Have errors of the system in the block name this file, if they name none, or one beside it that was to become it.
+
+    Raises
+    ------
+    OSError
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename
+        beside = isinstance(named, str | os.PathLike) and _PART.match(os.path.basename(named))
+        if error.errno is not None and (named is None or beside or error.filename2 is not None):
+            error.filename = os.fspath(path)
+            del error.filename2  # None would be shown
+        raise
 
 
 def _target(path: PathLike) -> Path:
     """The path, or what it points to if it is a link."""
     path = Path(path)
-    return path.resolve() if path.is_symlink() else path
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except RuntimeError:  # what Python up to 3.12 says of a link that leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+
+
+def clear_special(path: PathLike) -> None:
+    """Remove what lies under a name of the library's, if it is a pipe or a device, or a link to one.
+
+    Raises
+    ------
+    OSError
+    """
+    if is_special(_target(path)):
+        Path(path).unlink()
 
 
 def is_special(path: Path) -> bool:

@@ -21,6 +21,7 @@ SECONDS = {
     "tests/algorithms": 75,
     "tests/cli": 40,
     "tests/data_cache": 10,
+    "tests/files": 15,
     "tests/linear": 85,
     "tests/mpi": 550,
     "tests/optim": 20,

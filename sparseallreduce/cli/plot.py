@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.checked_file import Damaged, read_json
 from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
 
@@ -30,6 +31,7 @@ _COLOURS = {  # phases from the bottom to the top of a bar
 }
 _OTHERS = ("tab:olive", "tab:cyan", "black")  # of phases that are not named here
 _MOST_POINTS = 2000  # of a curve
+_LONGEST_REPORT = 1 << 28  # bytes: with --densities a step takes some fifty
 
 Run = dict[str, Any]
 
@@ -50,9 +52,10 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
     commands = {run["command"] for run in runs.values()}
     if len(commands) > 1:
         raise click.ClickException(f"reports of {' and '.join(sorted(commands))} have no picture in common: plot them apart")
-    figure = _figure(_DRAWINGS[commands.pop()], runs)
+    figure = _figure(_DRAWINGS[commands.pop()], dict(zip(runs, results)), runs)
     try:
-        figure.savefig(out, dpi=150)
+        with atomic_file(out) as file:
+            figure.savefig(file, dpi=150, format=out.suffix.removeprefix(".") or "png")
     except ValueError as error:  # an unknown suffix
         raise click.ClickException(f"cannot write {out}: {error}") from None
     click.echo(f"{out}: {len(runs)} run{'s' if len(runs) > 1 else ''}")
@@ -61,9 +64,11 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
 def _report(path: Path) -> Run:
     """The report in a file, if this command can draw it."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise click.ClickException(f"{path} is not JSON ({error}): give what train --json or bench --json has written") from None
+        report = read_json(path, _LONGEST_REPORT)
+    except OSError as error:
+        raise click.ClickException(f"cannot read {path}: {error.strerror or error}") from None
+    except Damaged as fault:
+        raise click.ClickException(f"{path} is no report: {fault}; give what train --json or bench --json has written") from None
     if not isinstance(report, dict) or not {"schema", "command"} <= report.keys():
         raise click.ClickException(f"{path} is not a report of sparseallreduce: give what train --json or bench --json has written")
     if report["schema"] != SCHEMA:
@@ -93,7 +98,8 @@ def _named(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, Run]:
     return dict(zip(names, runs))
 
 
-def _figure(draw: Callable[[Figure, Mapping[str, Run]], None], runs: Mapping[str, Run]) -> Figure:
+def _figure(draw: Callable[[Figure, Mapping[str, Run]], None], paths: Mapping[str, Path], runs: Mapping[str, Run]) -> Figure:
+    """The picture of runs by name, whose reports are in the files of these names."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -103,8 +109,12 @@ def _figure(draw: Callable[[Figure, Mapping[str, Run]], None], runs: Mapping[str
     FigureCanvasAgg(figure)  # no display, and no state that other figures share
     try:
         draw(figure, runs)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise click.ClickException(f"a report is damaged: {type(error).__name__} {error}") from None
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        if len(runs) > 1:  # the first that cannot be drawn by itself is the damaged one, or else what they have in common is
+            for name, run in runs.items():
+                _figure(draw, {name: paths[name]}, {name: run})
+        files = ", ".join(map(str, paths.values()))
+        raise click.ClickException(f"{files}: the report is damaged: {type(error).__name__} {error}") from None
     return figure
 
 

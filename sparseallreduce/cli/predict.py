@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.atomic_file import atomic_file, naming
 from sparseallreduce.cli.device import array_module_of, device_option
 from sparseallreduce.cli.inputs import SamplesCommand, cache_options, data_cache, format_options, samples_argument, zero_based_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
@@ -72,8 +72,9 @@ def predict(model: Path, data: Data, out: Path | None, probabilities: bool, igno
     def write() -> None:
         header = f"labels {' '.join(_texts(fitted.classes, in_columns=True))}\n" if probabilities else ""
         if out is None:
-            for part in (header, *parts):
-                click.echo(part, nl=False)
+            with naming("standard output"):
+                for part in (header, *parts):
+                    click.echo(part, nl=False)
         else:
             with atomic_file(out, "w") as file:
                 file.writelines([header, *parts])

@@ -124,10 +124,10 @@ def _trainer(
     total = training.total_samples - held_out(training.total_samples, share)
     size = train_options.batch_size(chosen, total, workers)
     if found is not None and chosen["batch_size"] is None:
-        size = found.progress["batch_size"]
+        size = found.whole_number("batch_size")
     batch = size * workers
-    if found is not None and found.progress["batch_size"] == size and found.identity["batch of all ranks"] != batch:
-        batch = found.identity["batch of all ranks"]
+    if found is not None and found.whole_number("batch_size") == size and found.whole_number("batch of all ranks") != batch:
+        batch = found.whole_number("batch of all ranks")
         say(f"a step takes {batch:,} samples, as before, now of {workers} rank{'s' if workers > 1 else ''}")
     steps = -(-total // batch)
     if chosen["update"] == "arow" and model.columns is not None:

@@ -21,16 +21,18 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.data_cache.level import DAMAGED, Level, Name
+from sparseallreduce.checked_file import Damaged
+from sparseallreduce.data_cache.level import Level, Name
 from sparseallreduce.data_cache.locks import BUSY
 from sparseallreduce.data_cache.memory import SHARED_MEMORY, SharedFolder
 from sparseallreduce.data_cache.samples import FromArray, ToArray, first_array, pack, unpack
-from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.errors import AlgorithmError, DatasetError
 from sparseallreduce.runtime.limits import memory_left
 
 __all__ = ["Counts", "DataCache", "Request"]
 
 PathLike = str | os.PathLike[str]
+Check = Callable[[Any], bool] | None
 
 _PATIENCE = 60.0  # seconds
 _RECENT = 600 * 10**9  # ns: what has been used since then is not evicted to fill the cache, so that no process evicts what others bring
@@ -44,7 +46,7 @@ class Counts(NamedTuple):
     memory: int = 0  # found in shared memory
     disk: int = 0  # found on the disk
     fetched: int = 0  # fetched from the store
-    damaged: int = 0  # of entries found, those that did not match their checksums, and were fetched again
+    damaged: int = 0  # of entries found, those that did not match their checksums, or are none of a sample, and were fetched again
 
 
 class Request(NamedTuple):
@@ -58,6 +60,13 @@ class Request(NamedTuple):
     fetch: Callable[[], Any]
     version: str = ""
     decode: Callable[[Any], Any] | None = None
+
+
+class _Kept(NamedTuple):
+    """What was found in the cache: its bytes, and what they are of."""
+
+    content: NDArray[np.uint8]
+    sample: Any
 
 
 class DataCache:
@@ -166,6 +175,7 @@ class DataCache:
         *,
         version: str = "",
         decode: Callable[[Any], Any] | None = None,
+        check: Check = None,
         to_array: ToArray = lambda _: None,
         from_array: FromArray | None = None,
     ) -> Any:
@@ -176,6 +186,8 @@ class DataCache:
         key, fetch, version, decode
             As in :class:`Request`. ``decode`` is told from others by its code and what it has bound, and not by functions that it calls:
             when these change, so does the version.
+        check : callable, optional
+            Tells whether what the cache has can be what the store gives under this key. If not, it is damaged, and fetched again.
         to_array, from_array : callable, optional
             What leaves of other types are as arrays, and back.
 
@@ -186,17 +198,23 @@ class DataCache:
         Exception
             Whatever ``fetch`` or ``decode`` raise.
         """
-        return self._sample(Request(key, fetch, version, decode), to_array, from_array)
+        return self._sample(Request(key, fetch, version, decode), to_array, from_array, check)
 
-    def open(self, key: str, fetch: Callable[[], Any], *, version: str = "") -> tuple[int, int] | None:
+    def open(self, key: str, fetch: Callable[[], Any], *, version: str = "", check: Check = None) -> tuple[int, int] | None:
         """A descriptor of the file in which the disk has a sample that is an array, and where the array begins in it.
 
         It is the caller's to close, and stays readable, also where it is mapped, when the sample is evicted. The array begins at a multiple
         of 4,096 bytes if it is as long. None if the disk does not take it.
         """
-        sample = self.get(key, fetch, version=version)
-        file = self._disk.open(Name.of(key, version))
-        return None if file is None else (file, first_array(os.pread(file, 64, 0), sample.nbytes))
+        sample, name = self.get(key, fetch, version=version, check=check), Name.of(key, version)
+        file = self._disk.open(name)
+        begin = None if file is None else _array_in(file, sample)
+        if file is None or begin is None:
+            if file is not None:
+                os.close(file)
+                self._disk.drop(name)
+            return None
+        return file, begin
 
     def fill(
         self, number: int, request: Callable[[int], Request], *, to_array: ToArray = lambda _: None, from_array: FromArray | None = None
@@ -230,58 +248,72 @@ class DataCache:
             if state == BUSY and patience == 0.0:
                 return None
             if not self._is_there(names):
-                self._brought(wanted, names, to_array, from_array, recent)
+                self._brought(wanted, names, to_array, from_array, None, recent)
         return self._is_there(names)
 
     def _is_there(self, names: tuple[Name, Name]) -> bool:
         return self._disk.has(names[0]) or (self._memory is not None and self._memory.has(names[1]))
 
-    def _sample(self, wanted: Request, to_array: ToArray, from_array: FromArray | None) -> Any:
+    def _sample(self, wanted: Request, to_array: ToArray, from_array: FromArray | None, check: Check = None) -> Any:
         self._enter()
         names = _names(wanted)
-        content = self._found("memory", names)
-        if content is None and not self._has_memory():
-            stored = self._found("disk", names)
-            if stored is not None:
-                return _decoded(wanted, stored, from_array)
-        if content is None and (self._has_memory() or self._disk.accepts()):
+        kept = self._found("memory", wanted, names, from_array, check)
+        if kept is not None:
+            return kept.sample
+        if not self._has_memory():
+            kept = self._found("disk", wanted, names, from_array, check)
+            if kept is not None:
+                return _decoded(wanted, kept.sample)
+        if self._has_memory() or self._disk.accepts():
             with self._lock(names[0], self.patience):
-                return self._brought(wanted, names, to_array, from_array)
-        if content is None:
-            return self._brought(wanted, names, to_array, from_array)
-        return unpack(content, from_array)
+                return self._brought(wanted, names, to_array, from_array, check)
+        return self._brought(wanted, names, to_array, from_array, check)
 
     def _brought(
-        self, wanted: Request, names: tuple[Name, Name], to_array: ToArray, from_array: FromArray | None, unused_since: int | None = None
+        self,
+        wanted: Request,
+        names: tuple[Name, Name],
+        to_array: ToArray,
+        from_array: FromArray | None,
+        check: Check,
+        unused_since: int | None = None,
     ) -> Any:
         """A sample, which is kept at all levels that take it."""
-        content = self._found("memory", names)
-        if content is not None:
-            return unpack(content, from_array)
-        stored = self._found("disk", names)
-        if stored is None:
+        kept = self._found("memory", wanted, names, from_array, check)
+        if kept is not None:
+            return kept.sample
+        kept = self._found("disk", wanted, names, from_array, check)
+        if kept is None:
             fetched = wanted.fetch()
             parts = pack(fetched, to_array)
             self._count("fetched")
             self._disk.put(names[0], parts, unused_since)
-            if wanted.decode is None and not self._has_memory():
-                return unpack(_joined(parts), from_array)
-            stored = _joined(parts)
-        sample = _decoded(wanted, stored, from_array)
+            content = _joined(parts)
+            kept = _Kept(content, _restored(content, from_array))
+        sample = _decoded(wanted, kept.sample)
         if self._has_memory():
-            parts = [stored] if wanted.decode is None else pack(sample, to_array)
+            parts = [kept.content] if wanted.decode is None else pack(sample, to_array)
             cast(Level, self._memory).put(names[1], parts, unused_since)
         return sample
 
-    def _found(self, where: str, names: tuple[Name, Name]) -> NDArray[np.uint8] | None:
+    def _found(self, where: str, wanted: Request, names: tuple[Name, Name], from_array: FromArray | None, check: Check) -> _Kept | None:
+        """What a level has of a sample; None if it has none, or one that is damaged, which is gone then."""
         level = self._memory if where == "memory" else self._disk
-        content = None if level is None else level.get(names[level is self._memory])
-        if content is DAMAGED:
-            self._count("damaged")
+        name, decoded = names[level is self._memory], where == "memory" and wanted.decode is not None
+        content = None if level is None else level.get(name)
+        if level is None or content is None:
             return None
-        if content is not None:
-            self._count(where)
-        return cast("NDArray[np.uint8] | None", content)
+        try:
+            if isinstance(content, np.ndarray):
+                kept = _Kept(content, unpack(content, from_array))
+                if check is None or decoded or check(kept.sample):
+                    self._count(where)
+                    return kept
+        except Damaged:
+            pass
+        level.drop(name)
+        self._count("damaged")
+        return None
 
     def _has_memory(self) -> bool:
         return self._memory is not None and self._memory.accepts()
@@ -369,9 +401,24 @@ def _outline(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, code.co_names, constants
 
 
-def _decoded(wanted: Request, stored: NDArray[np.uint8], from_array: FromArray | None) -> Any:
-    sample = unpack(stored, from_array)
-    return sample if wanted.decode is None else wanted.decode(sample)
+def _decoded(wanted: Request, stored: Any) -> Any:
+    return stored if wanted.decode is None else wanted.decode(stored)
+
+
+def _restored(content: NDArray[np.uint8], from_array: FromArray | None) -> Any:
+    """A sample of which these bytes have just been made."""
+    try:
+        return unpack(content, from_array)
+    except Damaged as fault:
+        raise DatasetError(f"a sample cannot be cached: {fault}") from None
+
+
+def _array_in(file: int, sample: NDArray[Any]) -> int | None:
+    """Where in the file of an entry this array begins; None if the entry is of something else."""
+    head = b"".join(pack(sample)[:2])
+    begin = first_array(head, sample.nbytes)
+    whole = os.pread(file, len(head), 0) == head and os.fstat(file).st_size >= begin + sample.nbytes
+    return begin if whole else None
 
 
 def _joined(parts: list[Any]) -> NDArray[np.uint8]:

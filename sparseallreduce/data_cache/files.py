@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +151,8 @@ class CachedFile(io.RawIOBase):
 
     def _mappable(self, number: int, stack: ExitStack) -> tuple[int, int] | None:
         """A file that has a piece, open until the end of a block, and where; None if it does not begin at a page there."""
-        found = self._cache.open(self._key(number), lambda: self._fetched(number), version=str(self._version))
+        check = self._is_piece(number)
+        found = self._cache.open(self._key(number), lambda: self._fetched(number), version=str(self._version), check=check)
         if found is None:
             found = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC), number * self._step
             if FileVersion.of(found[0]) != self._version:
@@ -163,8 +164,14 @@ class CachedFile(io.RawIOBase):
         return f"{self._path}\0{number}"
 
     def _read(self, number: int) -> NDArray[np.uint8]:
-        content = self._cache.get(self._key(number), lambda: self._fetched(number), version=str(self._version))
+        check = self._is_piece(number)
+        content = self._cache.get(self._key(number), lambda: self._fetched(number), version=str(self._version), check=check)
         return np.asarray(content[: self._length(number)], np.uint8)
+
+    def _is_piece(self, number: int) -> Callable[[Any], bool]:
+        """What tells whether a sample can be this piece, which has whole pages."""
+        shape = (page_multiple(self._length(number)),)
+        return lambda sample: isinstance(sample, np.ndarray) and sample.dtype == np.uint8 and sample.shape == shape
 
     def _length(self, number: int) -> int:
         """Bytes of a piece."""

@@ -2,7 +2,7 @@
 
 ``ab/cd...``   an entry, by the digest of its key: its content, and behind that a record that tells what it is
 ``writing/``   entries that are being written, each locked by its writer; what nobody has locked is left of one that was killed
-``usage``      bytes in all, as counted when entries were added; never less than there are
+``usage``      bytes in all, as counted when entries were added, and a checksum; never less than there are
 ``lock``       whose bytes are the locks
 
 An entry gets its name when it is whole. It is not forced to the disk: after a crash of the machine its checksum tells whether it got there.
@@ -18,6 +18,7 @@ import hashlib
 import mmap
 import os
 import secrets
+import stat
 import struct
 import time
 import warnings
@@ -29,7 +30,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.checked_file import Damaged, read_bytes
 from sparseallreduce.data_cache.locks import BUSY, HELD, Locks
+from sparseallreduce.runtime.limits import memory_left
 
 __all__ = ["DAMAGED", "Level", "Name"]
 
@@ -42,13 +45,14 @@ _RECORD = struct.Struct(f"<8s{_DIGEST}s{_DIGEST}sQI")  # magic, key, version, le
 _CHECKSUM = struct.Struct("<I")  # of the record
 _BEHIND = _RECORD.size + _CHECKSUM.size
 _WRITING, _USAGE = "writing", "usage"
-_COUNT = struct.Struct("<Q")
 _HEX = "0123456789abcdef"
 
 _USAGE_LOCK = 1 << 61  # the number of the lock of `usage`; those of entries are below
 _PATIENCE = 10.0  # seconds to wait for who counts or evicts: an entry is rather not kept
 _RETRY = 60.0  # seconds without another try after a folder could not be written to
 _MOST_PARTS = 512  # of one call that writes; systems allow 1,024
+_LARGE = 1 << 26  # bytes of an entry from which on the system is asked whether there is memory for it
+_OPENING = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # what is a pipe or a device now is not waited for
 _SLACK = 16  # the part of the bound that is made free at once, where entries are so small that looking through all each time would cost
 
 
@@ -104,8 +108,9 @@ class Level:
 
     def has(self, name: Name) -> bool:
         """Whether there is an entry, going by its record."""
-        with self._opened(name) as (file, size):
+        with self._opened(name) as (file, size), contextlib.suppress(OSError):
             return file >= 0 and _length(_record(file, size), name) == size - _BEHIND
+        return False
 
     def get(self, name: Name) -> Bytes | _Damaged | None:
         """The content of an entry, in memory of the caller's own; None if there is none of this key and version.
@@ -113,28 +118,32 @@ class Level:
         An entry that is damaged is gone afterwards.
         """
         with self._opened(name) as (file, size):
-            if file < 0 or not self.bound:
-                return None
-            try:
-                record = _record(file, size)
-                length = _length(record, name)
-                if length is None:
-                    return None
-                content = np.empty(max(size - _BEHIND, 0), np.uint8)
-                whole = length == len(content) and _filled(file, content)
-            except OSError:  # of the disk
-                whole = False
-            if not whole or (self._verified and zlib.crc32(content.data) != _RECORD.unpack_from(record)[4]):
-                return self._dropped(name)
-            with contextlib.suppress(OSError):  # of another user's file, which is then evicted by when it was added
-                now = time.time_ns()
-                os.utime(file, ns=(now, now))
-            return content
+            return self._content(name, file, size)
 
     def open(self, name: Name) -> int | None:
         """A descriptor of an entry, which is the caller's to close, after its content was checked; None if there is none."""
-        with self._opened(name) as (file, _):
-            return os.dup(file) if isinstance(self.get(name), np.ndarray) and file >= 0 else None
+        with self._opened(name) as (file, size):
+            return os.dup(file) if isinstance(self._content(name, file, size), np.ndarray) else None
+
+    def _content(self, name: Name, file: int, size: int) -> Bytes | _Damaged | None:
+        if file < 0 or not self.bound:
+            return None
+        try:
+            record = _record(file, size)
+            length = _length(record, name)
+            if length is None or (length > _LARGE and length > memory_left()):
+                return None
+            content = np.empty(length if length == size - _BEHIND else 0, np.uint8)
+            whole = length == size - _BEHIND and _filled(file, content)
+        except OSError:  # of the disk
+            whole = False
+        if not whole or (self._verified and zlib.crc32(content.data) != _RECORD.unpack_from(record)[4]):
+            self.drop(name)
+            return DAMAGED
+        with contextlib.suppress(OSError):  # of another user's file, which is then evicted by when it was added
+            now = time.time_ns()
+            os.utime(file, ns=(now, now))
+        return content
 
     def put(self, name: Name, parts: Sequence[Part], unused_since: int | None = None) -> bool:
         """Add an entry, of parts behind each other, and evict others where needed. Returns whether it is there.
@@ -183,21 +192,22 @@ class Level:
 
     @contextlib.contextmanager
     def _opened(self, name: Name) -> Iterator[tuple[int, int]]:
-        """The file of an entry, and its bytes; -1 if there is none."""
+        """The file of an entry, and its bytes; -1 if there is none. One that is no regular file has no bytes."""
         try:
-            file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self._path(name), os.O_RDONLY | _OPENING)
         except OSError:
             yield -1, 0
             return
         try:
-            yield file, os.fstat(file).st_size
+            status = os.fstat(file)
+            yield file, status.st_size if stat.S_ISREG(status.st_mode) else 0
         finally:
             os.close(file)
 
-    def _dropped(self, name: Name) -> _Damaged:
+    def drop(self, name: Name) -> None:
+        """Remove an entry that is damaged."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
-        return DAMAGED
 
     def _close(self, error: OSError) -> None:
         self._closed_until = time.monotonic() + _RETRY
@@ -239,15 +249,21 @@ class Level:
     def _used(self) -> int | None:
         """Bytes in all by the last count; None if there was none."""
         try:
-            record = (self.folder / _USAGE).read_bytes()
-        except FileNotFoundError:
+            record = read_bytes(self.folder / _USAGE, 12)
+        except (OSError, Damaged):
             return None
-        return int(_COUNT.unpack(record)[0]) if len(record) == _COUNT.size else None
+        used = int.from_bytes(record[:8], "little")
+        return used if record == _counted(used) else None
 
     def _count(self, used: int) -> None:
-        file = os.open(self.folder / _USAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = self.folder / _USAGE
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode):
+                path.rmdir() if stat.S_ISDIR(mode) else path.unlink()
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _OPENING, 0o666)
         try:
-            os.pwrite(file, _COUNT.pack(used), 0)
+            os.pwrite(file, _counted(used), 0)
         finally:
             os.close(file)
 
@@ -279,14 +295,19 @@ class Level:
                     if len(each.name) == 2 * _DIGEST - 2 and not each.name.strip(_HEX):
                         with contextlib.suppress(FileNotFoundError):
                             status = each.stat(follow_symlinks=False)
-                            yield status.st_mtime_ns, _pages(status.st_size), each.path
+                            if not stat.S_ISDIR(status.st_mode):  # which is nobody's entry
+                                yield status.st_mtime_ns, _pages(status.st_size), each.path
 
     def _cleared(self) -> int:
         """Bytes of entries that are being written, after those are removed whose writers have ended. By who counts alone."""
         used = 0
         for path in (self.folder / _WRITING).iterdir():
             with contextlib.suppress(FileNotFoundError):
-                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    with contextlib.suppress(OSError):  # of a folder, which is nobody's
+                        path.unlink()
+                    continue
+                file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | _OPENING)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
@@ -317,6 +338,11 @@ def _length(record: bytes, name: Name) -> int | None:
         return -1
     _, key, version, length, _ = _RECORD.unpack(body)
     return length if (key, version) == name else None
+
+
+def _counted(used: int) -> bytes:
+    number = used.to_bytes(8, "little")
+    return number + _CHECKSUM.pack(zlib.crc32(number))
 
 
 def _pages(nbytes: int) -> int:

@@ -21,6 +21,7 @@ __all__ = ["BUSY", "HELD", "NONE", "Locks"]
 HELD, BUSY, NONE = "held", "busy", "none"
 
 _RECORD = struct.Struct("@hhqqi4x")  # flock of fcntl(2) on Linux: type, whence, start, length, process
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a device in its place is not waited for
 _PAUSE, _LONGEST_PAUSE = 2e-4, 2e-2  # seconds between two tries
 _open: set[int] = set()  # descriptors of locks that threads of this process hold or wait for
 
@@ -50,7 +51,7 @@ class Locks:
         """
         command = getattr(fcntl, "F_OFD_SETLK", None)  # of Linux
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) if command is not None else -1
+            file = os.open(self._path, _FLAGS, 0o666) if command is not None else -1
         except OSError:
             file = -1
         if file < 0 or command is None:

@@ -9,12 +9,16 @@ they come to.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.checked_file import Damaged, parse_json
+from sparseallreduce.checked_npz import has_characters
 from sparseallreduce.errors import DatasetError
 
 __all__ = ["FromArray", "ToArray", "first_array", "pack", "unpack"]
@@ -27,6 +31,7 @@ _ALIGNMENT, _PAGE = 64, 4096  # bytes
 _HEAD = 8
 _KINDS = "biufcSUmM"  # of dtypes that are their own bytes
 _PLAIN = (type(None), bool, int, float, str)
+_DTYPE = re.compile(rf"[<>|][{_KINDS}][0-9]{{1,9}}(\[[0-9]*[a-zA-Zμ]*\])?")  # what describes one of those
 
 
 def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
@@ -55,10 +60,26 @@ def pack(sample: Any, to_array: ToArray = lambda _: None) -> list[Any]:
 
 
 def unpack(content: NDArray[np.uint8], from_array: FromArray | None = None) -> Any:
-    """The sample that some bytes are. Its arrays are views of them."""
+    """The sample that some bytes are. Its arrays are views of them.
+
+    Raises
+    ------
+    Damaged
+        If they are none, or not to the last of them.
+    DatasetError
+        If there is something in it that only another kind of data set can make.
+    """
     length = int.from_bytes(content[:_HEAD].tobytes(), "little")
-    node = json.loads(content[_HEAD : _HEAD + length].tobytes())
-    return _restored(node, content, [_HEAD + length], from_array)
+    if _HEAD + length > len(content):
+        raise Damaged(f"an outline of {length:,} bytes is more than it has")
+    node, end = parse_json(content[_HEAD : _HEAD + length].tobytes()), [_HEAD + length]
+    try:
+        sample = _restored(node, content, end, from_array)
+    except RecursionError as error:
+        raise Damaged(str(error)) from None
+    if end[0] != len(content):
+        raise Damaged(f"it has {len(content):,} bytes, and its outline tells of {end[0]:,}")
+    return sample
 
 
 def first_array(head: bytes, nbytes: int) -> int:
@@ -94,26 +115,52 @@ def _added(what: str, array: NDArray[Any], arrays: list[NDArray[Any]]) -> list[A
 
 def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array: FromArray | None) -> Any:
     """What an outline says; ``end`` is that of what has been read before, and moves on."""
-    if not isinstance(node, list):
+    if type(node) in _PLAIN:
         return node
+    if not isinstance(node, list) or not node or not isinstance(node[0], str):
+        raise Damaged("its outline is none of a sample")
     what, *inside = node
     if what in ("list", "tuple", "dict"):
         parts = [_restored(each, content, end, from_array) for each in inside]
-        return parts if what == "list" else tuple(parts) if what == "tuple" else dict(zip(parts[::2], parts[1::2]))
-    dtype, shape = np.dtype(inside[0]), inside[1:]
-    nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    begin = _begin(end[0], nbytes)
-    end[0] = begin + nbytes
-    array = content[begin : end[0]].view(dtype).reshape(shape)
+        return parts if what == "list" else tuple(parts) if what == "tuple" else _dictionary(parts)
+    array = _array(inside, content, end)
     if what == "bytes":
         return array.tobytes()
     if what == "array":
         return array
     if what == "scalar":
+        if array.ndim:
+            raise Damaged(f"its outline has a scalar of {array.ndim} dimensions")
         return array[()]
     if from_array is None:
         raise DatasetError(f"a cached sample has a {what} in it, which was cached by another kind of data set")
     return from_array(what, array)
+
+
+def _dictionary(parts: list[Any]) -> dict[Any, Any]:
+    try:
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    except (TypeError, ValueError) as error:  # a key that is a list, or one without a value
+        raise Damaged(f"its outline has a dictionary with a fault: {error}") from None
+
+
+def _array(described: list[Any], content: NDArray[np.uint8], end: list[int]) -> NDArray[Any]:
+    """The array that an outline describes by dtype and shape, which lies behind what has been read before."""
+    name, shape = described[:1], described[1:]
+    if not (name and isinstance(name[0], str) and _DTYPE.fullmatch(name[0]) and all(type(each) is int and each >= 0 for each in shape)):
+        raise Damaged(f"its outline has an array of {described!r:.60}")
+    try:
+        dtype = np.dtype(name[0])
+        begin = _begin(end[0], nbytes := dtype.itemsize * math.prod(shape))
+        if begin + nbytes > len(content):
+            raise Damaged(f"its outline has an array of {nbytes:,} bytes at {begin:,}, of {len(content):,} in all")
+        end[0] = begin + nbytes
+        items = content[begin : end[0]].view(dtype)
+        if not has_characters(items):
+            raise Damaged("it has strings of what are no characters")
+        return items.reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"its outline has an array that cannot be: {error}") from None
 
 
 def _begin(end: int, nbytes: int) -> int:

@@ -23,9 +23,8 @@ zero_based       bool                       whether indices count from 0 in the 
 
 from __future__ import annotations
 
+import math
 import os
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.checked_file import Damaged, open_regular
+from sparseallreduce.checked_npz import Npz, damage
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.linear.models import LOSSES, LinearModel, Logistic, Poisson, model_of
 from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.stream import index_dtype
 from sparseallreduce.version import __version__
 
@@ -46,7 +48,10 @@ Array = NDArray[Any]
 _FORMAT = "sparseallreduce linear model 1"
 _SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
 _WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_WORDS = ("format", "library", "model", "loss")
+_NUMBERS = ("n_features", "parameter", "zero_based")
+_ARRAYS = ("weights", "indices", "values", "intercept", "classes")
+_LONGEST_WORD = 1 << 12  # bytes
 
 
 class ModelFileError(SparseAllreduceError, ValueError):
@@ -247,8 +252,11 @@ def _unpacked(arrays: dict[str, Array]) -> Array:
         return arrays["weights"]
     indices, values, features = arrays["indices"], arrays["values"], int(arrays["n_features"])
     shape = (*arrays["intercept"].shape, features)
-    if indices.ndim != 1 or indices.dtype.kind != "u" or values.shape != indices.shape:
-        raise ValueError(f"there are indices of {indices.dtype}, {indices.shape}, and values of {values.shape}")
+    if indices.ndim != 1 or indices.dtype.kind != "u" or values.shape != indices.shape or values.dtype.kind != "f":
+        raise ValueError(f"there are indices of {indices.dtype}, {indices.shape}, and values of {values.dtype}, {values.shape}")
+    nbytes = math.prod(shape) * values.dtype.itemsize
+    if features < 0 or (nbytes > _WORTH and nbytes > memory_left()):
+        raise ValueError(f"there is no memory for the weights of {features:,} features, {nbytes:,} bytes")
     weights = np.zeros(shape, values.dtype)
     if len(indices) and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= weights.size):
         raise ValueError(f"the indices of weights do not increase up to {weights.size}")
@@ -270,55 +278,56 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
     ModelFileError
         If there is none, or it is damaged, foreign, or of a layout that this version does not know.
     """
-    arrays = _arrays(path)
-    layout = str(arrays.get("format", ""))
+    try:
+        with open_regular(path) as file:
+            return _model(path, Npz(file))
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no model file {path}") from None
+    except OSError as error:
+        raise ModelFileError(f"{path} is not a model file that can be read: {error.strerror or error}") from None
+    except Damaged as fault:
+        raise ModelFileError(f"{path} is a damaged model file, or none: {fault}") from None
+
+
+def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
+    """The model that the arrays of a file stand for, which are not read before the file is known to be of a layout of ours."""
+    layout = _word(file, "format") if "format" in file.names else ""
     if layout not in (_FORMAT, _SECOND):
         known = layout.rpartition(" ")[0] == _FORMAT.rpartition(" ")[0]
         newer = f"its format is {layout!r}, this version reads up to {_SECOND!r}: update sparseallreduce"
         reason = newer if known else "it is something else"
         raise ModelFileError(f"{path} is not a model file that can be read: {reason}")
-    try:
-        model = FittedModel(
-            str(arrays["model"]),
-            _unpacked(arrays),
-            arrays["intercept"],
-            arrays["classes"],
-            library=str(arrays["library"]),
-            loss=str(arrays.get("loss", "")),
-            parameter=float(arrays["parameter"]) if "parameter" in arrays else None,
-            zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
-        )
-        fault = _fault(model, int(arrays["n_features"]))
-    except MemoryError:
-        raise ModelFileError(f"{path} has {int(arrays['n_features'])} features, for whose weights there is no memory") from None
-    except KeyError as error:
-        raise ModelFileError(f"{path} is a damaged model file: it lacks {error}") from None
-    except (TypeError, ValueError) as error:
-        raise ModelFileError(f"{path} is a damaged model file: {error}") from None
+    words = {name: _word(file, name) for name in _WORDS if name in file.names}
+    arrays = {name: file.array(name) for name in (*_ARRAYS, *_NUMBERS) if name in file.names}
+    if (ragged := next((name for name in _NUMBERS if name in arrays and arrays[name].shape), None)) is not None:
+        raise Damaged(f"{ragged!r} is no number")
+    with damage():
+        try:
+            model = FittedModel(
+                words["model"],
+                _unpacked(arrays),
+                arrays["intercept"],
+                arrays["classes"],
+                library=words["library"],
+                loss=words.get("loss", ""),
+                parameter=float(arrays["parameter"]) if "parameter" in arrays else None,
+                zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
+            )
+            fault = _fault(model, int(arrays["n_features"]))
+        except KeyError as error:
+            raise Damaged(f"it lacks {error}") from None
     if fault:
-        raise ModelFileError(f"{path} is a damaged model file: {fault}")
+        raise Damaged(fault)
     return model
 
 
-def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """All arrays of an ``.npz``, after the checksums of all of them have been found right."""
-    try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ModelFileError(f"{path} is not a model file that can be read: it is no .npz, or cut off")
-            with zipfile.ZipFile(file) as archive:
-                altered = archive.testzip()
-            if altered is not None:
-                raise ModelFileError(f"{path} is a damaged model file: the checksum of {altered} is wrong; train or copy it again")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-    except ModelFileError:
-        raise
-    except FileNotFoundError:
-        raise ModelFileError(f"there is no model file {path}") from None
-    except _UNREADABLE as error:
-        raise ModelFileError(f"{path} is not a model file that can be read: {getattr(error, 'strerror', None) or error}") from None
+def _word(file: Npz, name: str) -> str:
+    """A string that stands by itself."""
+    word = file.array(name, _LONGEST_WORD)
+    if word.shape or word.dtype.kind not in "US":
+        raise Damaged(f"{name!r} is no word")
+    with damage():
+        return str(word)
 
 
 def _plain_labels(classes: Array) -> Array:

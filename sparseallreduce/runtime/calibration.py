@@ -17,10 +17,12 @@ import os
 from collections.abc import Sequence
 from operator import le
 from pathlib import Path
+from typing import Any
 
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cache import default_cache
+from sparseallreduce.checked_file import Damaged, read_json
 from sparseallreduce.version import __version__
 
 __all__ = ["Calibration"]
@@ -29,6 +31,7 @@ __all__ = ["Calibration"]
 # it has to do; between hosts one that takes several times as long is of another network.
 _SLOWER, _SLOWER_BETWEEN_HOSTS, _FASTER = 10.0, 2.0, 3.0
 _KEPT = 16  # measurements of one layout
+_LONGEST = 1 << 20  # bytes of a file, of which each measurement takes less than a thousand
 # Of each constant: what is less takes no time that matters.
 _NEGLIGIBLE_OF_GPU = (1e-12, 1e-13, 1e-6, 1e-6, 1e-12, 1e-6, 1e-12)
 _NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12, 1e-11, *_NEGLIGIBLE_OF_GPU)
@@ -111,15 +114,25 @@ def _noticed(machine: Machine) -> list[float]:
 
 
 def _read(path: Path) -> list[Machine]:
-    """The measurements in a file; none if there is no such file, or if it is damaged."""
+    """The measurements in a file; none if there is no such file, or if it is damaged: then the next one that is kept replaces it."""
     try:
-        entries = json.loads(path.read_text())
-        return [Machine(*(float(entry[name]) for name in Machine._fields)) for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError):
+        entries = read_json(path, _LONGEST)
+        if not isinstance(entries, list) or len(entries) > _KEPT:
+            return []
+        return [Machine(*(_constant(entry[name]) for name in Machine._fields)) for entry in entries]
+    except (OSError, Damaged, ValueError, TypeError, LookupError, OverflowError):
         return []
+
+
+def _constant(value: Any) -> float:
+    """Return the constant of a machine that JSON has given; raise ValueError or OverflowError if it is none."""
+    constant = float(value) if type(value) in (int, float) else math.nan
+    if not 0 <= constant < math.inf:
+        raise ValueError(f"{constant} is no constant of a machine")
+    return constant
 
 
 def _write(path: Path, machines: Sequence[Machine]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path, "w") as file:
+    with atomic_file(path, "w", own=True) as file:
         json.dump([machine._asdict() for machine in machines], file, indent=1)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparseallreduce.checked_file import Damaged
 from sparseallreduce.data_cache import DataCache, Request
 from sparseallreduce.errors import DatasetError
 
@@ -110,7 +111,10 @@ def _to_array(leaf: Any) -> tuple[str, NDArray[Any]] | None:
 
 
 def _from_array(what: str, content: NDArray[Any]) -> torch.Tensor:
-    dtype, shape = getattr(torch, what.removeprefix(_TENSOR)), content.shape[:-1]
+    dtype, shape = getattr(torch, what.removeprefix(_TENSOR), None), content.shape[:-1]
+    known = what.startswith(_TENSOR) and isinstance(dtype, torch.dtype) and content.dtype == np.uint8 and content.ndim > 0
+    if dtype is None or not known or content.shape[-1] != dtype.itemsize:
+        raise Damaged(f"there is no {what} of bytes of shape {content.shape}")
     if not content.size:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(content.reshape(-1)).view(dtype).reshape(shape)

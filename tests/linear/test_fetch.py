@@ -1,8 +1,10 @@
 """Fetching from a server on loopback: broken transfers, changed files, errors, checksums, a shared cache."""
 
 import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import os
 import subprocess
 import sys
@@ -36,6 +38,7 @@ class Server:
         self.files: dict[str, bytes] = {}
         self.tag = '"first"'
         self.ranges = True
+        self.lengths = True  # whether it says how long a file is
         self.moods: list[Callable | int | str] = []
         self.requests: list[tuple[str, str | None, int]] = []  # path, range, bytes sent
         outer = self
@@ -77,7 +80,8 @@ class Server:
             handler.send_response(200)
         if self.tag:
             handler.send_header("ETag", self.tag)
-        handler.send_header("Content-Length", str(len(content) - start))
+        if self.lengths:
+            handler.send_header("Content-Length", str(len(content) - start))
         handler.end_headers()
         sent = content[start : start + mood] if isinstance(mood, int) else content[start:]
         self.requests.append((name, asked, len(sent)))
@@ -150,7 +154,7 @@ def test_a_file_that_has_changed_meanwhile_comes_anew(server, tmp_path):
     server.moods = [5000, *["broken"] * 5]
     with pytest.raises(DatasetError):
         fetched(server, tmp_path)
-    server.files["little.bz2"], server.tag = bz2.compress(TEXT[: len(TEXT) // 2]), '"second"'
+    server.files["little.bz2"], server.tag = bz2.compress(TEXT.replace(b"0.5", b"0.25")), '"second"'
     [path] = fetched(server, tmp_path, binary=False)
     assert path.read_bytes() == server.files["little.bz2"]
 
@@ -170,6 +174,127 @@ def test_a_part_longer_than_the_file_comes_anew(server, tmp_path):
     (tmp_path / "little.bz2.part.version").write_text(server.tag)
     [path] = fetched(server, tmp_path, binary=False)
     assert path.read_bytes() == FILE
+
+
+def packed(suffix, text=TEXT):
+    return {".bz2": bz2.compress, ".xz": lzma.compress, ".gz": gzip.compress, "": bytes}[suffix](text)
+
+
+@pytest.fixture(params=[".bz2", ".xz", ".gz", ""])
+def unmeasured(server, monkeypatch, request):
+    """The name of a file of this suffix, how long which is the server does not say."""
+    monkeypatch.setitem(SETS, "little", Remote(99_999, "little", 20_000, suffixes=(request.param,)))
+    server.lengths = False
+    server.files[f"little{request.param}"] = packed(request.param)
+    return f"little{request.param}"
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_transfer_whose_length_nobody_said_is_whole_when_the_file_has_an_end(server, tmp_path, unmeasured, binary):
+    server.moods = [5000, 7000]
+    server.tag = ""
+    [path] = fetched(server, tmp_path, binary=binary)
+    assert (tmp_path / unmeasured).read_bytes() == server.files[unmeasured]
+    assert [sent for _, _, sent in server.requests] == [5000, 7000, len(server.files[unmeasured])]
+    assert binary or path == tmp_path / unmeasured
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_transfer_that_never_comes_to_an_end_is_no_file_and_pins_nothing(server, tmp_path, unmeasured, binary):
+    server.moods = [len(server.files[unmeasured]) - 3] * 20
+    server.ranges = False
+    with pytest.raises(DatasetError, match=r"ended after .* bytes, in the middle of the file, whose length the server does not say"):
+        fetched(server, tmp_path, binary=binary)
+    assert len(server.requests) == 6
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".part", ".version", ".lock"}
+
+
+def test_a_server_that_gives_less_now_and_more_then_is_not_asked_for_ever(server, tmp_path):
+    server.lengths, server.tag, server.moods = False, "", [300, 100, 200] * 20
+    with pytest.raises(DatasetError, match="in the middle of the file"):
+        fetched(server, tmp_path)
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ""])
+@pytest.mark.parametrize(
+    "text,reason",
+    [
+        (b"".join(TEXT.splitlines(keepends=True)[:-1]), "19999 samples in it instead of 20000"),
+        (b"", "0 samples in it instead of 20000"),
+        (TEXT.replace(b"1 1:7920 ", b"1 0:7920 "), "line 2: index 0, but indices count from 1"),
+        (TEXT + b"1 100000:1\n", "index 100000 is above the highest of 99999"),
+    ],
+    ids=["a line less", "empty", "an index", "a feature"],
+)
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_not_the_published_set_is_refused_converted_or_not_and_pins_nothing(
+    server, tmp_path, monkeypatch, suffix, text, reason, binary
+):
+    monkeypatch.setitem(SETS, "little", Remote(99_999, "little", 20_000, suffixes=(suffix,)))
+    server.files[f"little{suffix}"] = packed(suffix, text)
+    errors = on_ranks(2, lambda comm: fetch("little", comm, cache=tmp_path, mirror=server.url, binary=binary))
+    assert len(set(map(str, errors))) == 1
+    assert f"{tmp_path}/little{suffix}" in str(errors[0]) and reason in str(errors[0]) and "to fetch it anew" in str(errors[0])
+    assert not list(tmp_path.glob("*.sha256")) and not list(tmp_path.glob("*.csr"))
+    server.files[f"little{suffix}"] = packed(suffix)
+    (tmp_path / f"little{suffix}").unlink()
+    fetched(server, tmp_path, binary=binary)
+    assert list(tmp_path.glob("*.sha256"))
+
+
+def test_a_file_that_has_its_checksum_is_not_read_again(server, tmp_path, monkeypatch):
+    fetched(server, tmp_path, binary=False)
+    monkeypatch.setattr("sparseallreduce.linear.data.collection.fetch.open_samples", None)
+    assert fetched(server, tmp_path, binary=False) == [tmp_path / "little.bz2"]
+    digest = hashlib.sha256(FILE).hexdigest()
+    assert fetched(server, tmp_path / "other", binary=False, checksums={"little.bz2": digest}) == [tmp_path / "other" / "little.bz2"]
+
+
+@pytest.mark.parametrize("content", [b"", b"abc  little.bz2\n", b"\xff" * 70, b"0" * 64 + b" x" * 4096, "pipe"])
+def test_a_checksum_that_is_damaged_is_named_and_not_replaced(server, tmp_path, content):
+    fetched(server, tmp_path, binary=False)
+    pinned = tmp_path / "little.bz2.sha256"
+    pinned.unlink()
+    os.mkfifo(pinned) if content == "pipe" else pinned.write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"cannot read {pinned}: Not a regular file|{pinned} is damaged: there is no checksum"):
+        fetched(server, tmp_path, binary=False)
+    assert len(server.requests) == 1
+
+
+def test_a_converted_file_that_is_damaged_is_converted_anew(server, tmp_path):
+    [path] = fetched(server, tmp_path)
+    good = path.read_bytes()
+    for damaged in (b"", good[:100], good[:-1], good + b"\0", bytes(len(good)), b"1 1:1\n"):
+        path.write_bytes(damaged)
+        assert fetched(server, tmp_path) == [path] and path.read_bytes() == good
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["little.bz2", "little.csr"])
+def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_an_error(server, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DatasetError, match=f"cannot read {tmp_path}/{name}: Not a regular file"):
+        fetched(server, tmp_path)
+
+
+def test_what_is_left_of_a_transfer_may_be_anything(server, tmp_path):
+    part, version = tmp_path / "little.bz2.part", tmp_path / "little.bz2.part.version"
+    for content in (b"\xff\xfe", b"a\nb: c", b"x" * 100_000, "pipe", "device"):
+        part.write_bytes(FILE[:500])
+        if content == "pipe":
+            part.unlink()
+            os.mkfifo(part)
+            version.symlink_to("/dev/zero")
+        elif content == "device":
+            part.unlink()
+            part.symlink_to("/dev/zero")
+        else:
+            version.write_bytes(content)
+        [path] = fetched(server, tmp_path, binary=False)
+        assert path.read_bytes() == FILE
+        path.unlink()
+    assert all(sent == len(FILE) for _, _, sent in server.requests)
 
 
 def test_a_file_that_is_not_there(server, tmp_path):

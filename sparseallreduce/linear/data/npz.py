@@ -8,22 +8,23 @@ checksum at the end.
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
+import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 from numpy.typing import DTypeLike, NDArray
 
+from sparseallreduce.checked_file import Damaged, open_regular
+from sparseallreduce.checked_npz import ArrayHeader, Npz, damage, read_header
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.blocks import Block
 from sparseallreduce.linear.data.compressed_rows import NONZEROS_AT_ONCE, checked_block
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input
 from sparseallreduce.linear.data.parts import LABELS_BESIDE, Source, sharing
+from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.stream import index_dtype
 
 __all__ = ["npz_blocks"]
@@ -31,7 +32,8 @@ __all__ = ["npz_blocks"]
 Array = NDArray[Any]
 
 _LABELS = ("labels", "y")
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
+_LONGEST_WORD = 1 << 12  # bytes of an array that describes the matrix
+_LARGE = 1 << 26  # bytes of a sample from which on the system is asked whether there is memory for it
 _PIECE = 1 << 22  # bytes that are skipped at once
 _ROWS = 1 << 16  # read at once
 
@@ -158,26 +160,22 @@ def _pieces(ends: Array) -> Iterator[tuple[int, int]]:
 class _Stream:
     """An array in a file, read from its beginning to its end."""
 
-    def __init__(self, file: IO[bytes], name: str, kinds: str, progress: Progress = None) -> None:
+    def __init__(self, file: IO[bytes], header: ArrayHeader, name: str, kinds: str, progress: Progress = None) -> None:
+        if len(header.shape) > 1 or header.dtype.kind not in kinds:
+            raise Damaged(f"the array {name} is {header.dtype} of shape {header.shape}, not numbers in one dimension")
         self._file, self._name, self._progress = file, name, progress
-        version = npy_format.read_magic(file)
-        readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-        if version not in readers:
-            raise ValueError(f"the array {name} is of version {version}")
-        shape, _, self.dtype = readers[version](file)
-        if len(shape) > 1 or self.dtype.kind not in kinds or self.dtype.hasobject:
-            raise ValueError(f"the array {name} is {self.dtype} of shape {shape}, not numbers in one dimension")
-        self.length = int(np.prod(shape, dtype=np.uint64))
-        if not 0 <= self.length * self.dtype.itemsize < 2**63:
-            raise ValueError(f"the array {name} has {self.length} items")
+        self.length, self.dtype = header.items, header.dtype
 
     def take(self, count: int) -> Array:
         """The next so many items."""
         parts, left = [], count * self.dtype.itemsize
+        if left > _LARGE and left > memory_left():
+            raise Damaged(f"{count:,} items of the array {self._name} belong to one sample, and there is no memory for them")
         while left > 0:
-            part = self._file.read(min(left, _PIECE))
+            with damage():
+                part = self._file.read(min(left, _PIECE))
             if not part:
-                raise ValueError(f"the array {self._name} ends too early")
+                raise Damaged(f"the array {self._name} ends too early")
             parts.append(part)
             left -= len(part)
         if self._progress is not None:
@@ -193,46 +191,50 @@ class _Stream:
 
     def finish(self) -> None:
         """Read what is left, and the checksum behind it."""
-        while self._file.read(_PIECE):
-            pass
+        with damage():
+            while self._file.read(_PIECE):
+                pass
 
 
 class _Arrays:
     """The arrays of an ``.npz``, and the labels beside it."""
 
-    def __init__(self, path: PathLike, archive: zipfile.ZipFile, stack: ExitStack) -> None:
-        self._path, self._archive, self._stack = path, archive, stack
-        self._names = set(archive.namelist())
+    def __init__(self, path: PathLike, file: Npz, stack: ExitStack) -> None:
+        self._path, self._file, self._stack = path, file, stack
         self._streams: list[_Stream] = []
 
     def small(self, name: str) -> Any:
         """One of the few numbers or the word that describe the matrix."""
-        with self._archive.open(f"{name}.npy") as file:
-            value = npy_format.read_array(file, allow_pickle=False)
-            file.read()
-        return value.item() if value.ndim == 0 else value
+        value = self._file.array(name, _LONGEST_WORD)
+        with damage():
+            return value.item() if value.ndim == 0 else value
 
     def stream(self, name: str, progress: Progress = None) -> _Stream:
         kinds = "biuf" if name in ("data", *_LABELS) else "iu"
-        return self._kept(self._stack.enter_context(self._archive.open(f"{name}.npy")), name, kinds, progress)
+        return self._kept(*self._file.open(name), name, kinds, progress)
 
     def labels(self) -> _Stream | None:
         """None if there are none."""
         for name in _LABELS:
-            if f"{name}.npy" in self._names:
+            if name in self._file.names:
                 return self.stream(name)
         beside = _beside(self._path)
-        if not beside.exists():
+        if not os.path.lexists(beside):
             return None
-        return self._kept(self._stack.enter_context(beside.open("rb")), beside.name, "biuf", None)
+        file = self._stack.enter_context(open_regular(beside))
+        try:
+            header = read_header(file, os.fstat(file.fileno()).st_size, beside.name)
+            return self._kept(file, header, beside.name, "biuf", None)
+        except Damaged as fault:
+            raise DatasetError(f"cannot read {beside}: {fault}; numpy.save writes what is read here") from None
 
     def finish(self) -> None:
         """Read all arrays to their ends."""
         for stream in self._streams:
             stream.finish()
 
-    def _kept(self, file: IO[bytes], name: str, kinds: str, progress: Progress) -> _Stream:
-        self._streams.append(_Stream(file, name, kinds, progress))
+    def _kept(self, file: IO[bytes], header: ArrayHeader, name: str, kinds: str, progress: Progress) -> _Stream:
+        self._streams.append(_Stream(self._stack.enter_context(file), header, name, kinds, progress))
         return self._streams[-1]
 
 
@@ -242,14 +244,13 @@ def _arrays(path: PathLike) -> Iterator[_Arrays]:
     first_bytes(path, 1)
     try:
         with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_input(path))))
-            yield _Arrays(path, archive, stack)
-    except DatasetError:
-        raise
-    except _UNREADABLE as error:
+            yield _Arrays(path, Npz(stack.enter_context(open_input(path)), in_memory=False), stack)
+    except (OSError, Damaged) as error:
+        named = getattr(error, "filename", None)
+        file = path if named is None else named  # that of the labels is another
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split()).rstrip(".")
         remedy = "scipy.sparse.save_npz writes what is read here"
-        raise DatasetError(f"cannot read {path}: {reason or type(error).__name__}; {remedy}") from None
+        raise DatasetError(f"cannot read {file}: {reason or type(error).__name__}; {remedy}") from None
 
 
 def _beside(path: PathLike) -> Path:

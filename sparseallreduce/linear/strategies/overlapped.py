@@ -102,6 +102,8 @@ class OverlappedStrategy(SparseStrategy):
         if state["in_flight"]:
             indices, values = state["in_flight_indices"], state["in_flight_values"]
             dense = len(values) == self.size
+            if not dense:
+                SparseStream(indices, values, self.size)  # which looks at them
             total = SparseStream._dense_form(values, self.size) if dense else SparseStream._sparse_form(indices, values, self.size)
             self._in_flight = _InFlight(Request(None, total), total, float(state["in_flight_rate"]))
 

@@ -15,9 +15,8 @@ import json
 import os
 import re
 import time
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,12 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.checked_file import Damaged, open_regular, parse_json
+from sparseallreduce.checked_npz import Npz
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, together
 
-__all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "nonsense_refused", "read_checkpoint", "write_checkpoint"]
 
 Array = NDArray[Any]
 
@@ -40,6 +41,7 @@ _NAME = re.compile(r"step-(\d{12})\.npz")
 # Of what a run had that wrote a checkpoint before these could be chosen.
 _IMPLIED: dict[str, Any] = {"update": "sgd", "beta": 0.0, "intercept_value": 1.0, "unit of the learning rate": 1.0}
 _KEPT = 2
+_LONGEST_TEXT = 1 << 28  # bytes of `about`: of the reducers of a thousand ranks it has some ten million
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,23 @@ class Checkpoint:
     identity: dict[str, Any]  # of the run: what must be the same for going on to make sense
     progress: dict[str, Any]  # of the trainer, in what JSON can express
     state: dict[str, Any]  # of the strategy: numbers, and arrays
+    path: str = "the checkpoint"  # of the file that it was read from
+
+    def whole_number(self, name: str) -> int:
+        """A count of the progress, or of what identifies the run, that is at least one.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none.
+        """
+        number = self.progress.get(name, self.identity.get(name))
+        if type(number) is not int or number < 1:
+            raise CheckpointError(f"{self.path} is damaged: its {name} is {number!r:.40}")
+        return number
 
 
-class _Damaged(CheckpointError):
+class _DamagedCheckpoint(CheckpointError):
     """A file does not hold what was written to it."""
 
 
@@ -139,7 +155,7 @@ class Checkpoints:
         for name in names:
             try:
                 return read_checkpoint(self.folder / name), remarks
-            except _Damaged as error:
+            except _DamagedCheckpoint as error:
                 self._damaged.add(name)
                 remarks.append(f"{error}; passed over")
         if names:
@@ -181,7 +197,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             numbers[name] = value
     about = {"layout": _LAYOUT, "identity": checkpoint.identity, "progress": checkpoint.progress, "numbers": numbers, "arrays": [*arrays]}
     text = np.frombuffer(json.dumps(about, default=_plain).encode(), np.uint8)
-    with atomic_file(path) as file:
+    with atomic_file(path, own=True) as file:
         np.savez(file, about=text, **arrays)
 
 
@@ -194,31 +210,33 @@ def read_checkpoint(path: Path) -> Checkpoint:
         If it is damaged, no checkpoint, or one of another layout.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            members = {name: file[name] for name in file.files}
-        about = json.loads(members.pop("about").tobytes())
-        layout, named = about["layout"], about.get("arrays")
-        if layout == _LAYOUT:
-            if set(members) != set(named):
-                raise ValueError("some of its arrays are missing")
-            arrays = {name.removeprefix("state/"): array for name, array in members.items()}
-            return Checkpoint(about["identity"], about["progress"], about["numbers"] | arrays)
+        with open_regular(path) as file:
+            members = Npz(file)
+            about = parse_json(members.array("about", _LONGEST_TEXT).tobytes())
+            layout = about.get("layout") if isinstance(about, dict) else None
+            if layout == _LAYOUT:
+                return _checkpoint(path, about, members)
+            if not isinstance(layout, str):
+                raise Damaged("it does not say what layout it has")
     except OSError as error:
-        raise _Damaged(f"cannot read {path}: {error.strerror or error}") from None
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise _Damaged(f"{path} is damaged ({' '.join(str(error).split())})") from None
+        raise _DamagedCheckpoint(f"cannot read {path}: {error.strerror or error}") from None
+    except Damaged as fault:
+        raise _DamagedCheckpoint(f"{path} is damaged ({fault})") from None
     what = f"{path} has the layout {layout!r}, and this version reads {_LAYOUT!r}"
     raise CheckpointError(f"{what}: go on with the version that wrote it, or start anew in another folder")
+
+
+def _checkpoint(path: Path, about: dict[str, Any], members: Npz) -> Checkpoint:
+    """The checkpoint that a file of this version's layout holds."""
+    parts = [about.get(name) for name in ("identity", "progress", "numbers")]
+    named = about.get("arrays")
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(named, list):
+        raise Damaged("it does not say what it is of, or what is in it")
+    if sorted(map(str, [*named, "about"])) != sorted(members.names):
+        raise Damaged("some of its arrays are missing, or are not its own")
+    identity, progress, numbers = cast("list[dict[str, Any]]", parts)
+    arrays = {name.removeprefix("state/"): members.array(name) for name in named}
+    return Checkpoint(identity, progress, numbers | arrays, str(path))
 
 
 def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple[Checkpoint | None, list[str]]:
@@ -229,15 +247,32 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
         state = {} if checkpoint is None else checkpoint.state
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         numbers = {name: value for name, value in state.items() if name not in arrays}
-        rest = remarks, None if checkpoint is None else (checkpoint.identity, checkpoint.progress, numbers)
+        rest = remarks, None if checkpoint is None else (checkpoint.identity, checkpoint.progress, numbers, checkpoint.path)
     told = gather(comm, rest)[0]
     assert told is not None, "the first rank tells what it has found"
     remarks, outline = told
     arrays = broadcast_arrays(comm, arrays)
     if outline is None:
         return None, remarks
-    identity, progress, numbers = outline
-    return Checkpoint(identity, progress, numbers | arrays), remarks
+    identity, progress, numbers, path = outline
+    return Checkpoint(identity, progress, numbers | arrays, path), remarks
+
+
+@contextmanager
+def nonsense_refused(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raise what the contents of a checkpoint lead to, where they are not what a run has written, as CheckpointError.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{checkpoint.path} is damaged: what it holds is of no run ({what:.200})") from None
 
 
 def check_identity(checkpoint: Mapping[str, Any], run: Mapping[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["PHASES", "Epoch", "Options"]
+__all__ = ["PHASES", "Epoch", "Options", "epoch_of"]
 
 #: What an epoch's seconds are spent on.
 PHASES = ("compute", "select", "communicate", "wait", "update", "checkpoint", "evaluate")
@@ -69,3 +69,28 @@ class Epoch:
     validation_loss: float | None = None  # as the test loss, but of the samples held out
     validation_accuracy: float | None = None
     validation_auc: float | None = None
+
+
+# What JSON may have for a field, by its annotation.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "dict[str, float]": (dict,),
+    "dict[str, Any]": (dict,),
+    "list[float] | None": (list, type(None)),
+}
+
+
+def epoch_of(record: dict[str, Any]) -> Epoch:
+    """Return the epoch that a checkpoint tells of; raise TypeError if it tells of none."""
+    epoch = Epoch(**record)
+    for each in fields(Epoch):
+        value = getattr(epoch, each.name)
+        if not isinstance(value, _KINDS[str(each.type)]):
+            raise TypeError(f"{each.name} of an epoch is {value!r:.40}")
+    lists = [epoch.seconds.values(), epoch.gradient_densities or (), epoch.total_densities or ()]
+    if not all(isinstance(value, int | float) for values in lists for value in values):
+        raise TypeError("some figures of an epoch are no numbers")
+    return epoch

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
+from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import Strategy
-from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint
+from sparseallreduce.linear.training.checkpoint import Checkpoint, Checkpoints, check_identity, data_fingerprint, nonsense_refused
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
-from sparseallreduce.linear.training.epoch import Epoch, Options
+from sparseallreduce.linear.training.epoch import Epoch, Options, epoch_of
 from sparseallreduce.linear.training.evaluation import Best, Evaluation
 from sparseallreduce.linear.training.metrics import Sums
 from sparseallreduce.linear.training.progressive import Progressive
@@ -62,24 +65,43 @@ class Resumable:
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         agreed(self.comm, lambda: check_identity(checkpoint.identity, self._identity))
-        progress = checkpoint.progress
-        self.step, self._position = progress["step"], progress["position"]
-        self.history = [Epoch(**record) for record in progress["epochs"]]
+        agreed(self.comm, lambda: self._take_progress(checkpoint))
+        before = {"learning rate of the last step": checkpoint.progress.get("rate")}  # a function's name does not say what it is made of
+        agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
+        failure: CheckpointError | None = None
+        try:
+            with nonsense_refused(checkpoint):
+                self.strategy.restore({name: value for name, value in checkpoint.state.items() if name != "best"})
+        except CheckpointError as error:
+            failure = error
+        agreed(self.comm, lambda: _raise(failure))  # where ranks have parts of their own
+
+    def _take_progress(self, checkpoint: Checkpoint) -> None:
+        """Have of the trainer's own what a checkpoint says."""
+        with nonsense_refused(checkpoint):
+            self._take(checkpoint.progress, checkpoint.state.get("best"))
+            self._last_rate()
+
+    def _take(self, progress: dict[str, Any], best: Any) -> None:
+        self.step, self._position = _count(progress["step"]), _count(progress["position"])
+        if self._position > self.steps:
+            raise ValueError(f"{self._position} steps of {self.steps} in an epoch")
+        self.history = [epoch_of(record) for record in progress["epochs"]]
+        watched = [*progress["schedule"].values(), *progress["stopping"].values()]
+        if not all(isinstance(value, int | float) for value in (*watched, *progress["progressive"])):
+            raise TypeError("some figures are no numbers")
         if isinstance(self.schedule, Reactive):
             self.schedule.restore(progress["schedule"])
         if self.stopping is not None:
             self.stopping.restore(progress["stopping"])
-        before = {"learning rate of the last step": progress["rate"]}  # a function's name does not say what it is made of
-        agreed(self.comm, lambda: check_identity(before, {"learning rate of the last step": self._last_rate()}))
         self._tested_before = progress["test set"] if self.history else None
         self._saved = self.step
         self._progressive.before = Sums(*progress["progressive"])
-        state = dict(checkpoint.state)
-        best = state.pop("best", None)
         if best is not None:
             cost, epoch = progress["best"]
-            self._evaluation.best = Best(cost, epoch, best)
-        self.strategy.restore(state)
+            if np.shape(best) != self.strategy.weights.shape:
+                raise ValueError(f"the best weights are of shape {np.shape(best)}")
+            self._evaluation.best = Best(float(cost), _count(epoch), best)
 
     def _note_test_set(self, test: Dataset | None) -> None:
         """Have checkpoints tell which test set epochs are measured on, if it is the one that they were measured on before; collective."""
@@ -152,3 +174,15 @@ class Resumable:
             "share held out": self.options.validation,
             "watched loss": "of every epoch" if self.options.evaluate_every == 1 else "progressive",
         }
+
+
+def _count(value: Any) -> int:
+    """A whole number that is not below zero; raises TypeError if it is something else."""
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.40} counts nothing")
+    return value
+
+
+def _raise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from sparseallreduce.algorithms.steps import Step
-from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers.arrays import no_indices, nothing
 from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.cost import case_of, evaluation_seconds, predicted
@@ -144,6 +144,8 @@ class OkTopk(Reducer):
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         bounds = tuple(int(bound) for bound in state["bounds"])
+        if bounds and (list(bounds) != sorted(bounds) or bounds[0] != 0 or bounds[-1] != self.size):
+            raise CheckpointError(f"this state has regions that do not follow each other from 0 to {self.size}")
         drift = Drift.of(state.get("drift", Drift()))  # which earlier versions have not saved
         kept = {name: state[name] for name in History._fields if name not in ("bounds", "drift")}
         self._history = History(**kept, bounds=bounds, drift=drift)

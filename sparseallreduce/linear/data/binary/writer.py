@@ -6,6 +6,7 @@ beside the result; then all ranks copy them to where they belong, each a share o
 
 from __future__ import annotations
 
+import errno
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import filelock
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparseallreduce.atomic_file import publish
+from sparseallreduce.atomic_file import is_special, publish
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import BLOCK, SECTIONS, Header
 from sparseallreduce.linear.data.blocks import Block
@@ -106,6 +107,8 @@ class BinaryWriter:
     def _prepare(self) -> None:
         """Make the folder, and clear it of what a killed writer has left."""
         with written(self._path):
+            if is_special(self._path):
+                raise OSError(errno.EINVAL, "it is no regular file")  # which would be known only when all is written
             self._folder.mkdir(exist_ok=True)
             try:
                 self._lock.acquire(timeout=0)

@@ -7,8 +7,9 @@ transfer. Processes that share a cache wait for each other by locks, so that eac
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,16 @@ from filelock import FileLock
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cache import default_cache
+from sparseallreduce.checked_file import Damaged, open_regular, read_bytes
 from sparseallreduce.errors import DatasetError
-from sparseallreduce.linear.data.binary.format import Header
+from sparseallreduce.linear.data.binary.format import HEADER_BYTES, Header
 from sparseallreduce.linear.data.collection.download import AbsentError, Downloader
 from sparseallreduce.linear.data.collection.sets import COLLECTION, SETS
 from sparseallreduce.linear.data.convert import convert
 from sparseallreduce.linear.data.files import PathLike, readable, written
+from sparseallreduce.linear.data.formats import open_samples
+from sparseallreduce.linear.data.parts import Source
+from sparseallreduce.linear.data.reading import Reading
 from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["fetch"]
@@ -33,6 +38,8 @@ __all__ = ["fetch"]
 Converter = Callable[..., Header]
 Received = Callable[[int, int | None], object] | None
 
+_CHECKSUM = re.compile(r"[0-9a-fA-F]{64}")  # of SHA-256
+_LONGEST_PIN = 1 << 12  # bytes of a file that keeps one
 
 @collective
 def fetch(
@@ -85,18 +92,70 @@ def fetch(
     paths = []
     for file, samples in chosen.files.items():
         result = folder / f"{file.removesuffix('.svm')}.csr"
-        if binary and agreed(comm, result.exists):
+        if binary and _is_there(result, comm):
             paths.append(result)
             continue
         source = _Source(folder, mirror, [file + suffix for suffix in chosen.suffixes], checksums or {}, on_received)
-        text = gather(comm, agreed(comm, source.fetched if comm.rank == 0 else lambda: Path()))[0]
-        if binary:
-            with _only(comm, folder / f"{result.name}.lock"):
-                if not agreed(comm, result.exists):
-                    convert(text, result, comm, n_features=chosen.features, n_samples=samples)
+        text, checked = gather(comm, agreed(comm, source.fetched if comm.rank == 0 else lambda: (Path(), False)))[0]
+        with _saying_how_to_fetch_anew(text):
+            if binary:
+                with _only(comm, folder / f"{result.name}.lock"):
+                    if not _is_there(result, comm):
+                        convert(text, result, comm, n_features=chosen.features, n_samples=samples)
+            elif not checked:
+                _check(text, comm, chosen.features, samples)
         agreed(comm, partial(source.pin, text.name) if comm.rank == 0 else lambda: None)
         paths.append(result if binary else text)
     return paths
+
+
+def _is_there(path: Path, comm: Any) -> bool:
+    """Whether a file is there that begins as a binary one, and is as long as that says; collective."""
+
+    def whole() -> bool:
+        try:
+            with open_regular(path) as file:
+                Header.from_bytes(file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, path)
+        except (FileNotFoundError, NotADirectoryError, DatasetError):
+            return False
+        return True
+
+    def looked() -> bool:
+        with readable(path):
+            return comm.rank == 0 and whole()
+
+    return gather(comm, agreed(comm, looked))[0]
+
+
+def _check(text: Path, comm: Any, features: int, samples: int | None) -> None:
+    """Read a file of samples from its beginning to its end, and count them; collective.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if there is anything else in it, or another number of them.
+    """
+    blocks = open_samples(Source(str(text), (text,)), comm, "svmlight", Reading(), n_features=features).blocks
+
+    def counted() -> int:
+        with closing(blocks):
+            return sum(len(block.labels) for block in blocks)
+
+    found = sum(gather(comm, agreed(comm, counted)))
+    if samples is not None and found != samples:
+        what = f"{found} samples in it instead of {samples}: it is damaged, or has changed"
+        raise DatasetError(f"{text}: {what}; remove it to fetch it anew")
+
+
+@contextmanager
+def _saying_how_to_fetch_anew(text: Path) -> Iterator[None]:
+    """Have errors of a file that was fetched say what to do."""
+    try:
+        yield
+    except DatasetError as error:
+        if "to fetch it anew" in str(error) or not str(error).startswith((str(text), f"cannot read {text}")):
+            raise
+        raise DatasetError(f"{error}; if the file is damaged, remove it to fetch it anew") from None
 
 
 @dataclass(frozen=True)
@@ -109,15 +168,18 @@ class _Source:
     checksums: Mapping[str, str]
     on_received: Received
 
-    def fetched(self) -> Path:
-        """The file in the cache."""
+    def fetched(self) -> tuple[Path, bool]:
+        """The file in the cache, and whether a checksum of it was known, which it has."""
         with written(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         here = [name for name in self.names if (self.folder / name).exists()]
+        for name in here[:1]:
+            with readable(self.folder / name), open_regular(self.folder / name):
+                pass  # of a pipe, a checksum would be waited for
         absent = ""
         for name in here[:1] or self.names:
             try:
-                return self._fetched(name)
+                return self._fetched(name), self._expected(name) is not None
             except AbsentError as error:
                 absent = str(error)
         raise DatasetError(f"{absent}; there is no {' nor '.join(self.names)}: choose another --mirror")
@@ -128,7 +190,7 @@ class _Source:
         with written(path):
             if not path.exists():
                 checksum = pooch.file_hash(self.folder / name)
-                with atomic_file(path, "w") as file:
+                with atomic_file(path, "w", own=True) as file:
                     file.write(f"{checksum}  {name}\n")
 
     def _pinned(self, name: str) -> Path:
@@ -139,9 +201,17 @@ class _Source:
         """The checksum that a file must have, if one is known: the user's, or that of the file that came first."""
         if name in self.checksums:
             return self.checksums[name]
-        with readable(self._pinned(name)):
-            words = self._pinned(name).read_text().split() if self._pinned(name).exists() else []
-        return words[0] if words else None
+        pinned = self._pinned(name)
+        if not os.path.lexists(pinned):
+            return None
+        with readable(pinned):
+            try:
+                words = read_bytes(pinned, _LONGEST_PIN).decode().split()
+            except (Damaged, UnicodeDecodeError):
+                words = []
+        if not words or not _CHECKSUM.fullmatch(words[0]):
+            raise DatasetError(f"{pinned} is damaged: there is no checksum in it; remove it to trust {name} as it is now")
+        return words[0]
 
     def _fetched(self, name: str) -> Path:
         expected = self._expected(name)
