@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
+from sparseallreduce.runtime.launchers import launched_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import SparseAllreduceError
-from sparseallreduce.runtime.communicators import over_mpi
+from sparseallreduce.runtime import children
+from sparseallreduce.runtime.communicators import check_owner, over_mpi
 
 __all__ = ["agreed", "agreed_by_all", "broadcast_arrays", "exchange", "gather", "gather_on_first", "private"]
 
@@ -29,18 +30,24 @@ _keyval: Any = None  # of the attribute of a communicator that is its duplicate;
 
 def private(comm: Any) -> Any:
     """The duplicate of a communicator of MPI's, made when it is first asked for and freed with it; any other as it is. Collective."""
+    check_owner(comm)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(comm, mpi.Intracomm) or comm.size == 1:
         return comm
     global _keyval
     if _keyval is None:
-        _keyval = mpi.Comm.Create_keyval(delete_fn=lambda _comm, _key, kept: kept.Free())
+        _keyval = mpi.Comm.Create_keyval(delete_fn=_freed)
     duplicate: Any = comm.Get_attr(_keyval)
     if duplicate is None:
         duplicate, request = comm.Idup()
         over_mpi().progress.wait_until(request.Test)
         comm.Set_attr(_keyval, duplicate)
     return duplicate
+
+
+def _freed(_comm: Any, _key: int, duplicate: Any) -> None:
+    if not children.generation:  # in a forked process it is the parent's
+        duplicate.Free()
 
 
 def gather(comm: Any, value: T) -> list[T]:

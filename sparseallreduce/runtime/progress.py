@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import ForkError, SparseAllreduceError
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
@@ -30,6 +30,7 @@ __all__ = [
     "done_within",
     "finish",
     "give_up",
+    "leave_to_parent",
     "operations",
     "outcome",
     "preparing",
@@ -41,6 +42,7 @@ _SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of
 HANDSHAKE_SPINS = 256  # likewise, of half a microsecond, before a handshake that should be over at once is taken for a long one
 COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
 _ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
+_FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
 
 operations: list[Operation] = []  # in flight
 channels: list[Channel] = []
@@ -92,6 +94,14 @@ def give_up(operation: Operation, error: BaseException) -> None:
     with operation.channel.lock:
         if not operation.ended or operation.owes():
             operation.fail(error)
+
+
+def leave_to_parent() -> None:
+    """End, in a forked process, what its parent has in flight: here without a result, and without a word to other ranks."""
+    for operation in operations:
+        operation.error, operation.ended, operation.done = ForkError(_FORKED), True, True
+    for mine in (operations, channels, preparing):
+        mine.clear()
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:
