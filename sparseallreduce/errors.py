@@ -10,6 +10,8 @@ __all__ = [
     "DatasetError",
     "DeadlockError",
     "DivergenceError",
+    "ForkError",
+    "LauncherError",
     "MismatchError",
     "MPIUnavailableError",
     "SparseAllreduceError",
@@ -63,6 +65,14 @@ class WaitTimeoutError(SparseAllreduceError, TimeoutError):
 
 class MPIUnavailableError(SparseAllreduceError, ImportError):
     """mpi4py or the MPI library beneath it cannot be loaded."""
+
+
+class LauncherError(SparseAllreduceError, RuntimeError):
+    """Raised where a launcher has started several processes and MPI knows of one: nothing would be reduced."""
+
+
+class ForkError(SparseAllreduceError, RuntimeError):
+    """Raised where a process uses a communicator, request, plan or reducer of the rank from which it was forked."""
 
 
 class DivergenceError(SparseAllreduceError, ArithmeticError):

@@ -206,7 +206,8 @@ def test_nothing_of_operations_runs_python_as_it_goes(module):
     """In which Python would lose an interrupt: see sparseallreduce/finalizer.py. A weak reference with a callback is not seen here."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         name = getattr(node, "name", getattr(node, "attr", getattr(node, "id", None)))
-        assert name not in GOING, f"line {node.lineno}"
+        is_setting = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "rc"  # mpi4py.rc.finalize
+        assert name not in GOING or is_setting, f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if layer_of(module) not in (None, "kernels")], ids=short)

@@ -18,14 +18,15 @@ from typing import Any
 import click
 
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.cli.failure import launched_rank, launched_ranks
 from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, processor, release, write_report
-from sparseallreduce.errors import MPIUnavailableError, StreamError
+from sparseallreduce.errors import LauncherError, MPIUnavailableError, StreamError
 from sparseallreduce.runtime.calibration import renew
+from sparseallreduce.runtime.children import is_child
 from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.cuda_mpi import cuda_support
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
+from sparseallreduce.runtime.launchers import CHECK, initialised_mpi, launched_rank, launched_ranks, library
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.devices import local_rank
@@ -76,8 +77,10 @@ class Findings:
 @click.option("--calibrate", is_flag=True, help="Measure the network anew, and keep the constants for later runs instead of earlier ones.")
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the findings.")
 @click.pass_context
-def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> None:
+def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> int:
     """Show what MPI, threads, GPU and network this machine offers, and what the library will use.
+
+    The exit status is 1 if there are problems.
 
     Under mpiexec it also measures the network between the ranks. Constants are kept, in $SPARSEALLREDUCE_CACHE or the user's cache folder,
     and later runs on as many ranks laid out alike choose by them: --calibrate replaces them.
@@ -91,7 +94,7 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> N
     processes, places = zip(*([(_process(place), place)] if comm.size == 1 else comm.allgather((_process(place), place))))
     hosts = label_hosts([process.host for process in processes], places)
     _versions(found, processes)
-    _mpi(found, comm)
+    _mpi(found)
     _ranks(found, processes, places, hosts)
     if release("numba") is not None:
         _kernels(found, processes)
@@ -99,12 +102,16 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> N
     _gpu(found, comm)
     surroundings = environment(comm)
     results = found.facts | {"processes": [asdict(process) for process in processes], "problems": found.problems}
+    status = int(bool(found.problems))
+    if comm.size > 1:
+        status = comm.bcast(status)
     if comm.size == 1 and launched_rank() != 0:  # as many strangers as mpiexec has started: one speaks
-        return
+        return status
     if comm.rank == 0:
         _show(found)
     if json_path is not None:
         on_rank_0(comm, lambda: write_report(json_path, "doctor", context.params, surroundings, results))
+    return status
 
 
 def _show(found: Findings) -> None:
@@ -118,11 +125,11 @@ def _show(found: Findings) -> None:
 def _communicator(found: Findings) -> Any:
     try:
         comm = world()
-    except MPIUnavailableError as error:
+    except (LauncherError, MPIUnavailableError) as error:
         found.problems.append(str(error))
         return SERIAL
     started = launched_ranks()
-    if comm is not SERIAL and started is not None and started != comm.size:
+    if comm.size > 1 and started is not None and started != comm.size and os.environ.get(CHECK) != "0":
         found.problems.append(
             f"mpiexec has started {started} processes, but each of them sees {comm.size}: mpiexec belongs to another MPI library than "
             f"the one that mpi4py loads. Call the mpiexec of that library ({_mpiexec() or 'none is on the PATH'} is found first), or "
@@ -184,35 +191,40 @@ def _versions(found: Findings, processes: Sequence[Process]) -> None:
             found.problems.append(f"the ranks run different versions of {name} ({where}): install the same on all hosts")
 
 
-def _mpi(found: Findings, comm: Any) -> None:
-    if comm is SERIAL:
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            found.say("MPI", f"none ({_one_line(error)}): everything works on one process")
-            found.facts["mpi"] = None
-            if find_spec("mpi4py") is not None:
-                found.problems.append(
-                    "mpi4py is installed, but finds no MPI library: pip install 'sparseallreduce[mpi]' brings one, or load your "
-                    "cluster's MPI module first"
-                )
-            else:
-                found.say("", "for several processes: pip install 'sparseallreduce[mpi]', on a cluster pip install mpi4py")
+def _mpi(found: Findings) -> None:
+    if is_child():
+        found.say("MPI", "not used: a rank has started this process, which computes alone")
+        found.facts["mpi"] = None
         return
-    from mpi4py import MPI
-
-    library = _one_line(MPI.Get_library_version().splitlines()[0])
+    try:
+        MPI = initialised_mpi()
+    except (ImportError, RuntimeError) as error:
+        found.say("MPI", f"none ({_one_line(error)}): everything works on one process")
+        found.facts["mpi"] = None
+        if find_spec("mpi4py") is not None:
+            found.problems.append(
+                "mpi4py is installed, but finds no MPI library: pip install 'sparseallreduce[mpi]' brings one, or load your "
+                "cluster's MPI module first"
+            )
+        else:
+            found.say("", "for several processes: pip install 'sparseallreduce[mpi]', on a cluster pip install mpi4py")
+        return
+    if not MPI.Is_initialized():
+        found.say("MPI", f"{library(MPI)} cannot start under the launcher of this process, which computes alone")
+        found.facts["mpi"] = None
+        return
+    version = _one_line(MPI.Get_library_version().splitlines()[0])
     standard = ".".join(map(str, MPI.Get_version()))
     threads = _THREAD_LEVELS[(MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE).index(MPI.Query_thread())]
     vendor, release_numbers = MPI.get_vendor()
-    found.say("MPI", f"{library}; standard {standard}, {threads}, mpi4py {release('mpi4py')}")
+    found.say("MPI", f"{version}; standard {standard}, {threads}, mpi4py {release('mpi4py')}")
     found.say("", f"mpiexec: {_mpiexec() or 'not on the PATH'}")
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         found.say("", "progress='thread' of iallreduce is available")
     else:
         found.problems.append(f"this MPI provides {threads} only: iallreduce works, but progress='thread' needs MPI_THREAD_MULTIPLE")
     found.facts["mpi"] = {
-        "library": library,
+        "library": version,
         "vendor": vendor,
         "vendor_version": ".".join(map(str, release_numbers)),
         "standard": standard,

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import LauncherError, MPIUnavailableError, SparseAllreduceError
+from sparseallreduce.runtime.launchers import launched_rank
 
-__all__ = ["end", "launched_rank", "launched_ranks"]
+__all__ = ["end"]
 
 FAILED = 1
 BAD_ARGUMENTS = 2
 _TAG = 32767  # the highest that every MPI has; commands send nothing else point to point on COMM_WORLD
 _SECONDS = 2.0  # how long ranks wait for each other to fail too
 _FORWARDED = 0.5  # how long a launcher gets to forward what a rank has printed: an abort makes it drop the rest
-
-# How launchers tell a process its rank: MPICH and Slurm's PMI, PMIx, Open MPI.
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-
-
-def launched_rank() -> int:
-    """The rank that a launcher gave this process, known without MPI; 0 for a process alone."""
-    return _first_number(_RANKS) or 0
-
-
-def launched_ranks() -> int | None:
-    """How many processes the launcher of this one has started, None if none did or it does not say."""
-    return _first_number(_SIZES)
-
-
-def _first_number(names: Sequence[str]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
 
 
 def end(error: Exception) -> NoReturn:
@@ -57,7 +38,8 @@ def end(error: Exception) -> NoReturn:
     text = _described(error)
     comm = _world_of_several()
     if comm is None:
-        click.echo(text, err=True)
+        if launched_rank() == 0 or not isinstance(error, LauncherError | MPIUnavailableError):  # which all processes meet alike
+            click.echo(text, err=True)
     else:
         _end_together(comm, text)
     raise SystemExit(FAILED)

@@ -12,8 +12,8 @@ import numpy as np
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.checked_file import Damaged, read_json
-from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
+from sparseallreduce.runtime.launchers import launched_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

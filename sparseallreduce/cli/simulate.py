@@ -18,12 +18,12 @@ from sparseallreduce.algorithms import AUTO
 from sparseallreduce.algorithms.choose import problem_of
 from sparseallreduce.algorithms.cost import PCIE4_X16, Machine, copy_time, predicted_time
 from sparseallreduce.cli import simulate_lossy
-from sparseallreduce.cli.failure import launched_rank
 from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.runtime.launchers import launched_rank
 from sparseallreduce.runtime.simulator import machine_of, same_bits
 from sparseallreduce.streams.dtypes import DTYPES, is_float
 from sparseallreduce.streams.operator import SUM

@@ -24,7 +24,7 @@ from sparseallreduce.optim.warmup import Density
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime.api import Request
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.stream import SparseStream
@@ -108,7 +108,7 @@ class Optimizer(ABC):
         by_layer: bool = False,
         **options: Any,
     ) -> None:
-        self.comm = world() if comm is None else comm
+        self.comm = resolve(comm)
         self.learning_rate = learning_rate
         self.density = density
         self.options = options

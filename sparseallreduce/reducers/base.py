@@ -19,6 +19,7 @@ from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import as_vector, nothing
 from sparseallreduce.reducers.by_hosts import ByHosts
+from sparseallreduce.runtime import children
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.streams.kernels.backend import MIXED, array_module, may_be_written, on_device
@@ -104,6 +105,7 @@ class Reducer(ABC):
         self.reduction = Reduction()
         self.hosts = bool(hosts)
         self._by_hosts = ByHosts(self._flat) if hosts else None
+        self._generation = children.generation
         self._in_flight: weakref.ref[ReducerOperation] | None = None  # an operation that is forgotten, however that comes about, is over
 
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
@@ -247,7 +249,12 @@ class Reducer(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_in_flight": None}  # a copy has no operation
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._generation = children.generation  # a copy belongs to the process that has made it
+
     def _check_idle(self) -> None:
+        children.check_generation(self._generation, f"this {self.name}")
         if self._in_flight is not None and self._in_flight() is not None:
             raise AlgorithmError(f"this {self.name} has an operation in flight: wait for it, or take one reducer for each tensor")
 

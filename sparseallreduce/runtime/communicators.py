@@ -6,12 +6,14 @@ mpi4py is imported when a communicator of more than one process first comes into
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.errors import MPIUnavailableError, StreamTypeError
+from sparseallreduce.errors import StreamTypeError
+from sparseallreduce.runtime import children, launchers
 from sparseallreduce.runtime.serial import SERIAL, SerialCommunicator
 from sparseallreduce.streams.stream import index_dtype
 
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "channel_of",
+    "check_owner",
     "has_threads",
     "known_channel",
     "measured",
     "over_mpi",
+    "resolve",
     "shared_capacity",
     "shares_memory",
     "size_of",
@@ -61,23 +65,60 @@ def over_mpi() -> _OverMPI:
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
-    """``MPI.COMM_WORLD``, or ``SERIAL`` where mpi4py or its MPI library is missing and this process was started alone.
+    """Return ``MPI.COMM_WORLD``, or ``SERIAL`` in a process alone without MPI, and in one that a rank has started.
 
     Raises
     ------
+    LauncherError
+        If a launcher has started several processes, and MPI does not connect them.
     MPIUnavailableError
-        If it is missing and an mpiexec has started more than one process: each would take itself for the only one.
+        If it has, and mpi4py or its MPI library is missing: each process would take itself for the only one.
     """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        started = max(int(os.environ.get(name, "1")) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"))
-        if started > 1:
-            raise MPIUnavailableError(
-                f"mpiexec has started {started} processes, but mpi4py cannot be loaded ({error}): install sparseallreduce[mpi]"
-            ) from error
+    if children.is_child():
+        launchers.check(None, child=True)
         return SERIAL
-    return MPI.COMM_WORLD
+    try:
+        MPI = launchers.initialised_mpi()
+    except (ImportError, RuntimeError) as error:
+        launchers.check_missing(error)
+        return SERIAL
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        launchers.check_running(MPI)
+        launchers.check(MPI)
+        return SERIAL
+    comm: Any = MPI.COMM_WORLD
+    if comm.size == 1:
+        launchers.check(MPI)
+    children.mark()
+    return comm  # type: ignore[no-any-return]
+
+
+def resolve(comm: Any) -> Any:
+    """Return a communicator of the user's, checked, or that of all ranks for None.
+
+    Raises
+    ------
+    ForkError
+        If it belongs to the rank from which this process was forked. Besides, all that :func:`world` raises.
+    """
+    if comm is None:
+        return world()
+    check_owner(comm)
+    return comm
+
+
+def check_owner(comm: Any) -> None:
+    """Check that a communicator belongs to this process.
+
+    Raises
+    ------
+    ForkError
+        If it belongs to the rank from which this process was forked.
+    """
+    if children.generation:
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and isinstance(comm, mpi.Comm):
+            children.check_generation(0, "this communicator")
 
 
 def size_of(comm: Any) -> int:
@@ -87,15 +128,19 @@ def size_of(comm: Any) -> int:
     ------
     StreamTypeError
         If it is no intracommunicator.
+    ForkError
+        If it belongs to the rank from which this process was forked.
     """
     if isinstance(comm, SerialCommunicator):
         return 1
     if not hasattr(comm, "Get_size") or not hasattr(comm, "Idup"):
         raise StreamTypeError(f"comm must be an mpi4py intracommunicator or sparseallreduce.SERIAL, not {type(comm).__name__}")
+    check_owner(comm)
     if not comm:
         raise StreamTypeError("comm must be an intracommunicator, not MPI.COMM_NULL: it was freed, or this rank is not part of it")
     if comm.is_inter:
         raise StreamTypeError("comm must be an intracommunicator: merge the intercommunicator first")
+    children.mark()
     return int(comm.size)
 
 
@@ -126,6 +171,7 @@ def known_channel(comm: Any) -> Channel | None:
 def channel_of(comm: MPI.Intracomm) -> Channel:
     """Return what is kept for a communicator, as an attribute of it. Make it if this is the first operation on it."""
     global _keyval
+    check_owner(comm)
     over = over_mpi()
     with _making:
         if _keyval is None:
@@ -180,3 +226,18 @@ def _note_freed(channel: Channel) -> None:
     global _latest
     _latest = (), None
     over_mpi().freeing.note_channel(channel)
+
+
+def _after_fork() -> None:
+    """Forget, in a forked process, what is the parent's."""
+    global _latest, _keyval, _making
+    if children.after_fork():
+        _latest, _keyval, _making = ((), None), None, threading.RLock()
+        if over_mpi.cache_info().currsize:
+            over_mpi().progress.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
+    children.mark()

@@ -12,7 +12,7 @@ from sparseallreduce.algorithms.choose import choose, predicted_times, problem_o
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
 from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_of
 from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.runtime.communicators import channel_of, world
+from sparseallreduce.runtime.communicators import channel_of, resolve
 from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
 from sparseallreduce.streams.operator import Operator
@@ -106,7 +106,7 @@ def explain(
     >>> sar.explain(sar.SparseStream([3], [2.0], 8), comm=sar.SERIAL).choice
     'alone'
     """
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
     with Telling(comm):
         call, intent = make_call(stream, op, "auto", options)
         if intent.error is None:

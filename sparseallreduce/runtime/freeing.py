@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from sparseallreduce.algorithms.agreement import common_error
-from sparseallreduce.runtime import progress
+from sparseallreduce.runtime import children, progress
 from sparseallreduce.runtime.failing import Alike
 from sparseallreduce.runtime.handshake.messages import WITHDRAWAL_SECONDS
 from sparseallreduce.runtime.states import FAILED, FREED, PREPARING, READY, SETTLING
@@ -111,6 +111,8 @@ def _is_open_mpi() -> bool:
 def _deleted(
     give_back: Callable[[Any], Returning], note: Callable[[Any], None] | None, _comm: MPI.Comm, _key: int, value: Any
 ) -> None:
+    if children.generation:  # in a forked process it is the parent's, who goes on with it
+        return
     if note is not None:
         note(value)
     progress.freed.append(give_back(value))

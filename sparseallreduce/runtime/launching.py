@@ -25,7 +25,7 @@ from sparseallreduce.algorithms.steps import (
     Step,
 )
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError
-from sparseallreduce.runtime.communicators import channel_of, has_threads, known_channel, over_mpi, size_of, world
+from sparseallreduce.runtime.communicators import channel_of, has_threads, known_channel, over_mpi, resolve, size_of
 from sparseallreduce.runtime.request import Request, checked_timeout
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.runtime.work import Launched, Work, level
@@ -53,7 +53,7 @@ def start(
     timeout = options.pop("timeout", None) if blocking else None
     make: Callable[..., Made] = make_list_call if isinstance(stream, list | tuple) else make_call
     call, intent = struck or make(stream, op, algorithm, options)
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
     ranks, intent = size_of(comm), checked_intent(intent, comm, progress, timeout)
     at_once = blocking and timeout is None
     if ranks == 1:
@@ -107,7 +107,7 @@ def launch(
     traced : bool
         Whether traces count its bytes.
     """
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
     ranks, intent = size_of(comm), checked_intent(intent, comm, progress)
     if ranks == 1:
         try:
@@ -217,7 +217,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
     if getattr(error, "on_all_ranks", False):
         return
     try:
-        comm = world() if comm is None else comm
+        comm = resolve(comm)
         if size_of(comm) == 1:
             return
         channel = channel_of(comm)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.runtime import launching
-from sparseallreduce.runtime.communicators import size_of
+from sparseallreduce.runtime.communicators import check_owner, size_of
 from sparseallreduce.runtime.request import Request, checked_timeout
 from sparseallreduce.runtime.work import Launched, Work
 from sparseallreduce.streams.stream import SparseStream
@@ -155,6 +155,7 @@ class Common:
 
     def begin(self, work: Work, schedule: Any, stream: SparseStream | None = None) -> Request:
         """Start one sum."""
+        check_owner(self.comm)
         if self.ranks == 1:
             return launching.alone(schedule, work.intent(None), False)
         return launching.launched(self.comm, lambda channel: work, stream, False, self.progress)

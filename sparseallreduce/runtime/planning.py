@@ -10,7 +10,7 @@ from sparseallreduce.algorithms.many import make_list_call
 from sparseallreduce.errors import AlgorithmError, StreamError, StreamTypeError
 from sparseallreduce.runtime import launching
 from sparseallreduce.runtime.api import iallreduce
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.device_plan import checked_place
 from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out, unfit
 from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
@@ -70,7 +70,7 @@ def allreduce_init(
     >>> plan.wait().values
     array([2., 4.])
     """
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
     with launching.Telling(comm):
         return _planned(stream, comm, op, algorithm, fixed_indices, options)
 

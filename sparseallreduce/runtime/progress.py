@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.errors import ForkError, SparseAllreduceError
 from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "freed",
     "give_back_freed",
     "give_up",
+    "leave_to_parent",
     "operations",
     "outcome",
     "preparing",
@@ -47,6 +48,7 @@ COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each 
 _PATIENCE = 5000  # looks at what is to be given back, after which it is left for later
 _looks = 0  # since the last time that something was given back
 _ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
+_FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
 
 operations: list[Operation] = []  # in flight
 channels: list[Channel] = []
@@ -135,6 +137,15 @@ def give_up(operation: Operation, error: BaseException) -> None:
             operation.channel.late.leave(error, operation.sequence)
         else:
             operation.channel.late.mark(error)  # that this operation has failed
+
+
+def leave_to_parent() -> None:
+    """End, in a forked process, what its parent has in flight: here without a result, and without a word to other ranks."""
+    for operation in operations:
+        operation.error, operation.ended, operation.done = ForkError(_FORKED), True, True
+    for mine in (operations, channels, preparing, freed, _late_freed):
+        mine.clear()
+    waiting.clear()
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError
 from sparseallreduce.reducers import Reducer
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.torch import header, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged
 from sparseallreduce.torch.devices import Order, future_for, in_order
@@ -60,7 +60,7 @@ def comm_hook(
     if isinstance(reducer, str):
         if reducer not in RECIPES:
             raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
-        recipe, rank = RECIPES[reducer], (world() if comm is None else comm).rank
+        recipe, rank = RECIPES[reducer], resolve(comm).rank
 
         def make(size: int, k: int) -> Reducer:
             return recipe.reducer_of(size, k, rank, **options)
@@ -73,7 +73,7 @@ def comm_hook(
         make(64, 8)
     except TypeError as error:
         raise AlgorithmError(str(error)) from None
-    return CommHook(make, world() if comm is None else comm, density, dense, scaler, everything=reducer == "dense")
+    return CommHook(make, resolve(comm), density, dense, scaler, everything=reducer == "dense")
 
 
 class _Came(NamedTuple):

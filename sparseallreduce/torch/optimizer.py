@@ -14,7 +14,7 @@ from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.optim import Optimizer as Recipe
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.reducers import Reducer
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.torch import header, replicas, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
@@ -110,7 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         momentum_masking: bool = True,
         **options: Any,
     ) -> None:
-        self.comm = world() if comm is None else comm
+        self.comm = resolve(comm)
         self.steps = 0
         self.bucket_bytes, self.check_every = bucket_bytes, check_every
         self._flight: Flight | None = None

@@ -12,7 +12,7 @@ import torch
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import StreamTypeError
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.launching import launch
 from sparseallreduce.torch.flight import translated
 
@@ -51,7 +51,7 @@ def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: 
     >>> parallel_operator(lambda rows: rows.norm(dim=1), torch.tensor([[3.0, 4.0], [0.0, 2.0]]), sar.SERIAL)
     tensor([5., 2.])
     """
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
 
     def piece() -> list[torch.Tensor]:
         if not tensor.ndim:
@@ -97,7 +97,7 @@ def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], 
     >>> parallel_map(torch.sum, [torch.ones(3), torch.ones(2, 2)], sar.SERIAL)
     [tensor(3.), tensor(4.)]
     """
-    comm = world() if comm is None else comm
+    comm = resolve(comm)
     given = [each if isinstance(each, tuple) else (each,) for each in tensors]
 
     def own() -> list[torch.Tensor]:

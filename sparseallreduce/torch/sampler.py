@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.hosts import same_host, this_place
 from sparseallreduce.runtime.objects import gather
 
@@ -47,7 +47,7 @@ class HostSampler(torch.utils.data.Sampler):
     """
 
     def __init__(self, dataset: Any, comm: Any = None, *, seed: int = 0, hosts: Sequence[int] | None = None) -> None:
-        comm = world() if comm is None else comm
+        comm = resolve(comm)
         given = len(dataset), seed, None if hosts is None else tuple(hosts)
         told = gather(comm, (given, this_place()))
         if any(other != given for other, _ in told) or (hosts is not None and len(hosts) != comm.size):

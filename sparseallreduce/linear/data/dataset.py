@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from sparseallreduce.errors import DatasetError, MismatchError
 from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.checks import check_rows
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
 
@@ -147,7 +147,7 @@ class Dataset:
         >>> dataset.first_sample, dataset.rows, dataset.total_samples
         (0, 2, 2)
         """
-        comm = world() if comm is None else comm
+        comm = resolve(comm)
 
         def checked() -> Dataset:
             dataset = cls.from_scipy(samples, labels)

@@ -23,7 +23,7 @@ from sparseallreduce.linear.estimators.samples import Samples, counts_of, datase
 from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
 
 __all__ = ["LinearEstimator"]
@@ -127,7 +127,7 @@ class LinearEstimator(StreamingEstimator):
         return FittedModel(kind or model.name, weights, intercept, classes, loss=model.variant, parameter=model.parameter)
 
     def _communicator(self) -> Any:
-        return world() if self.comm is None else self.comm
+        return resolve(self.comm)
 
     def _scores(self, X: Any, least: int = 1) -> Array:
         """The scores of at least so many samples of this rank."""

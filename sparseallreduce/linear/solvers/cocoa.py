@@ -20,7 +20,7 @@ from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
@@ -141,7 +141,7 @@ class CoCoA:
         intercept: bool = True,
     ) -> None:
         clock = Clock()
-        self.comm = world() if comm is None else comm
+        self.comm = resolve(comm)
         self.model, self.l2, self.tolerance, self.rounds = model, l2, tolerance, rounds
         self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
         self.history: list[Round] = []
