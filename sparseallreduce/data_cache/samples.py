@@ -132,6 +132,8 @@ def _restored(node: Any, content: NDArray[np.uint8], end: list[int], from_array:
         if array.ndim:
             raise Damaged(f"its outline has a scalar of {array.ndim} dimensions")
         return array[()]
+    if from_array is None and " " not in what:  # a kind of leaf, and behind it which
+        raise Damaged(f"its outline has a {what!r:.40}")
     if from_array is None:
         raise DatasetError(f"a cached sample has a {what} in it, which was cached by another kind of data set")
     return from_array(what, array)

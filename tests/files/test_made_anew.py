@@ -75,6 +75,7 @@ OUTLINES = {
     "an empty list": [],
     "a list of numbers": [1, 2],
     "an unknown word": ["what"],
+    "an unknown word of an array": ["arrow", "<i8", 0],
     "an array without a dtype": ["array"],
     "an array of a dtype that is none": ["array", "x7", 5],
     "an array of objects": ["array", "|O8", 5],
