@@ -1,6 +1,7 @@
 """DataCache by processes of one host, without MPI: right samples whatever happens, each fetched once, within the bounds."""
 
 import errno
+import fcntl
 import functools
 import math
 import mmap
@@ -577,6 +578,64 @@ def test_processes_enter_and_leave_a_folder_at_once(place):
 
     all_of([enter_and_leave] * 3)
     assert not list((place / "memory").glob("*/*"))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
+def test_a_folder_that_is_removed_as_it_is_entered_is_entered_anew(place, monkeypatch, again):
+    """Between opening the file with the lock and taking it: whoever has it then holds the lock of a file that is not there."""
+    flock, struck = fcntl.flock, []
+    own = place / "memory" / f"sparseallreduce-{os.geteuid()}" / "name"
+
+    def removed_before(file, how):
+        if not struck and how & fcntl.LOCK_SH:
+            struck.append(how)
+            (own / "users").unlink()
+            own.rmdir()
+            if again:
+                own.mkdir()
+                (own / "users").touch()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    folder = SharedFolder("name", place / "memory")
+    assert struck and own.is_dir()
+    (own / "used").touch()
+    SharedFolder("another", place / "memory").leave()  # which removes what nobody uses
+    assert (own / "used").exists()
+    folder.leave()
+    assert not own.exists()
+
+
+def test_who_leaves_a_folder_that_others_have_made_anew_leaves_theirs_alone(place):
+    first = SharedFolder("name", place / "memory")
+    shutil.rmtree(first.path)  # as who clears away shared memory does
+    second = SharedFolder("name", place / "memory")
+    (second.path / "used").touch()
+    first.leave()
+    assert (second.path / "used").exists()
+    second.leave()
+    assert not second.path.exists()
+
+
+def test_what_is_being_written_counts(place, monkeypatch):
+    """Also where what is there has to be counted anew."""
+    level, write, begun, kept = Level(place / "level", 4 * PAGE), level_module._write, [], []
+    first, second, third = (Name.of(key, "1") for key in "abc")
+
+    def while_writing(file, views):
+        begun.append(True)
+        if len(begun) == 1:
+            (place / "level" / "usage").unlink()
+            kept.append(level.put(second, [bytes(PAGE // 2)]))
+            (place / "level" / "usage").unlink()
+            kept.append(level.put(third, [bytes(PAGE)]))  # with its record two pages
+            assert used(place / "level") <= 4 * PAGE
+        write(file, views)
+
+    monkeypatch.setattr(level_module, "_write", while_writing)
+    assert level.put(first, [bytes(2 * PAGE - 100)])
+    assert kept == [True, True]
+    assert level.has(first) and level.has(third) and not level.has(second)
 
 
 def test_a_lock_is_not_kept_by_a_process_forked_meanwhile(place):

@@ -107,6 +107,18 @@ def test_damage_is_noticed_or_is_outside_what_the_file_holds(written, data):
             np.testing.assert_array_equal(again.state[name], value)
 
 
+@pytest.mark.parametrize(("left_out", "added"), [("state/last", None), (None, "state/more"), ("state/last", "state/more")])
+def test_arrays_that_are_missing_or_more_than_there_were_are_damage(written, left_out, added):
+    """Each member of the file is whole."""
+    damaged = written.with_name("arrays.npz")
+    with np.load(written) as file:
+        members = {name: file[name] for name in file.files if name != left_out}
+    assert (left_out is None) == ("state/last" in members)
+    np.savez(damaged, **members, **({} if added is None else {added: np.zeros(3)}))
+    with pytest.raises(CheckpointError, match=r"arrays\.npz is damaged"):
+        read_checkpoint(damaged)
+
+
 @pytest.mark.parametrize("strategy", [SparseStrategy, DenseStrategy, OverlappedStrategy, SynchronousParameterServer])
 @pytest.mark.parametrize("step", [1, 12, 13, 20, 39])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, strategy, step, monkeypatch):

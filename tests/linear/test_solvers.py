@@ -86,6 +86,22 @@ def test_the_dual_objective_never_falls(name):
     assert np.all(np.diff(dual) >= -1e-12 * np.abs(dual[1:]))
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_weights_are_those_of_the_lowest_objective_and_not_the_last(name):
+    X, y = samples(rows=60, features=200, density=0.5, seed=2)
+    found = solver(X, y, LOSSES[name](), 1e-4, tolerance=1e-12, rounds=1)
+    primal = []
+    for _ in range(40):
+        found.advance(certify=True)
+        primal.append(found.history[-1].primal)
+        if primal[-1] > min(primal):
+            break
+    assert primal[-1] > min(primal), "this test is to see an objective that rises"
+    weights = found.weights_of(found.best_state)
+    assert objective(LOSSES[name](), X, y, weights, 1e-4) == pytest.approx(min(primal), rel=1e-9)
+    assert found.history[-1].gap == pytest.approx(min(primal) - found.history[-1].dual, rel=1e-9)
+
+
 def test_a_second_fit_goes_on():
     X, y = samples()
     found = solver(X, y, Logistic(), tolerance=1e-6, rounds=2)

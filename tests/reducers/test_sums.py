@@ -97,3 +97,13 @@ def test_an_index_dropped_in_one_subtree_comes_in_by_another():
     assert out.outputs[0].update.to_dense().tolist() == [14, 0, 0]
     assert [reducer.returned.to_dense().tolist() for reducer in reducers] == [[6, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert [reduced.contributed.tolist() for reduced in out.outputs] == [[0], [], [0], [0]]
+
+
+def test_what_is_dropped_on_several_levels_is_returned_together():
+    """Rank 0 drops its 1 where it meets rank 1, and the 2 of ranks 2 and 3 on the next level; the same index comes in by ranks 4 to 7."""
+    rows = ([1, 0, 0], [0, 9, 0], [2, 0, 0], [0, 0, 1], [50, 0, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1])
+    reducers = [sar.GTopk(3, 1) for _ in rows]
+    out = sar.simulate([np.float32(row) for row in rows], reducers)
+    assert out.outputs[0].update.to_dense().tolist() == [50, 0, 0]
+    assert [reducer.returned.to_dense()[0] for reducer in reducers] == [3, 0, 0, 0, 0, 0, 0, 0]
+    assert not any(reducer.returned.to_dense()[1:].any() for reducer in reducers)

@@ -19,6 +19,7 @@ from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
+from sparseallreduce.linear.solvers.pace import Pace
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together
@@ -165,6 +166,7 @@ class CoCoA:
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
         self._due, self._recollect, self._bound = False, False, 0.0
+        self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
         self.best_state: State | None = None
 
@@ -231,9 +233,10 @@ class CoCoA:
             gap, sent = self._step(clock)
         dual, active, sent = self._dual(traffic.bytes_sent + sent)
         primal = None
-        if self._expects_end(gap, dual) or certify:
+        if self._expects_end(gap, dual) or certify or self._is_overdue():
             primal = self._primal()
             self._learn_from(primal - dual, dual)
+            self._keep_pace(dual)
         clock.lap("evaluate")
         self._conclude(dual, primal, active, sigma, clock, sent)
         return self.history[-1]
@@ -276,6 +279,7 @@ class CoCoA:
             gathered.forget()
             raise
         clock.lap("compute")
+        self._pace.spend(passes.nonzeros)
         if passes.before < math.inf:
             self._last = passes.before
         return passes.gap, sent + passes.sent
@@ -283,6 +287,7 @@ class CoCoA:
     def _step_apart(self, clock: Clock) -> float:
         """Have every rank go over its own samples, and the changes added up on the way."""
         total, parts = 0.0, 1
+        self._pace.spend(self._busiest)
         if self.local_passes == 1:
             parts = min(_PARTS, max(1, self._active // (self.comm.size * _PART)))
         for part in range(parts):
@@ -319,6 +324,7 @@ class CoCoA:
         told = gather(self.comm, agreed(self.comm, own))
         conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*told, strict=True))
         self._active = active
+        self._nonzeros, self._busiest = entries, max(rank[3] for rank in told)
         self._due = not gathered.begun and gathered.is_due(entries, len(self.history))
         dual = -conjugates - (squares + self._exchange.squares()) / 2
         self._bound = abs(dual)
@@ -352,6 +358,22 @@ class CoCoA:
         self.converged = self._best - dual <= self.tolerance * self._best
         if self._expected > 0:
             self._optimism = min(_WORST, max(1.0, self._optimism * gap / self._expected))
+
+    def _is_overdue(self) -> bool:
+        """Whether to compute the primal objective so as to see how fast the ranks are that work apart."""
+        return self.comm.size > 1 and not self._gathered.begun and self._pace.overdue(len(self.history) + 1)
+
+    def _keep_pace(self, dual: float) -> None:
+        """Have one rank go over the active samples of all where the gap falls too slowly, and all of them if that is no faster."""
+        if self.comm.size == 1 or self.converged:
+            return
+        self._pace.mark(len(self.history) + 1, self._best - dual)
+        aim = self.tolerance * self._best
+        if not self._gathered.begun:
+            self._recollect |= self._gathered.has_room(self._nonzeros) and self._pace.prefers_one(aim, self._nonzeros)
+        elif self._pace.prefers_all(aim, self._nonzeros):
+            self._gathered.forget()
+            self._recollect = False
 
     def _conclude(self, dual: float, primal: float | None, active: int, sigma: float, clock: Clock, sent: int) -> None:
         scale = self.l2

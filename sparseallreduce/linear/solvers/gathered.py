@@ -33,6 +33,7 @@ class Passes(NamedTuple):
     gap: float  # sum over the samples, of each when the last pass came to it
     before: float  # likewise, of the pass before the last; infinite if there was none
     sent: int  # bytes, by this rank
+    nonzeros: int  # that the first rank has gone over
 
 
 class _Samples(NamedTuple):
@@ -94,7 +95,11 @@ class Gathered:
     def is_due(self, entries: int, rounds: int) -> bool:
         """Whether so many non-zeros, those of the active samples of all ranks, are few enough for one rank, after some rounds."""
         early, late = _SHARE.get(self._local.loss, (0.0, 0.0))
-        return 0 < entries <= min(self._room, (early if rounds < _FIRST_ROUNDS else late) * self._all)
+        return self.has_room(entries) and 0 < entries <= (early if rounds < _FIRST_ROUNDS else late) * self._all
+
+    def has_room(self, entries: int) -> bool:
+        """Whether so many non-zeros are not too many for the memory of one rank."""
+        return entries <= self._room
 
     def collect(self) -> int:
         """Hand the active samples over to the first rank, as far as it has not got them; returns how many bytes this rank has sent.
@@ -137,7 +142,8 @@ class Gathered:
         self._told = told = broadcast_arrays(self._comm, changes)
         self.catch_up()
         gap, before = told["figures"][:2].tolist()
-        return Passes(gap, before, 0 if changes is None else (self._comm.size - 1) * sum(array.nbytes for array in changes.values()))
+        sent = 0 if changes is None else (self._comm.size - 1) * sum(array.nbytes for array in changes.values())
+        return Passes(gap, before, sent, int(told["figures"][5]))
 
     def catch_up(self) -> None:
         """Have all ranks know what the first one told last, also where one failed when it was to take that over; all ranks call it."""
@@ -196,11 +202,12 @@ class Gathered:
 
     def _ascended(self, passes: int, visits: int, enough: float) -> dict[str, Array] | None:
         """What passes of the first rank have changed, by name; None elsewhere."""
-        problem, gap, before, expected = self._problem, math.inf, math.inf, math.inf
+        problem, gap, before, expected, nonzeros = self._problem, math.inf, math.inf, math.inf, 0
         if problem is None:
             return None
         while passes > 0 or (visits > 0 and expected > enough):
             passes, visits = passes - 1, visits - max(1, problem.active)
+            nonzeros += problem.entries_of(problem.active_rows)
             before, gap = gap, problem.ascend(1, 1.0)
             expected = gap * min(1.0, gap / before) if 0 < before < math.inf else gap
         weights, features = problem.feature_weights, problem.numbering.features
@@ -212,7 +219,7 @@ class Gathered:
             "weights": weights[changed],
             "samples": self._samples.numbers[visited],
             "dual": problem.dual[visited],
-            "figures": np.array([gap, before, *problem.limits, problem.weights[problem.numbering.intercept]]),
+            "figures": np.array([gap, before, *problem.limits, problem.weights[problem.numbering.intercept], nonzeros]),
         }
 
     def _learn(self, features: Array, weights: Array, samples: Array, dual: Array, figures: Array) -> None:
