@@ -252,12 +252,15 @@ def _started_with_care() -> Any:
     import mpi4py
 
     rc = mpi4py.rc
-    initialize, finalize = rc.initialize, rc.finalize
-    rc.initialize, rc.finalize = False, bool(initialize) if finalize is None else finalize
+    wanted = {name: getattr(rc, name) for name in ("initialize", "finalize")}
+    initialize = bool(wanted["initialize"])
+    rc(initialize=False)
+    if wanted["finalize"] is None:
+        rc(finalize=initialize)
     try:
         from mpi4py import MPI
     finally:
-        rc.initialize, rc.finalize = initialize, finalize
+        rc(**wanted)
     if initialize and not MPI.Is_initialized() and not _cannot_start(MPI):
         if rc.threads:
             MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}"))
