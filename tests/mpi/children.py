@@ -193,7 +193,7 @@ def run_grid_search(*backends):
     from sparseallreduce.linear import LogisticRegression
 
     draws = np.random.default_rng(0)
-    X = draws.standard_normal((40, 4))
+    X = draws.standard_normal((200, 4))
     y = (X[:, 0] > 0).astype(int)
     for backend in backends:
         with joblib.parallel_backend(backend):
@@ -215,11 +215,11 @@ def run_programs(mpiexec):
         ran = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
         assert ran.stdout.startswith("{(1, 3.0)}\n"), (ran.stdout, ran.stderr)
         assert "a rank has started this process" in ran.stdout
-        rank = "from mpi4py import MPI; import children; children.check_sum(MPI.COMM_WORLD); print('size', MPI.COMM_WORLD.size)"
+        rank = "from mpi4py import MPI; import children; children.check_sum(MPI.COMM_WORLD); print(MPI.COMM_WORLD.size)"
         for ranks in (1, 2):
             wrapped = ["sh", "-c", 'exec "$@"', "sh", sys.executable, "-c", rank]
             ran = subprocess.run([mpiexec, "-n", str(ranks), *wrapped], capture_output=True, text=True, check=False)
-            assert ran.stdout.split() == ["size", str(ranks)] * ranks, (ran.stdout, ran.stderr)
+            assert ran.stdout.count(str(ranks)) == ranks, (ran.stdout, ran.stderr)
     comm.Barrier()
     check_sum(comm)
     print("done", flush=True)

@@ -20,9 +20,11 @@ def ranks_run(mpi_run):
     return run
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_forked_child_computes_alone_and_has_nothing_of_its_parents(ranks_run, ranks):
-    ranks_run(ranks, "run_forked")
+@pytest.mark.parametrize("mpi, ranks", [("mpich", 1), ("mpich", 2), ("openmpi", 2)])
+def test_a_forked_child_computes_alone_and_has_nothing_of_its_parents(ranks_run, mpi, ranks):
+    if launcher(mpi) is None:
+        pytest.skip(f"no {mpi} here: `make test` installs it")
+    ranks_run(ranks, "run_forked", mpi=mpi)
 
 
 def test_workers_compute_alone_however_they_are_started(ranks_run):

@@ -2,11 +2,13 @@
 
 import os
 import shlex
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mpi_launch import FOREIGN
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main
@@ -203,6 +205,17 @@ def test_doctor_calls_it_a_problem(launched):
 
     assert result.exit_code == 1
     assert "PROBLEM      torchrun has started 2 processes (WORLD_SIZE=2), but MPI connects this one with no other" in result.output
+
+
+def test_a_command_needs_no_mpi_in_a_step_of_pmix(tmp_path):
+    """MPICH ends a process that has this variable as it starts."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    program = [sys.executable, "-m", "sparseallreduce", "generate", "uniform", tmp_path / "out.svm", "--samples", "4", "--features", "4"]
+
+    ran = subprocess.run(program, capture_output=True, text=True, check=False, env=kept | {"PMIX_RANK": "0"})
+
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "out.svm").exists()
 
 
 def test_the_rank_of_a_launcher_is_known_without_mpi(launched):
