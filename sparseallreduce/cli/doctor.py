@@ -26,6 +26,7 @@ from sparseallreduce.runtime.calibration import renew
 from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.cuda_mpi import cuda_support
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.devices import local_rank
@@ -88,7 +89,7 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> N
     comm = _communicator(found)
     on_rank_0(comm, lambda: check_output(json_path))
     place = this_place()
-    processes, places = zip(*([(_process(place), place)] if comm.size == 1 else comm.allgather((_process(place), place))))
+    processes, places = zip(*gather(comm, (_process(place), place)))
     hosts = label_hosts([process.host for process in processes], places)
     _versions(found, processes)
     _mpi(found, comm)
@@ -368,7 +369,7 @@ def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
     if not names:
         return []
     inside = comm.Split(list(hosts).index(hosts[comm.rank]), comm.rank)
-    shared = comm.allgather(inside.size > 1 and shares_memory(inside))
+    shared = gather(comm, inside.size > 1 and shares_memory(inside))
     inside.Free()
     return [name for name in names if shared[hosts.index(name)]]
 

@@ -155,6 +155,8 @@ def launched(
         channel.sequence = before + 1
         operation = over.operation.Operation(channel, work, stream, before + 1, level)
         operation.queue = current_queue()
+        if not work.counted:
+            operation.traces = []
         operation.enlist()
         operation.advance(spin=blocking)
         if progress == "thread":
@@ -168,7 +170,7 @@ def launched(
         over.progress.give_up(operation, error)
         if not isinstance(error, Exception):
             raise
-    return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
+    return Request(None, over.deadline.outcome(operation)) if blocking else Request(operation)
 
 
 def _serial(call: Call | ListCall | None, intent: Intent) -> Generator[Step, Any, Any]:

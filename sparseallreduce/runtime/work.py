@@ -28,6 +28,7 @@ class Work(ABC):
     itemsize = 1  # bytes of a value
     encoding = Encoding()  # how messages are written
     error: BaseException | None = None  # what is wrong with the arguments on this rank
+    counted = True  # by traces
 
     @abstractmethod
     def intent(self, stream: SparseStream | None) -> Intent:

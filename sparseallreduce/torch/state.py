@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, CheckpointError
 from sparseallreduce.reducers import Reducer
-from sparseallreduce.runtime.objects import agreed, gather, gather_on_first, private
+from sparseallreduce.runtime.objects import agreed, broadcast, gather, gather_on_first
 from sparseallreduce.streams.kernels.backend import array_module, as_host
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Bucket, Member, sum_dtype
@@ -286,8 +286,7 @@ def synchronize(optimizer: DistributedOptimizer) -> None:
         by_index = {optimizer._index[each]: state for each, state in optimizer.state.items() if each in optimizer._index}
         masters = optimizer._masters.state(member.parameter for member in optimizer._members)
         kept = (optimizer.steps, by_index, masters, optimizer._layouts)
-    if comm.size > 1:
-        kept = private(comm).bcast(kept)
+    kept = broadcast(comm, kept)
     assert kept is not None
     optimizer.steps, by_index, masters, optimizer._layouts = kept
     if comm.rank > 0:

@@ -11,6 +11,7 @@ from sparseallreduce.algorithms.agreement import common_error
 from sparseallreduce.linear.gradients.dense import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.stalls import blocked, default_timeout
 from sparseallreduce.runtime.trace import active
 from sparseallreduce.streams.kernels.backend import as_host
 from sparseallreduce.streams.stream import SparseStream
@@ -48,7 +49,7 @@ class DenseStrategy(Strategy):
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            self.comm.Allreduce(self._given, self._total)
+            self._reduce()
 
     def scores(self, rows: Array) -> Array:
         self._awaited = True
@@ -72,7 +73,7 @@ class DenseStrategy(Strategy):
         if ranks > 1:
             if self.on_gpu:
                 self._array[...] = as_host(gradient._stored)
-            self.comm.Allreduce(self._given, self._total)
+            self._reduce()
         if self._total[-1]:
             raise self._everyones(None)
         for counts in active:
@@ -92,9 +93,17 @@ class DenseStrategy(Strategy):
             return error
         self._awaited = False
         self._given[-1] = 1
-        self.comm.Allreduce(self._given, self._total)
+        self._reduce()
         self._given[-1] = 0
         return self._everyones(error)
+
+    def _reduce(self) -> None:
+        """Sum what all ranks give, inside MPI, from where no rank comes back when its time is over: with a timeout they meet before."""
+        comm = self.comm
+        if default_timeout() is not None:
+            gather(comm, None)
+        with blocked(comm.rank, comm.size, "a dense sum inside MPI, which does not tell which ranks have not come to it"):
+            comm.Allreduce(self._given, self._total)
 
     def _everyones(self, error: Exception | None) -> Exception:
         """The error that all ranks raise, of which each says whether it has one of its own."""

@@ -29,7 +29,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.errors import CheckpointError
 from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather, private
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
 
 __all__ = ["Checkpoint", "Checkpoints", "check_identity", "data_fingerprint", "read_checkpoint", "write_checkpoint"]
 
@@ -226,7 +226,7 @@ def _told(found: tuple[Checkpoint | None, list[str]] | None, comm: Any) -> tuple
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         numbers = {name: value for name, value in state.items() if name not in arrays}
         rest = remarks, checkpoint and (checkpoint.identity, checkpoint.progress, numbers)
-    remarks, outline = private(comm).bcast(rest)
+    remarks, outline = cast("Any", gather(comm, rest)[0])
     arrays = broadcast_arrays(comm, arrays)
     if outline is None:
         return None, remarks

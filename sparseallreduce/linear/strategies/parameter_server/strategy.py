@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from sparseallreduce.linear.strategies.parameter_server.link import Link, LocalL
 from sparseallreduce.linear.strategies.parameter_server.ranges import balanced_bounds
 from sparseallreduce.linear.strategies.parameter_server.state import gathered_state, state_of_range
 from sparseallreduce.linear.weights import Descent, Weights, new_weights
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -316,7 +316,8 @@ def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Set
     if comm.size == 1:
         return read(group)
     sets = agreed(comm, lambda: None if group is None else read(group))
-    outlines: Sets = comm.bcast(sets and (_without_samples(sets[0]), sets[1] and _without_samples(sets[1])))
+    outline = sets and (_without_samples(sets[0]), sets[1] and _without_samples(sets[1])) if comm.rank == 0 else None
+    outlines = cast("Sets", gather(comm, outline)[0])
     return sets or outlines
 
 
