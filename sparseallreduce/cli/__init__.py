@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -9,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from sparseallreduce.cli.failure import end
+from sparseallreduce.runtime.stalls import activity
 from sparseallreduce.version import __version__
 
 __all__ = ["main"]
@@ -49,8 +51,10 @@ class _Subcommands(click.Group):
             formatter.write_dl(list(_SUBCOMMANDS.items()))
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        command = next((name for name in (sys.argv[1:] if args is None else args) if name in _SUBCOMMANDS), "")
         try:
-            status = super().main(args, prog_name, *rest, **extra | {"standalone_mode": False})
+            with activity(f"the command {command}"):
+                status = super().main(args, prog_name, *rest, **extra | {"standalone_mode": False})
         except Exception as error:
             end(error)
         raise SystemExit(status if isinstance(status, int) else 0)

@@ -21,6 +21,7 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, o
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.operator import OPERATORS, Operator
 from sparseallreduce.streams.wire import INDEX_NAMES
@@ -247,12 +248,11 @@ def _check(call: Callable[[], sar.SparseStream], dense: _Dense, comm: Any, measu
         result = call().to_host()
     ranks = comm.size
     ours = (checksum(result), traffic.bytes_sent, traffic.header_bytes, traffic.messages)
-    rows = [ours] if ranks == 1 else comm.allgather(ours)
+    rows = gather(comm, ours)
     deviation = 0.0
     if comm.rank == 0:
         deviation = largest_deviation(result, dense.expected, dense.magnitude, ranks, dense.op)
-    if ranks > 1:
-        deviation = comm.bcast(deviation)
+    deviation = gather(comm, deviation)[0]
     if deviation > 1:
         measured.faults.append(f"off by {deviation:.3g} times what rounding explains")
     if len({row[0] for row in rows}) > 1:

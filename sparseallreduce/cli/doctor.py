@@ -27,6 +27,7 @@ from sparseallreduce.runtime.communicators import shares_memory, world
 from sparseallreduce.runtime.cuda_mpi import cuda_support
 from sparseallreduce.runtime.hosts import Place, count_cores, label_hosts, same_host, this_place
 from sparseallreduce.runtime.launchers import CHECK, initialised_mpi, launched_rank, launched_ranks, library
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.streams import kernels
 from sparseallreduce.streams.kernels.devices import local_rank
@@ -91,7 +92,7 @@ def doctor(context: click.Context, json_path: Path | None, calibrate: bool) -> i
     comm = _communicator(found)
     on_rank_0(comm, lambda: check_output(json_path))
     place = this_place()
-    processes, places = zip(*([(_process(place), place)] if comm.size == 1 else comm.allgather((_process(place), place))))
+    processes, places = zip(*gather(comm, (_process(place), place)))
     hosts = label_hosts([process.host for process in processes], places)
     _versions(found, processes)
     _mpi(found)
@@ -380,7 +381,7 @@ def _sharing_hosts(comm: Any, hosts: Sequence[str]) -> list[str]:
     if not names:
         return []
     inside = comm.Split(list(hosts).index(hosts[comm.rank]), comm.rank)
-    shared = comm.allgather(inside.size > 1 and shares_memory(inside))
+    shared = gather(comm, inside.size > 1 and shares_memory(inside))
     inside.Free()
     return [name for name in names if shared[hosts.index(name)]]
 

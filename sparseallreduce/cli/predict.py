@@ -27,6 +27,7 @@ from sparseallreduce.linear.weights import Descent, new_gpu_weights
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.hosts import same_host, this_place
 from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.stalls import blocked
 
 Array = NDArray[Any]
 
@@ -85,7 +86,11 @@ def predict(model: Path, data: Data, out: Path | None, probabilities: bool, igno
 
 def gather_to_rank_0(comm: Any, value: str) -> list[str]:
     """What every rank gives, in the order of ranks, on rank 0; nothing on the others."""
-    return [value] if comm.size == 1 else comm.gather(value) or []
+    if comm.size == 1:
+        return [value]
+    gather(comm, None)
+    with blocked(comm.rank, comm.size, "the collection of predictions, which all ranks have entered"):
+        return comm.gather(value) or []
 
 
 def _scores(fitted: FittedModel, samples: Dataset) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparseallreduce.atomic_file import atomic_file, is_special
 from sparseallreduce.runtime.hosts import count_cores, label_hosts, this_place
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.serial import SERIAL
 from sparseallreduce.version import __version__
 
@@ -29,7 +30,7 @@ OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 def environment(comm: Any) -> dict[str, Any]:
     """What the results were obtained with; collective over ``comm``, the same on all ranks."""
     here = (platform.node(), this_place())
-    names, places = zip(*([here] if comm.size == 1 else comm.allgather(here)))
+    names, places = zip(*gather(comm, here))
     library = None
     if comm is not SERIAL:
         from mpi4py import MPI
@@ -110,8 +111,7 @@ def on_rank_0(comm: Any, action: Callable[[], object]) -> None:
             action()
         except OSError as error:
             failure = error
-    if comm.size > 1:
-        failure = comm.bcast(failure)
+    failure = gather(comm, failure)[0]
     if failure is not None:
         raise failure
 

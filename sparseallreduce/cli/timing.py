@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.runtime.stalls import LongWait, blocked
 from sparseallreduce.streams.operator import OPERATORS, Operator
 from sparseallreduce.streams.stream import SparseStream
 
@@ -17,11 +18,14 @@ __all__ = ["checksum", "mpi_operator", "slowest", "spread", "timed", "timed_alon
 
 Array = NDArray[Any]
 
+_BARRIER = "the barrier before a measurement: MPI does not tell which ranks have not come to it"
+
 
 def timed(call: Callable[[], Any], comm: Any) -> float:
     """Seconds on this rank, from a barrier on; giving the result's memory back is not counted."""
     if comm.size > 1:
-        comm.Barrier()
+        with blocked(comm.rank, comm.size, _BARRIER):
+            comm.Barrier()
     start = perf_counter()
     result = call()
     seconds = perf_counter() - start
@@ -33,14 +37,18 @@ def timed_alone(call: Callable[[], Any], comm: Any) -> float:
     """Seconds on rank 0, while the other ranks leave the processor to it; the same on all ranks."""
     if comm.size == 1:
         return timed(call, comm)
-    comm.Barrier()
+    with blocked(comm.rank, comm.size, _BARRIER):
+        comm.Barrier()
     start = perf_counter()
     if comm.rank == 0:
         call()
     seconds = perf_counter() - start
     done = comm.Ibarrier()
+    wait = LongWait(lambda: (f"rank {comm.rank} of {comm.size}", "a measurement on rank 0 alone"))
     while not done.Test():
         sleep(1e-4)
+        wait.look()
+    wait.over()
     return float(comm.bcast(seconds))
 
 

@@ -305,6 +305,10 @@ class Channel:
         if error is not None:  # which has cost us word of another rank
             self.fail(error)
 
+    def said(self) -> tuple[str, str]:
+        """Who prepares the channel, for a warning that it takes long."""
+        return f"rank {self.rank} of {self.ranks}", "the preparation of the communicator: MPI does not tell which ranks have not come to it"
+
     @property
     def shares_memory(self) -> bool:
         """Whether all ranks are on one host, and share memory there."""
@@ -418,10 +422,10 @@ def prepare(channel: Channel) -> None:
         If the preparation failed, on all ranks the same.
     """
     try:
-        progress.wait_until(lambda: channel.state != SETTLING)
+        progress.wait_until(lambda: channel.state != SETTLING, channel.said, limited=True)
         if channel.state == FAILED:
             channel.restart()
-        progress.wait_until(lambda: channel.state in (READY, FAILED))
+        progress.wait_until(lambda: channel.state in (READY, FAILED), channel.said, limited=True)
     except BaseException as error:
         with channel.lock:
             channel.fail(error)

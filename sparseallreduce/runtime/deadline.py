@@ -1,10 +1,10 @@
-"""Waiting for operations for so long and no longer, and what is said when the time is over: who has not come."""
+"""Waiting for operations, indefinitely or for so long and no longer, and what is said of a long wait: who has not come."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparseallreduce.algorithms.agreement import named_ranks
 from sparseallreduce.algorithms.steps import DenseAllgather, DenseAllreduce, Exchange, Recv, RecvAny, Share, Shift
@@ -12,15 +12,52 @@ from sparseallreduce.errors import WaitTimeoutError
 from sparseallreduce.runtime import progress
 from sparseallreduce.runtime.collectives import Until
 from sparseallreduce.runtime.handshake.shared import SLOTS
+from sparseallreduce.runtime.stalls import default_timeout
 from sparseallreduce.runtime.states import READY
+from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
     from sparseallreduce.runtime.operation import Operation
 
-__all__ = ["finish_within"]
+__all__ = ["finish", "finish_within", "outcome", "said_of"]
 
 # Of a communicator that is not duplicated yet; the same on all ranks, who cannot tell each other.
 _UNKNOWN = "not all ranks have come to the first operation on this communicator in time, and MPI does not tell which have not"
+
+
+def finish(operation: Operation) -> None:
+    """Move on until ``operation`` is done, or the default timeout is over; an interrupt here makes it fail on all ranks."""
+    try:
+        waiting.add(operation)
+        operation.enlist()
+        if progress.alone():
+            operation.advance(spin=True)
+        if operation.done:
+            return
+        timeout = default_timeout()
+        if timeout is None:
+            progress.wait_until(lambda: operation.done, lambda: said_of(operation))
+        else:
+            finish_within([operation], timeout)
+    except BaseException as error:
+        progress.give_up(operation, error)
+        raise
+    finally:
+        waiting.discard(operation)
+
+
+def outcome(operation: Operation) -> Any:
+    """The result of an operation, when it is done.
+
+    Raises
+    ------
+    SparseAllreduceError
+        If the operation failed, on all ranks the same.
+    """
+    finish(operation)
+    if operation.error is not None:
+        raise operation.error
+    return operation.result
 
 
 def finish_within(operations: Sequence[Operation], seconds: float) -> None:
@@ -30,7 +67,7 @@ def finish_within(operations: Sequence[Operation], seconds: float) -> None:
     try:
         for operation in waited:
             operation.enlist()
-        progress.wait_until(lambda: _all_done(waited) or perf_counter() > limit)
+        progress.wait_until(lambda: _all_done(waited) or perf_counter() > limit, lambda: _said_of_any(waited))
         if _all_done(waited):
             return
         for operation in waited:
@@ -52,6 +89,48 @@ def finish_within(operations: Sequence[Operation], seconds: float) -> None:
 
 def _all_done(operations: Sequence[Operation]) -> bool:
     return all(operation.done for operation in operations)
+
+
+def said_of(operation: Operation) -> tuple[str, str]:
+    """Who waits for an operation, and what it is, and waits for; whatever hits this rank here is left to who waits."""
+    channel = operation.channel
+    name, who = _name(operation.work), f"rank {channel.rank} of {channel.ranks}"
+    if not channel.lock.acquire(blocking=False):
+        return who, f"{name}: a thread of this rank is moving it on"
+    try:
+        if operation.ended:
+            text = "its last messages have not been received yet"
+        elif operation.failure is not None:
+            text = "it has failed, and the ranks settle whose error counts"
+        else:
+            text = _awaited(operation)
+    finally:
+        channel.lock.release()
+    if text == _UNKNOWN:
+        other = f"rank {1 - channel.rank} has not come to it" if channel.ranks == 2 else "MPI does not tell which ranks have not come to it"
+        return who, f"{name}, the first operation on this communicator: {other}"
+    return who, f"{name}: {text}"
+
+
+def _said_of_any(operations: Sequence[Operation]) -> tuple[str, str]:
+    return said_of(next((operation for operation in operations if not operation.done), operations[0]))
+
+
+def _name(work: Any) -> str:
+    """What the ranks do together, as a user has called it."""
+    intent = work.intent(None)
+    terms = dict(intent.terms)
+    if "operation" in terms:
+        return str(terms["operation"])
+    if "reducer" in terms:
+        return f"a sum of the reducer {terms['reducer']}"
+    if "plan" in terms:
+        return "a sum of a plan" if "number of the plan" in terms else "the preparation of a plan"
+    if "step of the optimiser" in terms:
+        return "a step of an optimiser"
+    if "size" not in terms:
+        return "an operation"
+    return "an allreduce of a list" if terms["size"].startswith("a list") else "an allreduce"
 
 
 def _leave_sends(operation: Operation) -> None:
@@ -85,7 +164,7 @@ def _awaited(operation: Operation) -> str:
             sources = [rank for rank in sources if step.ranges[rank][0] < step.ranges[rank][1]]
         if isinstance(step, DenseAllreduce) or requests is None:
             return _absent(None, "", "")
-        return _silent([rank for rank, request in zip(sources, requests) if not request.Test()])
+        return _silent(sorted(rank for rank, request in zip(sources, requests) if not request.Test()))
     if isinstance(step, RecvAny):
         return _silent(sorted(step.sources))
     if isinstance(step, Exchange):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparseallreduce.runtime.hosts import this_place
+from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.kernels.devices import local_rank, numbered
 
@@ -36,5 +37,5 @@ def local_device(comm: Any = None, xp: Any = None) -> int:
         return numbered(local_rank(), xp)
     if comm.size == 1:
         return numbered(0, xp)
-    hosts = comm.allgather(this_place().host)
+    hosts = gather(comm, this_place().host)
     return numbered(hosts[: comm.rank].count(hosts[comm.rank]), xp)

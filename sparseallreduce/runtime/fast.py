@@ -12,7 +12,7 @@ from typing import Any
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
 from sparseallreduce.algorithms.many import make_fused_call
-from sparseallreduce.runtime import progress
+from sparseallreduce.runtime import deadline, progress
 from sparseallreduce.runtime.channel import Channel
 from sparseallreduce.runtime.handshake.shared import SLOTS
 from sparseallreduce.runtime.operation import Operation
@@ -96,7 +96,7 @@ def start(
             if not isinstance(error, Exception):
                 raise
     if blocking:
-        progress.finish(operation)
+        deadline.finish(operation)
     return operation  # type: ignore[no-any-return]
 
 

@@ -178,7 +178,7 @@ def launched(
             over.progress.give_up(operation, error)
             if not isinstance(error, Exception):
                 raise
-    return Request(None, over.progress.outcome(operation)) if blocking else Request(operation)
+    return Request(None, over.deadline.outcome(operation)) if blocking else Request(operation)
 
 
 class Telling:

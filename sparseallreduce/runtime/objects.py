@@ -24,6 +24,7 @@ from sparseallreduce.algorithms.steps import DenseAllgather, Recv, Send, Share, 
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.communicators import known_channel, over_mpi
 from sparseallreduce.runtime.launching import agree, launch
+from sparseallreduce.runtime.stalls import LongWait
 from sparseallreduce.streams.operator import SUM
 from sparseallreduce.streams.stream import SparseStream
 
@@ -51,7 +52,7 @@ P = ParamSpec("P")
 _PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between two looks of a rank that waits for others to compute
 _SHORT = 248  # bytes that travel with their number
 _HEAD = 8  # bytes of that number
-_SAID = Intent((("operation", "what ranks tell each other"),), 0)
+_SAID = Intent((("operation", "an exchange of values"),), 0)
 _END = Intent((("operation", "the end of a call"),), 0)
 _leaving: list[tuple[Any, Any]] = []  # weak references to meetings in shared memory, each with its communicator
 _entered: list[list[Any]] = []  # communicators on which a call is under way that all ranks make
@@ -277,14 +278,21 @@ def _carried_out(comm: Any, intent: Intent, schedule: Schedule, patient: bool = 
     """Return the result of an operation of all ranks, whose bytes count in no trace."""
     request = launch(comm, intent, schedule, blocking=not patient, traced=False)
     operation, pause = request._operation, _PAUSE
+    if operation is None:
+        return request.wait()
+    over = over_mpi()
+    wait = LongWait(lambda: over.deadline.said_of(operation), limited=True)
     try:
-        while patient and not request.test()[0]:
+        while patient and not operation.done:
+            over.progress.advance()
+            wait.look()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
     except BaseException as error:
-        if operation is not None and not is_known(error):
-            over_mpi().progress.give_up(operation, error)
+        if not is_known(error):
+            over.progress.give_up(operation, error)
         raise
+    wait.over()
     return request.wait()
 
 

@@ -11,11 +11,12 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from sparseallreduce.errors import ForkError, SparseAllreduceError
+from sparseallreduce.runtime.stalls import LongWait
 from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
@@ -29,13 +30,11 @@ __all__ = [
     "alone",
     "channels",
     "done_within",
-    "finish",
     "freed",
     "give_back_freed",
     "give_up",
     "leave_to_parent",
     "operations",
-    "outcome",
     "preparing",
     "progress_thread",
     "recall_freed",
@@ -99,35 +98,6 @@ def alone() -> bool:
     return len(operations) <= 1 and not preparing
 
 
-def finish(operation: Operation) -> None:
-    """Move on until ``operation`` is done. If this is interrupted, the operation has failed, on all ranks."""
-    try:
-        waiting.add(operation)
-        operation.enlist()
-        if alone():
-            operation.advance(spin=True)
-        wait_until(lambda: operation.done)
-    except BaseException as error:
-        give_up(operation, error)
-        raise
-    finally:
-        waiting.discard(operation)
-
-
-def outcome(operation: Operation) -> Any:
-    """The result of an operation, when it is done.
-
-    Raises
-    ------
-    SparseAllreduceError
-        If the operation failed, on all ranks the same.
-    """
-    finish(operation)
-    if operation.error is not None:
-        raise operation.error
-    return operation.result
-
-
 def give_up(operation: Operation, error: BaseException) -> None:
     """Let an operation fail because of what has hit this rank outside of it. If it is complete, tell the other ranks of the error."""
     with operation.channel.lock:
@@ -161,9 +131,19 @@ def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = 
     return False
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    """Move operations on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores."""
+def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | None = None, limited: bool = False) -> None:
+    """Move operations on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores.
+
+    Parameters
+    ----------
+    done : callable
+    said : callable, optional
+        Returns who waits, and in what, for a warning if this takes long, as of :class:`~sparseallreduce.runtime.stalls.LongWait`.
+    limited : bool
+        Whether to raise WaitTimeoutError when the default timeout is over.
+    """
     rounds, looked = 0, 0.0
+    wait: LongWait | None = None
     while not done():
         advance()
         if rounds >= _SPINS or any(channel.oversubscribed for channel in channels):
@@ -172,8 +152,14 @@ def wait_until(done: Callable[[], bool]) -> None:
             if now > looked + _ALIVE:
                 if looked:
                     _check_processes()
+                if wait is not None:
+                    wait.look()
+                elif said is not None:
+                    wait = LongWait(said, limited)
                 looked = now
         rounds += 1
+    if wait is not None:
+        wait.over()
 
 
 def _check_processes() -> None:

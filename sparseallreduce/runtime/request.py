@@ -12,6 +12,7 @@ from sparseallreduce.algorithms.staging import handed_over
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.finalizer import Finalizer
 from sparseallreduce.runtime.communicators import over_mpi
+from sparseallreduce.runtime.stalls import LongWait, default_timeout
 from sparseallreduce.runtime.work import pending
 from sparseallreduce.streams.reduction import divided
 
@@ -49,6 +50,7 @@ class Request:
         self._error = error
         self._divisor = divisor  # by which the result is still to be divided, if it is a mean
         self._timeout: float | None = None  # seconds, if it is waited for no longer by default
+        self._tests: LongWait | None = None  # since the first test that found it not done
         self._cut = cut  # how it is still to be cut, if it is that of a list
         self._queue: Queue | None = None  # where work for the result may be under way on a GPU
         self._number = next(_numbers)
@@ -69,7 +71,12 @@ class Request:
             if operation is not None:
                 over_mpi().progress.advance()
                 if not operation.done:
+                    if self._tests is None:
+                        self._tests = LongWait(lambda: over_mpi().deadline.said_of(operation), verb="tested")
+                    self._tests.look()
                     return False, None
+                if self._tests is not None:
+                    self._tests.over()
             return True, self._outcome()
         except BaseException as error:
             _leave(operation, error)
@@ -81,7 +88,8 @@ class Request:
         Parameters
         ----------
         timeout : float, optional
-            Seconds after which the operation fails, on all ranks; for ever by default. It may take a second more until it is known whose
+            Seconds after which the operation fails, on all ranks; those of the environment variable ``SPARSEALLREDUCE_TIMEOUT`` by
+            default, and without it the rank waits indefinitely, and logs warnings. It may take a second more until it is known whose
             error counts. Ranks that come later, or call the library later, raise the same. With the result there, what is still to be
             sent to other hosts is copied then; ranks of the same host may still read the stream, until they have the result.
 
@@ -121,6 +129,8 @@ class Request:
         SparseAllreduceError
             The error of the first request that failed, once all are done.
         """
+        if timeout is None and any(request._operation is not None and not request._operation.done for request in requests):
+            timeout = default_timeout()
         if timeout is not None:
             _finish_within(requests, checked_timeout(timeout))
         for request in requests:
@@ -130,7 +140,7 @@ class Request:
     def _finish(self) -> None:
         if self._operation is not None:
             try:
-                over_mpi().progress.finish(self._operation)
+                over_mpi().deadline.finish(self._operation)
             except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
                 pending.discard(self._number)
                 raise
@@ -138,7 +148,7 @@ class Request:
     def _outcome(self) -> Any:
         if self._operation is not None:
             self._result, self._error, self._queue = self._operation.result, self._operation.error, self._operation.queue
-            self._operation = None
+            self._operation = self._tests = None
             pending.discard(self._number)
         if self._error is not None:
             raise self._error

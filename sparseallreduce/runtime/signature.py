@@ -22,6 +22,7 @@ from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
 from sparseallreduce.runtime.shortcuts.mpi_sum import MPISum
 from sparseallreduce.runtime.shortcuts.packed import Packed
 from sparseallreduce.runtime.shortcuts.sparse_shared import SparseShared
+from sparseallreduce.runtime.stalls import default_timeout
 from sparseallreduce.runtime.work import BLOCKING, FIRST, OTHER, Work
 from sparseallreduce.streams import packed
 from sparseallreduce.streams.reduction import Reduction
@@ -85,7 +86,8 @@ class Signature(Work):
         if channel.sparse_memory is not None and op.is_sum:
             self._shared = (SparseShared(layout, self._reduction, channel.sparse_memory),)
         native = has_native_sum(op, layout.dtype, math.prod(layout.shape))
-        self._dense: tuple[Shortcut, ...] = (MPISum(layout, channel),) if native else ()
+        # A rank inside MPI's own sum does not come back when its time is over.
+        self._dense: tuple[Shortcut, ...] = (MPISum(layout, channel),) if native and default_timeout() is None else ()
         self._dense_shared: DenseShared | None = None
         if native and channel.areas and all(self._nbytes <= area.capacity for area in channel.areas):
             self._dense_shared = DenseShared(layout, channel.areas, channel.spins)

@@ -73,7 +73,7 @@ def on_any_rank(comm: Any, struck: bool) -> bool:
     def told(_rank: int, _ranks: int) -> Generator[Step, Any, bool]:
         return any(each != b"\0" for each in (yield Share(bytes([struck]))))
 
-    return bool(launch(comm, Intent((("operation", "is it so on any rank"),), 0), told, blocking=True).wait())
+    return bool(launch(comm, Intent((("operation", "a question to all ranks"),), 0), told, blocking=True).wait())
 
 
 def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

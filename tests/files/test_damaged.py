@@ -16,6 +16,7 @@ from sparseallreduce.linear import Checkpoints, Dataset, FittedModel, load, load
 from sparseallreduce.linear.data.binary.writer import write_binary
 from sparseallreduce.linear.model_file import ModelFileError
 from sparseallreduce.linear.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from sparseallreduce.runtime.stalls import TIMEOUT_VARIABLE
 
 MODEL = FittedModel("logistic", np.float32([0.5, -2, 0]), 0.25, np.array([-1.0, 1.0]))
 CHECKPOINT = Checkpoint({"model": "svm"}, {"step": 3}, {"direction": np.arange(50, dtype=np.float32), "scale": 0.5})
@@ -91,6 +92,12 @@ each_archive = pytest.mark.parametrize("kind", [Model, Saved, Rows], ids=lambda 
 
 
 STRANGE = ["pipe", "folder", "device", "loop", "empty"]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """How long a rank waits for who writes into a pipe that is read as a data set: for ever otherwise, as it may be."""
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0.3")
 
 
 def refuse(kind):

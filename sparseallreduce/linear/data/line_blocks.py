@@ -25,6 +25,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input, readable
 from sparseallreduce.linear.data.parts import Source, sharing
 from sparseallreduce.linear.data.zstd import ZSTD_MAGIC, ZstdFile
+from sparseallreduce.runtime.stalls import blocked
 
 __all__ = [
     "BYTE_ORDER_MARK",
@@ -217,7 +218,8 @@ def _report(progress: Progress, before: int, now: int) -> int:
 
 def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Generator[LineBlock]:
     """This rank's blocks of a text that rank 0 reads for all."""
-    own = comm.Dup()  # no message of the user's must come between
+    with blocked(comm.rank, comm.size, "the reading of a text that rank 0 hands on: MPI does not tell which ranks have not come to it"):
+        own = comm.Dup()  # no message of the user's must come between
     try:
         yield from _deal(source, sizes, own, progress) if comm.rank == 0 else _receive(own)
     finally:
@@ -230,32 +232,42 @@ def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Ge
     try:
         with closing(_shares(source, sizes, comm.size, progress)) as shares:
             for rank, block in shares:
-                if busy and not comm.recv(source=busy):
+                if busy and not _received(comm, busy):
                     busy = 0
                     return
                 busy = rank
                 if rank == 0:
                     yield block
                 else:
-                    comm.send(block, dest=rank)
+                    _send(comm, block, rank)
     finally:
         if busy:
-            comm.recv(source=busy)
+            _received(comm, busy)
         for rank in range(1, comm.size):
-            comm.send(None, dest=rank)
+            _send(comm, None, rank)
 
 
 def _receive(comm: Any) -> Generator[LineBlock]:
     """What rank 0 hands on, and an answer to each block: whether this rank takes more."""
-    while (block := comm.recv(source=0)) is not None:
+    while (block := _received(comm, 0)) is not None:
         takes_more = False
         try:
             yield block
             takes_more = True
         finally:
-            comm.send(takes_more, dest=0)
+            _send(comm, takes_more, 0)
             if not takes_more:
-                comm.recv(source=0)  # that there is no more
+                _received(comm, 0)  # that there is no more
+
+
+def _received(comm: Any, source: int) -> Any:
+    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 hands on: rank {source} has not sent what is due"):
+        return comm.recv(source=source)
+
+
+def _send(comm: Any, message: Any, dest: int) -> None:
+    with blocked(comm.rank, comm.size, f"the reading of a text that rank 0 hands on: rank {dest} has not received what was sent"):
+        comm.send(message, dest=dest)
 
 
 def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:

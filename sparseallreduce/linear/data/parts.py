@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import select
 import shutil
 import stat
 import sys
@@ -17,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from sparseallreduce.data_cache import DataCache, FileVersion
-from sparseallreduce.errors import DatasetError
+from sparseallreduce.errors import DatasetError, WaitTimeoutError
 from sparseallreduce.linear.data.files import CachedInput, PathLike, Piped, readable
 from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.stalls import LongWait
 
 __all__ = ["LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
 
@@ -39,6 +41,7 @@ _PATTERN = re.compile(r"[*?\[]")
 _DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _STANDARD = (STANDARD_INPUT, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _REMEDY = "send the samples to its standard input, and name that, -"
+_LOOK_MILLISECONDS = 200  # between two looks whether a wait has become long
 _SHOWN = 3  # names of files in an error, at most
 
 
@@ -264,7 +267,7 @@ def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
         with readable(shown), ExitStack() as opened:
             copy = stack.enter_context(NamedTemporaryFile(prefix="sparseallreduce-"))
             try:
-                pipe = sys.stdin.buffer if name in _STANDARD else opened.enter_context(open(name, "rb"))
+                pipe = sys.stdin.buffer if name in _STANDARD else opened.enter_context(_opened_pipe(name, shown, comm))
             except FileNotFoundError as error:
                 raise OSError(f"{error.strerror}; the shell's pipes are not there for processes that mpiexec starts: {_REMEDY}") from None
             shutil.copyfileobj(pipe, copy)
@@ -272,6 +275,32 @@ def _copied(name: str, shown: str, comm: Any, stack: ExitStack) -> str:
         return copy.name
 
     return agreed(comm, copied)
+
+
+def _opened_pipe(name: str, shown: str, comm: Any) -> BinaryIO:
+    """Open a pipe once somebody writes into it; warn of a long wait for that.
+
+    Raises
+    ------
+    OSError
+        If the default timeout is over before.
+    """
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        wait = LongWait(lambda: (f"rank {comm.rank} of {comm.size}", f"the reading of {shown}: nobody writes into this pipe"), limited=True)
+        while not poll.poll(_LOOK_MILLISECONDS):
+            wait.look()
+        wait.over()
+        os.set_blocking(descriptor, True)
+        return open(descriptor, "rb")
+    except WaitTimeoutError as error:
+        os.close(descriptor)
+        raise OSError(str(error)) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _cached(name: str, cache: DataCache, comm: Any) -> CachedInput:

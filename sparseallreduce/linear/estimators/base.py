@@ -25,6 +25,7 @@ from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
+from sparseallreduce.runtime.stalls import collective
 
 __all__ = ["LinearEstimator"]
 
@@ -38,6 +39,7 @@ class LinearEstimator(StreamingEstimator):
 
     solver = "sgd"  # of those that have no choice
 
+    @collective("fit")
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on the samples of all ranks; collective.
 

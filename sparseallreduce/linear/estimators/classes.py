@@ -30,6 +30,7 @@ from sparseallreduce.linear.model_file import FittedModel
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, together, told
+from sparseallreduce.runtime.stalls import collective
 
 __all__ = ["LinearRegression", "LinearSVM", "LogisticRegression"]
 
@@ -136,6 +137,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         return True
 
     @available_if(_goes_on)  # type: ignore[untyped-decorator]
+    @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
@@ -168,6 +170,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         scores = self._scores(X)
         return self._meaning().labels_of(scores)
 
+    @collective("score")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of all ranks' samples that are classified rightly, the same on every rank; collective."""
         comm = self._communicator()
@@ -543,6 +546,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         tags.target_tags.positive_only = self.loss == Poisson.loss_name  # counts
         return tags
 
+    @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
 
@@ -568,6 +572,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         scores = self._scores(X)
         return self._meaning().labels_of(scores)
 
+    @collective("score")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination R^2 over all ranks' samples, the same on every rank; collective."""
         comm = self._communicator()

@@ -103,7 +103,7 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
             print(_line(figures))
     if asked is not None and not trainer.converged and not (stopping is not None and stopping.reached) and comm.rank == 0:
         gap = f"the duality gap is above {asked:g} of the loss after max_iter = {estimator.max_iter} rounds"
-        warnings.warn(f"{gap}: raise max_iter or tol", ConvergenceWarning, stacklevel=7)
+        warnings.warn(f"{gap}: raise max_iter or tol", ConvergenceWarning, stacklevel=8)
     return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
 
 

@@ -183,7 +183,7 @@ class TrainedEstimator(Parameterised):
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
         if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
             still = f"the loss still falls after max_iter = {call.passes} passes: raise max_iter or tol"
-            warnings.warn(still, ConvergenceWarning, stacklevel=8)
+            warnings.warn(still, ConvergenceWarning, stacklevel=9)
         return trainer.history, schedule.state() if isinstance(schedule, Reactive) else {}
 
     def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:

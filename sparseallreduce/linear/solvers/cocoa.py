@@ -23,6 +23,7 @@ from sparseallreduce.linear.solvers.pace import Pace
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together
+from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
@@ -190,6 +191,7 @@ class CoCoA:
         warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
         return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
 
+    @collective("fit")
     def fit(self) -> Array:
         """Make rounds until the gap is small enough, or as many as are allowed; collective.
 

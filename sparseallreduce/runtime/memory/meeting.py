@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.agreement import Intent
+from sparseallreduce.algorithms.agreement import Intent, named_ranks
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime.hosts import count_cores, same_host, same_memory, this_place
@@ -16,6 +16,7 @@ from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.memory.mapping import shared_memory
 from sparseallreduce.runtime.memory.words import LINE, spinning, word_kernels
 from sparseallreduce.runtime.objects import gather, leaves_on_failure
+from sparseallreduce.runtime.stalls import LongWait
 
 __all__ = ["Meeting", "Neighbours", "neighbours"]
 
@@ -78,13 +79,28 @@ class Meeting:
         from sparseallreduce.runtime.progress import advance
 
         at, polls = (self._step, self._ranks, self._meetings), (self._spins, self._yield_core)
+        wait: LongWait | None = None
         while not self._have_come(self._words, _COME, *at, *polls):
             self._comm.Iprobe()
             advance()
+            if wait is None:
+                wait = LongWait(self._said, limited=True)
+            wait.look()
+        if wait is not None:
+            wait.over()
         if self._words[_COME :: self._step][: self._ranks].max() >= _LEFT:
             agree(self._comm, _LEAVING, blocking=True)
             raise SparseAllreduceError("a rank has failed in these steps before: begin anew, with a new strategy")
         return bool(self._have_come(self._words, _WELL, *at, 1, 0))
+
+
+    def _said(self) -> tuple[str, str]:
+        """Who waits, and for whom."""
+        step, meetings = self._step, self._meetings
+        missing = [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * step + _COME, 1, 1, meetings, 1, 0)]
+        where = "" if self._ranks == self._comm.size else " of this host"
+        behind = f"{named_ranks(missing)}{where} {'has' if len(missing) == 1 else 'have'} not come to it"
+        return f"rank {self._comm.rank} of {self._comm.size}", f"a meeting of the ranks{where}, who change the weights together: {behind}"
 
 
 class Neighbours(NamedTuple, Generic[T]):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.runtime.collectives import has_entered, unify_nans
 from sparseallreduce.runtime.shortcuts.base import MPI_SUM, Shortcut
+from sparseallreduce.runtime.stalls import blocked
 from sparseallreduce.streams import kernels, memory, packed
 from sparseallreduce.streams.stream import SparseStream
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.handshake.base import Handshake
 
 __all__ = ["MPISum"]
+
+_INSIDE = "an allreduce: all ranks have come to it, and one is not done with its part of MPI's own sum, which does not tell which"
 
 
 class MPISum(Shortcut):
@@ -98,7 +101,8 @@ class MPISum(Shortcut):
     def _enter(self) -> None:
         source, total = self._source, self._total
         try:
-            self._channel.collectives.comm.Allreduce(MPI.IN_PLACE if source is total else source, total, MPI.SUM)
+            with blocked(self._channel.rank, self._channel.ranks, _INSIDE):
+                self._channel.collectives.comm.Allreduce(MPI.IN_PLACE if source is total else source, total, MPI.SUM)
         except BaseException as error:
             self._entered = has_entered(error)
             raise

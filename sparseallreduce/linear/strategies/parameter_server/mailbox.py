@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.runtime import freeing, progress
 from sparseallreduce.runtime.hosts import count_cores, same_host, this_place
 from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.stalls import LongWait, blocked
 from sparseallreduce.runtime.trace import active as traces
 from sparseallreduce.streams import memory
 
@@ -72,7 +73,8 @@ class Mailbox:
     def first_ranks(self, count: int) -> MPI.Comm | None:
         """A communicator of the first ``count`` ranks, None on the others. Collective when first asked for."""
         if count not in self._groups:
-            self._groups[count] = self._comm.Split(0 if self.rank < count else MPI.UNDEFINED)
+            with blocked(self.rank, self.ranks, "the parting of workers from parameter servers"):
+                self._groups[count] = self._comm.Split(0 if self.rank < count else MPI.UNDEFINED)
         return self._groups[count] or None
 
     def watchful(self, comm: MPI.Comm) -> WatchfulCommunicator:
@@ -89,14 +91,14 @@ class Mailbox:
 
     def receive(self) -> Message:
         """The next message, waited for."""
-        nap = _Nap(self._oversubscribed)
+        nap = self._nap("no message has come")
         while (message := self._next()) is None:
             nap.rest()
         return message
 
     def flush(self) -> None:
         """Wait until all that was sent has left: a large message does so only while this rank calls MPI."""
-        nap = _Nap(self._oversubscribed)
+        nap = self._nap("a message has not been received yet")
         while not self._has_left():
             self._take_in()
             nap.rest()
@@ -163,10 +165,14 @@ class Mailbox:
         return not self._leaving
 
     def _wait(self, request: MPI.Request) -> None:
-        nap = _Nap(self._oversubscribed)
+        nap = self._nap("MPI does not tell which ranks have not come to an exchange")
         while not request.Test():
             self._take_in()
             nap.rest()
+
+    def _nap(self, awaited: str) -> _Nap:
+        who, where = f"rank {self.rank} of {self.ranks}", f"the work of workers and parameter servers: {awaited}"
+        return _Nap(self._oversubscribed, lambda: (who, where))
 
     def _verdict(self, said: dict[str, str]) -> SparseAllreduceError | None:
         """The error that all ranks make of what each of them says, or None if some do not come to say it."""
@@ -216,8 +222,9 @@ class WatchfulCommunicator:
 class _Nap:
     """What a rank does between two looks into its mailbox."""
 
-    def __init__(self, oversubscribed: bool) -> None:
-        self._oversubscribed = oversubscribed
+    def __init__(self, oversubscribed: bool, said: Callable[[], tuple[str, str]] | None = None) -> None:
+        self._oversubscribed, self._said = oversubscribed, said
+        self._wait: LongWait | None = None  # once it is long
         self._rounds = 0
         self._seconds = _NAPS[0]
 
@@ -227,6 +234,10 @@ class _Nap:
         self._rounds += 1
         if self._rounds < _SPINS and not self._oversubscribed:
             return
+        if self._wait is not None:
+            self._wait.look()
+        elif self._said is not None and self._rounds >= _SPINS:
+            self._wait = LongWait(self._said, limited=True)
         if self._rounds < _SPINS or not self._oversubscribed:
             os.sched_yield()
         else:
@@ -250,7 +261,9 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
         duplicates = []
         for _ in range(2):
             duplicate, request = comm.Idup()
-            progress.wait_until(request.Test)
+            progress.wait_until(
+                request.Test, lambda: (f"rank {comm.rank} of {comm.size}", "the duplication of the communicator, which all have entered")
+            )
             duplicates.append(duplicate)
         kept = Mailbox(duplicates[0], duplicates[1], oversubscribed)
         comm.Set_attr(_keyval, kept)

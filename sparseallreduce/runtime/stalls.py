@@ -1,0 +1,236 @@
+"""Warnings about waits that last long, and the environment variables that say how long ranks wait.
+
+A rank that waits looks at the clock only once its wait has become long, where it also looks for processes that have ended. A call of MPI's
+that blocks does not come back for that: a thread reports it, which sleeps until there may be something to report.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from functools import lru_cache
+from time import perf_counter, sleep
+from typing import Any, TypeVar
+
+from sparseallreduce.errors import WaitTimeoutError
+
+__all__ = [
+    "STALL_VARIABLE",
+    "TIMEOUT_VARIABLE",
+    "LongWait",
+    "activity",
+    "blocked",
+    "collective",
+    "default_timeout",
+    "stall_seconds",
+]
+
+STALL_VARIABLE, TIMEOUT_VARIABLE = "SPARSEALLREDUCE_STALL_SECONDS", "SPARSEALLREDUCE_TIMEOUT"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STALL_SECONDS = 60.0
+_LOOK_SECONDS = 0.2  # between two looks at the clock of a wait that has become long
+_LONGEST_NAP = 5.0  # seconds that the thread sleeps between two looks at blocking calls, if warnings are far apart
+
+_log = logging.getLogger("sparseallreduce")
+_activities: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("sparseallreduce activities", default=())
+
+
+def stall_seconds() -> float:
+    """Return the seconds of waiting before the first warning, infinity for no warnings; log a bad value once, and ignore it."""
+    return _stall_seconds(os.environ.get(STALL_VARIABLE, "").strip())
+
+
+def default_timeout() -> float | None:
+    """Return the seconds that a rank waits if no ``timeout`` is given, None for indefinitely; log a bad value once, and ignore it."""
+    return _default_timeout(os.environ.get(TIMEOUT_VARIABLE, "").strip())
+
+
+@lru_cache(maxsize=16)
+def _stall_seconds(text: str) -> float:
+    if not text:
+        return _STALL_SECONDS
+    seconds = _number(text)
+    if 0 <= seconds < math.inf:
+        return seconds or math.inf
+    _log.warning("%s must be a number of seconds, 0 for no warnings, not %r: %g is taken", STALL_VARIABLE, text, _STALL_SECONDS)
+    return _STALL_SECONDS
+
+
+@lru_cache(maxsize=16)
+def _default_timeout(text: str) -> float | None:
+    if not text:
+        return None
+    seconds = _number(text)
+    if 0 < seconds < math.inf:
+        return seconds
+    _log.warning("%s must be a positive number of seconds, not %r: it is ignored, and ranks wait indefinitely", TIMEOUT_VARIABLE, text)
+    return None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+@contextmanager
+def activity(name: str, hint: str = "") -> Iterator[None]:
+    """Name what this rank is doing in warnings of waits inside; ``hint`` is appended to them."""
+    token = _activities.set((*_activities.get(), (name, hint)))
+    try:
+        yield
+    finally:
+        _activities.reset(token)
+
+
+def collective(name: str) -> Callable[[F], F]:
+    """Return a decorator that makes a call an :func:`activity` whose hint says that all ranks must call it."""
+    hint = f"{name} is collective: every rank of the communicator must call it"
+    return activity(name, f"{hint}; predict is local")
+
+
+class LongWait:
+    """A wait of this rank that may become long.
+
+    Parameters
+    ----------
+    said : callable
+        Returns who waits, in what, and for whom: two texts, as in ``("rank 0 of 2", "an allreduce: rank 1 has not entered it")``.
+    limited : bool
+        Whether :meth:`look` raises when the default timeout is over.
+    verb : str
+        What the rank does.
+    """
+
+    def __init__(self, said: Callable[[], tuple[str, str]], limited: bool = False, verb: str = "waited") -> None:
+        self._said, self._limited, self._verb = said, limited, verb
+        self._activity = (*_activities.get(), ("", ""))[0]  # the outermost is what the user has called
+        self._begin = perf_counter()
+        self._look = self._begin + _LOOK_SECONDS
+        self._next = 0.0  # seconds of waiting at which to warn, once they are known
+        self._reported = ""
+
+    def look(self) -> None:
+        """Warn if that is due; called every now and then by who waits, at the price of a look at the clock.
+
+        Raises
+        ------
+        WaitTimeoutError
+            If the wait is limited, and the default timeout is over.
+        """
+        now = perf_counter()
+        if now < self._look:
+            return
+        self._look, waited = now + _LOOK_SECONDS, now - self._begin
+        self.warn_after(waited)
+        timeout = default_timeout() if self._limited else None
+        if timeout is not None and waited > timeout:
+            raise WaitTimeoutError(f"not done within {timeout:g} s: {self._texts()[1]}")
+
+    def over(self) -> None:
+        """Log that the wait has ended, if there was a warning of it."""
+        if self._reported:
+            reported, self._reported = self._reported, ""
+            _quietly(lambda: _log.info("%s after %s", reported, _shown(perf_counter() - self._begin)))
+
+    def warn_after(self, waited: float) -> None:
+        """Warn if that is due after so many seconds."""
+        due = self._next or stall_seconds()
+        if waited < due:
+            return
+        while due <= waited:
+            due *= 2
+        self._next = due
+        _quietly(lambda: self._warn(waited))
+
+    @property
+    def waited(self) -> float:
+        """The seconds since the wait began."""
+        return perf_counter() - self._begin
+
+    def _warn(self, waited: float) -> None:
+        who, where = self._texts()
+        name, hint = self._activity
+        since = (datetime.now() - timedelta(seconds=waited)).strftime("%H:%M:%S")
+        self._reported = f"{who} went on in {name or where.partition(':')[0]}"
+        text = f"{who} has {self._verb} for {_shown(waited)}, since {since}, in {f'{name}, in ' if name else ''}{where}"
+        _log.warning("%s", " ".join(f"{text}. {hint}".split()) if hint else text)
+
+    def _texts(self) -> tuple[str, str]:
+        try:
+            return self._said()
+        except Exception:  # of MPI's, as it may be at its end; a warning fails no wait
+            return "a rank", "a call of the library"
+
+
+class blocked:
+    """A context manager around a call that blocks inside MPI, from where this rank cannot look at the clock.
+
+    Parameters
+    ----------
+    rank, ranks : int
+    what : str
+        What this rank does there, and for whom it waits as far as that can be told.
+    """
+
+    __slots__ = ("_rank", "_ranks", "_what")
+
+    def __init__(self, rank: int, ranks: int, what: str) -> None:
+        self._rank, self._ranks, self._what = rank, ranks, what
+
+    def __enter__(self) -> None:
+        _watch.waits[self] = LongWait(self._said)
+        _watch.start()
+
+    def __exit__(self, *_: object) -> None:
+        wait = _watch.waits.pop(self, None)
+        if wait is not None:
+            wait.over()
+
+    def _said(self) -> tuple[str, str]:
+        return f"rank {self._rank} of {self._ranks}", self._what
+
+
+class _Watch:
+    """A thread that reports calls which block inside MPI."""
+
+    def __init__(self) -> None:
+        self.waits: dict[blocked, LongWait] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Have the thread run, also in a child of the process in which it was started."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="sparseallreduce-stalls", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            sleep(min(_LONGEST_NAP, max(_LOOK_SECONDS, stall_seconds() / 8)))
+            for wait in tuple(self.waits.values()):
+                wait.warn_after(wait.waited)
+
+
+_watch = _Watch()
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Log, and go on waiting if a handler or filter of the user's raises."""
+    try:
+        action()
+    except Exception:
+        logging.getLogger(__name__).debug("a warning could not be logged", exc_info=True)
