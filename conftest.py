@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-WITH_TORCH = ["sparseallreduce/torch/*", "tests/pytorch/nets.py", "tests/pytorch/slow_store.py", "tests/pytorch/cases_*.py"]
+WITH_TORCH = ["sparseallreduce/torch/*", "tests/pytorch/nets.py", "tests/pytorch/launched.py", "tests/pytorch/slow_store.py", "tests/pytorch/cases_*.py"]
 collect_ignore_glob = [] if find_spec("torch") else WITH_TORCH

@@ -100,18 +100,19 @@ class Request:
             names the ranks that have not come, as far as that can be told. AlgorithmError, on this rank alone and with the operation
             still in flight, if ``timeout`` is no positive, finite number.
         """
-        if timeout is None:
-            timeout = self._timeout
-        seconds = None if timeout is None else checked_timeout(timeout)
-        operation = self._operation
+        operation: Any = None
         try:
+            if timeout is None:
+                timeout = self._timeout
+            seconds = None if timeout is None else checked_timeout(timeout)
+            operation = self._operation
             if seconds is None:
                 self._finish()
             else:
                 _finish_within([self], seconds)
             return self._outcome()
         except BaseException as error:
-            _leave(operation, error)
+            _leave(operation or (None if isinstance(error, Exception) else self._operation), error)
             raise
 
     @staticmethod

@@ -17,6 +17,7 @@ from typing import Any
 import sparseallreduce as sar
 
 KIND = "instruction"
+_PROGRAMS = "world/faults.py"  # what ranks run: where a call of theirs begins, an interrupt is as one before the call
 _FOLDER = sar.__file__.removesuffix("__init__.py")
 _CALLS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW")
 
@@ -29,7 +30,7 @@ def between_instructions(running: Callable[[], Any]) -> Iterator[None]:
         if not frame.f_code.co_filename.startswith(_FOLDER):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return _Frame(running)
+        return _Frame(running, within=not (frame.f_back is not None and frame.f_back.f_code.co_filename.endswith(_PROGRAMS)))
 
     before = sys.gettrace()
     sys.settrace(entered)
@@ -51,9 +52,9 @@ def _takes_signals(code: CodeType) -> dict[int, bool | None]:
 class _Frame:
     """The trace function of one frame."""
 
-    def __init__(self, running: Callable[[], Any]) -> None:
+    def __init__(self, running: Callable[[], Any], within: bool) -> None:
         self._running = running
-        self._looks: bool | None = True  # Python, after the instruction that was the last, or where the function begins or goes on
+        self._looks: bool | None = within  # Python, after the instruction that was the last, or where the function begins or goes on
         self._returned = False  # to it, since then
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> _Frame:

@@ -469,6 +469,9 @@ def _bytes_of(buffer: Any, writable: bool = False) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
+_DOUBLED, _DOUBLED_A_RANK = 1 << 14, 1 << 12  # bytes of a vector, in all and a rank, above which each value is the sum of one rank
+
+
 def _reduce(collective: _Collective) -> None:
     ops = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum}
     summands = [_array(target if source is IN_PLACE else source) for source, target, _ in collective.given]
@@ -477,6 +480,10 @@ def _reduce(collective: _Collective) -> None:
     total = summands[-1].copy()  # from the last rank on, since the order is MPI's own
     for summand in reversed(summands[:-1]):
         total = ops[collective.given[0][2].name](total, summand)
+    if total.nbytes > max(_DOUBLED, _DOUBLED_A_RANK * len(summands)):
+        for _, target, _ in collective.given:
+            _array(target)[:] = total
+        return
     # Of two NaNs a sum is the first: by recursive doubling that of each rank itself.
     parts = total.real.dtype
     for summand, (_, target, _) in zip([summand.copy().view(parts) for summand in summands], collective.given, strict=True):

@@ -1,4 +1,4 @@
-"""NaNs have the same bits on every rank, over a stand-in for MPI in whose sums each rank adds its own value first."""
+"""NaNs have the same bits on every rank, over a stand-in for MPI in whose short sums each rank adds its own value first."""
 
 from unittest import mock
 
