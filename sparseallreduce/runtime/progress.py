@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from sparseallreduce.errors import ForkError, SparseAllreduceError
 from sparseallreduce.runtime.stalls import LongWait
+from sparseallreduce.runtime.states import FREED
 from sparseallreduce.runtime.work import waiting
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def leave_to_parent() -> None:
     """End, in a forked process, what its parent has in flight: here without a result, and without a word to other ranks."""
     for operation in operations:
         operation.error, operation.ended, operation.done = ForkError(_FORKED), True, True
+    for channel in channels:
+        channel.state = FREED  # so that no error here is told to ranks
     for mine in (operations, channels, preparing, freed, _late_freed):
         mine.clear()
     waiting.clear()
