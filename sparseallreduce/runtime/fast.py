@@ -45,7 +45,7 @@ def start(
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
     It cannot while others of this channel have not begun, or are in flight and it is ``blocking``; while the arguments need checking; and
-    while another rank is more than four operations behind. Threads take turns.
+    while another thread moves operations of this channel on; and while another rank is more than four operations behind.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ def start(
     KeyboardInterrupt
         Or what else is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
     """
-    with channel.lock:
-        if not (is_idle(channel) if blocking else has_begun(channel)):
+    with channel.turn:
+        if not (is_idle(channel) if blocking else has_begun(channel)) or not channel.lock.acquire(blocking=False):
             return None
         sequence = channel.sequence + 1
         operation: Any = None
@@ -95,6 +95,8 @@ def start(
             operation.fail(error)
             if not isinstance(error, Exception):
                 raise
+        finally:
+            channel.lock.release()
     if blocking:
         deadline.finish(operation)
     return operation  # type: ignore[no-any-return]

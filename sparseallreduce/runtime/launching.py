@@ -155,7 +155,7 @@ def launched(
     if over.progress.freed:
         over.progress.give_back_freed()
     channel = channel_of(comm)
-    with channel.lock:  # threads take turns
+    with channel.turn:
         before = channel.sequence
         operation: Any = None
         try:
@@ -226,7 +226,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
     elif not channel.late.is_told(error):
-        with channel.lock:
+        with channel.turn:
             channel.sequence += 1
             operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)
         over_mpi().progress.give_up(operation, error)
