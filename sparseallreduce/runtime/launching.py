@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Telling", "agree", "alone", "checked_intent", "launch", "launched", "leave", "start"]
+__all__ = ["Telling", "TellingBehind", "agree", "alone", "checked_intent", "launch", "launched", "leave", "start"]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -201,6 +201,17 @@ class Telling:
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None:
+            leave(self._comm, error, self._before)
+
+
+class TellingBehind(Telling):
+    """The same of a call that begins no operation, but waits for one; what is wrong with its arguments concerns this rank alone."""
+
+    def __enter__(self) -> None:
+        self._before = -1
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None and not isinstance(error, AlgorithmError):
             leave(self._comm, error, self._before)
 
 

@@ -142,7 +142,7 @@ class LazyWeights(Weights):
         super().restore(state)
         self._write(_velocity=state["velocity"], _sums=state["sums"], _last=state["last"])
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
-        # Of the given array: another rank of this host may go on already, with what they share. Kernels do not look where they read the table.
+        # Of the given array: another rank may go on already, with what they share. Kernels do not look where they read the table.
         last = int(np.max(state["last"], initial=0))
         if not 0 <= self._now <= _STEPS or last > self._now:
             raise ValueError(f"weights of step {last} of {self._now}")
