@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "mutants"
 KNOWN = ROOT / "bench" / "mutants_survivors.txt"
 ROOMS = {
-    "data_cache": ("tests/data_cache",),
+    "data_cache": ("tests/data_cache", "tests/files"),
     "reducers": ("tests/reducers",),
     "runtime": ("tests/runtime", "tests/world", "tests/algorithms"),
 }
@@ -694,26 +694,26 @@ class Map:
         return rows_of(part)
 
     def tests_of(self, mutant: Mutant) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Those that execute the changed lines, one of each function first, the quickest before others; and cases likewise."""
+        """Those that execute the changed lines, one of each function first, the quickest before others; then those that execute others of
+        the function, of which a test that calls it often may not have recorded all; and cases likewise."""
         return self._chosen(self.rows, mutant), self._chosen(self.cases, mutant)
 
     def _chosen(self, rows: list[dict[str, Any]], mutant: Mutant) -> list[dict[str, Any]]:
-        lines = set(range(mutant.line, mutant.end + 1))
-        inside = is_traced(mutant)
+        lines, around = set(range(mutant.line, mutant.end + 1)), lines_around(mutant)
         found = []
         for row in rows:
-            here = row["lines"].get(mutant.file, ())
+            here = set(row["lines"].get(mutant.file, ()))
             # What is executed as a module is imported concerns all tests that use the module.
-            covers = bool(lines & set(here)) if inside else bool(here)
-            if covers or row["blind"]:
+            covers = bool(here if around is None else lines & here)
+            if covers or row["blind"] or (around is not None and around & here):
                 found.append((not covers, row))
         found.sort(key=lambda pair: (pair[0], pair[1]["seconds"]))
         seen = Counter[str]()
         ranked = []
-        for blind, row in found:
+        for beside, row in found:
             name = row["test"].partition("[")[0]
             seen[name] += 1
-            ranked.append((blind, min(seen[name] - 1, 3), row["seconds"], row))
+            ranked.append((beside, min(seen[name] - 1, 3), row["seconds"], row))
         ranked.sort(key=lambda each: each[:3])
         return [row for *_, row in ranked]
 
@@ -729,13 +729,16 @@ def within(rows: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any
     return chosen
 
 
-def is_traced(mutant: Mutant) -> bool:
-    """Whether it lies in the body of a function that Python executes, and not as a module is imported, nor in a kernel."""
+def lines_around(mutant: Mutant) -> set[int] | None:
+    """Those of the body of the function that it lies in; None if it is executed as a module is imported, or lies in a kernel."""
     source = source_of(mutant.file)
-    for node in ast.walk(ast.parse(source)):
+    found = None
+    for node in ast.walk(ast.parse(source)):  # a function before those inside it
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0].lineno <= mutant.line <= (node.end_lineno or 0):
-            return not any(ast.unparse(each) in ("kernel", "inlined") for each in node.decorator_list)
-    return False
+            if any(ast.unparse(each) in ("kernel", "inlined") for each in node.decorator_list):
+                return None
+            found = set(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    return found
 
 
 class Run:
