@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "mutants"
 KNOWN = ROOT / "bench" / "mutants_survivors.txt"
 ROOMS = {
-    "data_cache": ("tests/data_cache", "tests/files"),
+    "data_cache": ("tests/data_cache", "tests/files/test_made_anew.py"),
     "reducers": ("tests/reducers",),
     "runtime": ("tests/runtime", "tests/world", "tests/algorithms"),
 }
@@ -657,10 +657,13 @@ class Map:
         file, kept = BUILD / f"{name}-{room}.jsonl", BUILD / f"sources-{name}-{room}"
         sources = [str(each.relative_to(ROOT)) for each in (ROOT / "sparseallreduce" / room).rglob("*.py")]
         folders, pattern = (("tests/mpi",), "cases_*.py") if name == "cases" else (ROOMS[room], "test_*.py")
-        tests = sorted(str(each.relative_to(ROOT)) for folder in folders for each in (ROOT / folder).rglob(pattern))
+        paths = [path for each in folders for path in ([ROOT / each] if each.endswith(".py") else (ROOT / each).rglob(pattern))]
+        tests = sorted(str(path.relative_to(ROOT)) for path in paths)
+        tests += [each for each in sources if name == "lines" and b">>> " in source_of(each)]  # doctests
         changed = {each for each in [*sources, *tests] if not (kept / each).exists() or (kept / each).read_bytes() != source_of(each)}
+        rows = [row for row in rows_of(file) if file_of_test(row["test"]) in tests]
+        changed |= set(tests) - {file_of_test(row["test"]) for row in rows}
         if changed:
-            rows = [row for row in rows_of(file) if (kept / file_of_test(row["test"])).exists() and file_of_test(row["test"]) in tests]
             rows = [row for row in rows if file_of_test(row["test"]) not in changed]
             places = {each: moved((kept / each).read_bytes(), source_of(each)) for each in sources if (kept / each).exists()}
             for row in rows:
@@ -669,11 +672,11 @@ class Map:
             rows += self._newly_recorded(room, how, name, [each for each in tests if each in changed])
             shutil.rmtree(kept, ignore_errors=True)  # without it, all is recorded again
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            for each in [*sources, *tests]:
+            for each in dict.fromkeys([*sources, *tests]):
                 (kept.with_suffix(".part") / each).parent.mkdir(parents=True, exist_ok=True)
                 (kept.with_suffix(".part") / each).write_bytes(source_of(each))
             kept.with_suffix(".part").rename(kept)
-        rows = rows_of(file)
+        rows = [row for row in rows_of(file) if file_of_test(row["test"]) in tests]
         failed = [row["test"] for row in rows if row["failed"]]
         if failed:
             print(f"  fail without a change, and are left out: {', '.join(failed)}")

@@ -116,7 +116,9 @@ def test_what_is_dropped_on_several_levels_is_returned_together():
 @given(case=vectors(contents=(INTEGERS,)))
 def test_what_a_gpu_finds_dropped_is_what_the_host_does(case):
     """By other kernels, which NumPy stands for here."""
-    kernels = SimpleNamespace(contained=lambda ours, theirs: np.isin(ours, theirs), marked=lambda flags, count: np.flatnonzero(flags)[:count])
+    kernels = SimpleNamespace(
+        contained=lambda ours, theirs: np.isin(ours, theirs), marked=lambda flags, count: np.flatnonzero(flags)[:count]
+    )
     dropped, seen = sar.GTopk._dropped, []
 
     def both(self, levels, update):
@@ -128,6 +130,6 @@ def test_what_a_gpu_finds_dropped_is_what_the_host_does(case):
         seen.append(len(levels))
         return expected
 
-    with mock.patch.object(sar.GTopk, "_dropped", both), mock.patch.object(gtopk, "device_kernels", lambda *_: kernels):
+    with mock.patch.object(sar.GTopk, "_dropped", both), mock.patch.object(gtopk, "device_kernels", return_value=kernels):
         sar.simulate(case.first, case.reducers(sar.GTopk))
     assert len(seen) == case.ranks
