@@ -598,6 +598,7 @@ def forked(function: Callable[..., None], *arguments: Any, log: Path) -> int:
     if child:
         return child
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
@@ -920,6 +921,7 @@ def main() -> None:
     if options.anew:
         shutil.rmtree(BUILD, ignore_errors=True)
     BUILD.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mutant is left running, which would keep the lock
     locks = [(BUILD / f"lock-{room}").open("w") for room in rooms]
     try:
         for lock in locks:
