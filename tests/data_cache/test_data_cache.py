@@ -729,6 +729,19 @@ def test_a_cache_is_pickled(place):
     assert (other.counts, other.patience, store.asked) == (Counts(memory=1), 3.0, [1])
 
 
+def test_a_forked_process_counts_its_own_requests(place):
+    store, cache = Store(place), cached(place, memory_bytes=1 << 20)
+    store.get(cache, 1)
+
+    def read():
+        assert cache.counts == Counts()
+        store.get(cache, 1)
+        assert cache.counts == Counts(memory=1)
+
+    all_of([read])
+    assert cache.counts == Counts(fetched=1)
+
+
 def test_what_fetching_raises_is_raised_and_leaves_nothing_locked(place):
     store, cache = Store(place), cached(place)
 
