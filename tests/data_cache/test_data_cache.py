@@ -345,6 +345,18 @@ def test_what_is_too_large_with_its_record_evicts_nothing(place):
     assert level.has(first) and not level.has(second)
 
 
+def test_a_link_of_an_entry_to_a_large_file_counts_as_a_link(place):
+    level, first, second = Level(place / "cache", 4 * PAGE), Name.of("first", ""), Name.of("second", "")
+    assert level.put(first, [bytes(10)])
+    (place / "large").write_bytes(bytes(8 * PAGE))
+    os.utime(place / "large", ns=(0, time.time_ns() + 10**12))
+    (place / "cache" / "ab").mkdir(exist_ok=True)
+    (place / "cache" / "ab" / ("c" * 30)).symlink_to(place / "large")
+    (place / "cache" / "usage").unlink()  # so that all is counted
+    assert level.put(second, [bytes(10)])
+    assert level.has(first) and level.has(second) and (place / "large").exists()
+
+
 @pytest.mark.parametrize("form", ["folder", "pipe", "link"])
 def test_a_count_that_is_no_file_is_replaced(place, form):
     store, cache, usage = Store(place), cached(place), place / "cache" / "usage"
@@ -365,7 +377,7 @@ def test_a_count_that_is_no_file_is_replaced(place, form):
     assert usage.stat().st_ino == number, "a count that is a file is written to in its place"
 
 
-@pytest.mark.parametrize("call", ["pwritev", "replace", "open"])
+@pytest.mark.parametrize("call", ["pwritev", "replace", "open", "truncate"])
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_cannot_be_written_to_is_one_warning(place, monkeypatch, call, reason):
     real = getattr(os, call)

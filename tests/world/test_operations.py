@@ -138,3 +138,34 @@ def test_who_fails_enters_mpis_sum_if_all_records_say_that_all_do_and_otherwise_
         return [withdraws(messages, **each) for each in others]
 
     assert World(1).run(program) == [[False, False, True, True, True, True]]
+
+
+def test_an_interrupt_behind_an_operation_leaves_those_on_other_communicators_alone():
+    world, sizes = World(2), (80, 96)
+
+    def program(rank):
+        comms = [rank.comm.Dup() for _ in sizes]
+        streams = [sar.SparseStream([rank.number], np.ones(1, np.float32), size) for size in sizes]
+        for comm, stream in zip(comms, streams):
+            rank.sar.allreduce(stream, comm)
+        operation = rank.library.load("sparseallreduce.runtime.operation").Operation
+        complete, struck = operation._complete, []
+
+        def interrupted(self, result):
+            complete(self, result)
+            if rank.number == 0 and result.size == sizes[0] and not struck:
+                struck.append(self)
+                raise KeyboardInterrupt
+
+        operation._complete = interrupted
+        other = rank.sar.iallreduce(streams[1], comms[1], algorithm="ssar_ring") if rank.number == 0 else None
+        try:
+            rank.sar.iallreduce(streams[0], comms[0], algorithm="ssar_ring").wait()
+        except KeyboardInterrupt:
+            assert struck
+        operation._complete = complete
+        other = other or rank.sar.iallreduce(streams[1], comms[1], algorithm="ssar_ring")
+        return bool(struck), other.wait().to_dense()[:2].tolist()
+
+    with hooks.hooked(lambda: None):
+        assert world.run(program) == [(True, [1.0, 1.0]), (False, [1.0, 1.0])]
