@@ -226,7 +226,7 @@ def damaged(content):
     middle = len(content) // 2
     for position in {0, 100, middle, *range(len(content) - 60, len(content))}:
         yield content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :]
-    for length in (0, 1, 59, middle, len(content) - 1):
+    for length in (0, 1, *range(50, 60), middle, len(content) - 1):  # some as long as the record behind a content, or a byte less
         yield content[:length]
     yield from (content + b"\0", content + content, b"\0" * len(content), content[: middle - 99] + bytes(99) + content[middle:])
 
