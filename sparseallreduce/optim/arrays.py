@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import StreamError, StreamTypeError
+from sparseallreduce.errors import DivergenceError, StreamError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, viewed
 from sparseallreduce.streams.kernels.backend import array_module, as_host, may_be_written, on_device
 
-__all__ = ["as_array", "as_flat_parameter", "norms", "place_of"]
+__all__ = ["as_array", "as_flat_parameter", "finite_norm", "norms", "place_of"]
 
 Array = NDArray[Any]
 
@@ -77,13 +78,37 @@ def norms(arrays: Sequence[Array]) -> list[float]:
     >>> norms([np.float32([3, 4]), np.zeros((2, 2))])
     [5.0, 0.0]
     """
-    found = [np.linalg.norm(array) for array in arrays]
+    with np.errstate(over="ignore"):  # which is mended
+        found = [np.linalg.norm(array) for array in arrays]
     on_gpu = [place for place, array in enumerate(arrays) if on_device(array)]
     if on_gpu:
         xp = array_module(arrays[on_gpu[0]])
         for place, norm in zip(on_gpu, as_host(xp.stack([found[place] for place in on_gpu]))):
             found[place] = norm
-    return [float(norm) for norm in found]
+    return [float(norm) if math.isfinite(norm) else _large_norm(array) for norm, array in zip(found, arrays)]
+
+
+def _large_norm(array: Array) -> float:
+    """The L2 norm of an array of values whose squares overflow."""
+    xp = array_module(array)
+    largest = float(xp.abs(array).max())
+    if not math.isfinite(largest):
+        return largest
+    return largest * float(np.linalg.norm(array.astype(np.float64) / largest))
+
+
+def finite_norm(norm: float) -> float:
+    """Return a gradient's norm.
+
+    Raises
+    ------
+    DivergenceError
+        If it is not finite.
+    """
+    if math.isfinite(norm):
+        return norm
+    why = "some of its values are infinite or NaN, or too large for the norm to be a float64"
+    raise DivergenceError(f"the norm of a gradient is {norm}: {why}; the learning rate may be too large")
 
 
 def _writeable(view: Array, given: Any) -> Array:

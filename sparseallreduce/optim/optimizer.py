@@ -8,14 +8,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError, CheckpointError, DivergenceError, SparseAllreduceError, StreamError, StreamTypeError
-from sparseallreduce.optim.arrays import as_array, as_flat_parameter, norms, place_of
+from sparseallreduce.errors import AlgorithmError, CheckpointError, SparseAllreduceError, StreamError, StreamTypeError
+from sparseallreduce.optim.arrays import as_array, as_flat_parameter, finite_norm, norms, place_of
 from sparseallreduce.optim.descent import PackDescent
 from sparseallreduce.optim.packs import Array, Pack
 from sparseallreduce.optim.rules import Adam
@@ -25,7 +25,8 @@ from sparseallreduce.reducers import Reducer
 from sparseallreduce.reducers.arrays import is_array
 from sparseallreduce.runtime.api import Request
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import agree
+from sparseallreduce.runtime.launching import Telling, agree, latest, leave
+from sparseallreduce.runtime.objects import is_known
 from sparseallreduce.streams.kernels.backend import as_host, on_device
 from sparseallreduce.streams.stream import SparseStream
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Optimizer"]
 
+_INTERRUPTED = "a sum of this step was interrupted before it had started"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
 
 
@@ -108,22 +110,30 @@ class Optimizer(ABC):
         by_layer: bool = False,
         **options: Any,
     ) -> None:
-        self.comm = resolve(comm)
-        self.learning_rate = learning_rate
-        self.density = density
-        self.options = options
-        self.steps = 0
-        self._pending: list[_Pending] = []
-        self._updates: dict[PackDescent, SparseStream] = {}  # of the step that is not finished
-        self._failure: Exception | None = None  # the first of it
-        self._descents: list[PackDescent] = []
+        before = latest(comm)
         try:
-            self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
-            self._descents = self._begin(parameters)
-            intent = Intent(self._terms(), 0)
-        except Exception as error:  # the other ranks wait to be told of it
-            intent = Intent((), 0, error)
-        self._agree(intent).wait()
+            self.comm = resolve(comm)
+            self.learning_rate = learning_rate
+            self.density = density
+            self.options = options
+            self.steps = 0
+            self._pending: list[_Pending] = []
+            self._updates: dict[PackDescent, SparseStream] = {}  # of the step that is not finished
+            self._failure: Exception | None = None  # the first of it
+            self._left = False  # whether a step was interrupted before all of its sums had begun: it is never made
+            self._missed: set[int] = set()  # parameters that it does not sum, of which the other ranks have been told
+            self._sums = 0  # of the latest step
+            self._descents: list[PackDescent] = []
+            try:
+                self.settings = Settings(momentum, momentum_correction, momentum_masking, weight_decay, clip_norm, adam, by_layer)
+                self._descents = self._begin(parameters)
+                intent = Intent(self._terms(), 0)
+            except Exception as error:  # the other ranks wait to be told of it
+                intent = Intent((), 0, error)
+            self._agree(intent).wait()
+        except BaseException as error:
+            leave(comm, error, before)
+            raise
 
     def step(self, gradients: Any, rate: float | None = None) -> list[SparseStream]:
         """Take a step.
@@ -147,19 +157,25 @@ class Optimizer(ABC):
             On every rank the same: StreamError or StreamTypeError for gradients that do not fit, DivergenceError where a gradient to
             be clipped is not finite, MismatchError if steps or rates differ. Parameters and residuals are as before then.
         """
-        self._expect_idle()
+        before, idle = latest(self.comm), False
         try:
-            fed = self.prepare(gradients, rate, self.comm.size)
-        except BaseException as error:  # the other ranks wait to be told of it
-            for _ in self._descents:
-                self._tell(error)
-            if not isinstance(error, Exception):
-                self._pending.clear()
-                raise
-        else:
-            for descent, vector, used in reversed(fed):
-                self._sum(descent, vector, used)
-        return self.finish()
+            try:
+                self._take_up()
+                idle = True
+                for descent, vector, used in reversed(self.prepare(gradients, rate, self.comm.size)):
+                    self._sum(descent, vector, used)
+            except BaseException as error:  # the other ranks wait to be told of it, in as many sums
+                self._tell_rest(error, len(self._descents), idle)
+                if not (idle and isinstance(error, Exception)):
+                    if idle and all(pending.descent is None for pending in self._pending):
+                        self._pending.clear()  # nothing has begun
+                    self._left = self._left or (idle and bool(self._pending))
+                    self._complete(error)
+                    raise
+            return self.finish()
+        except BaseException as error:
+            leave(self.comm, error, before)
+            raise
 
     def start(self, layer: int, gradient: Any, rate: float | None = None) -> None:
         """Start to sum the gradient of one parameter, while those of others are still computed; needs ``by_layer``.
@@ -173,22 +189,32 @@ class Optimizer(ABC):
         AlgorithmError
             If parameters are packed, or gradients to be clipped, which takes the norm of all.
         """
-        if not self.settings.by_layer:
-            raise AlgorithmError("parameters are packed into one vector: give all gradients to step, or construct with by_layer=True")
-        if self.settings.clip_norm is not None:
-            raise AlgorithmError("clipping takes the norm over all parameters: give all gradients to step")
+        before = latest(self.comm)
         try:
-            descent = self._startable(layer)
-            used = self._rate(rate)
-            vector = self._fed(descent, descent.pack.checked([gradient]), used, 1.0)
-        except BaseException as error:  # the other ranks wait to be told of it
-            self._tell(error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            self._sum(descent, vector, used)
-        with suppress(Exception):  # which finish raises
-            self._pending[-1].test()
+            if not self.settings.by_layer:
+                raise AlgorithmError("parameters are packed into one vector: give all gradients to step, or construct with by_layer=True")
+            if self.settings.clip_norm is not None:
+                raise AlgorithmError("clipping takes the norm over all parameters: give all gradients to step")
+            if layer in self._missed:
+                self._missed.remove(layer)
+                return
+            if self._left:
+                self._take_up()
+            sums = len(self._pending)
+            try:
+                descent = self._startable(layer)
+                used = self._rate(rate)
+                self._sum(descent, self._fed(descent, descent.pack.checked([gradient]), used, 1.0), used)
+            except BaseException as error:
+                self._tell_rest(error, sums + 1)
+                if not isinstance(error, Exception):
+                    self._leave(layer, error)
+                    raise
+            with suppress(Exception):  # which finish raises
+                self._pending[-1].test()
+        except BaseException as error:
+            leave(self.comm, error, before)
+            raise
 
     def finish(self) -> list[SparseStream]:
         """Wait for all sums of this step, in the order in which they were started, and apply them.
@@ -210,24 +236,45 @@ class Optimizer(ABC):
         step is not over: ``finish`` may be called again, and goes on where it stopped. A sum that is there is not lost so, which the
         other ranks may have applied.
         """
+        try:
+            if not (self._left or self._updates or self._failure):
+                self._sums = len(self._pending)
+            self._missed.clear()
+            self._finish()
+            updates, failure = self._updates, self._failure
+            self._updates, self._failure, self._left = {}, None, False
+            if failure is not None:
+                raise failure
+            self.steps += 1
+            return [updates[descent] for descent in self._descents if descent in updates]
+        except BaseException as error:
+            self._complete(error)
+            leave(self.comm, error, 0)  # behind sums that the other ranks may have completed
+            raise
+
+    def _finish(self) -> None:
+        """Wait for the sums of this step, and apply them."""
         while self._pending:
             pending = self._pending[0]
             try:
                 update = pending.wait()
             except Exception as error:
                 self._failure = self._failure or error
+                with suppress(Exception):  # the other ranks wait for it, whatever has been raised here
+                    pending.wait()
                 pending.failed()
             else:
                 assert pending.descent is not None
                 pending.descent.apply(update, pending.rate)
                 self._updates[pending.descent] = update
             del self._pending[0]
-        updates, failure = self._updates, self._failure
-        self._updates, self._failure = {}, None
-        if failure is not None:
-            raise failure
-        self.steps += 1
-        return [updates[descent] for descent in self._descents if descent in updates]
+
+    def _complete(self, error: BaseException) -> None:
+        """Wait for the sums in flight before an error is raised, so that no rank waits for this one there; interrupts end them."""
+        if isinstance(error, Exception):
+            for pending in self._pending:
+                with suppress(Exception):  # which finish raises
+                    pending.wait()
 
     @property
     def parameters(self) -> list[Array]:
@@ -357,9 +404,7 @@ class Optimizer(ABC):
         if self.settings.clip_norm is None:
             return 1.0
         norm = math.hypot(*norms([gradient for gradients in checked for gradient in gradients]))
-        if not math.isfinite(norm):
-            raise DivergenceError(f"the norm of a gradient is {norm}: the learning rate may be too large")
-        return self.settings.clipped(norm, ranks)
+        return self.settings.clipped(finite_norm(norm), ranks)
 
     def _fed(self, descent: PackDescent, gradients: Sequence[Array], rate: float, clip: float) -> Array:
         """What a pack feeds into its sum, which then has the density of this step."""
@@ -373,17 +418,52 @@ class Optimizer(ABC):
         said = {"parameters": descent.pack.layers, "step of the optimiser": self.steps, "learning rate": rate}
         pending = _Pending(descent, rate, descent.feedback.gradients)
         self._pending.append(pending)
-        operation = descent.feedback.planned(vector)
-        terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
-        operation.intent = operation.intent._replace(terms=terms)
-        pending.start(lambda: operation.start(self.comm, blocking=False))
 
-    def _tell(self, error: BaseException) -> None:
-        """Tell the other ranks what is wrong, in place of a sum."""
-        pending = _Pending()
-        self._pending.append(pending)
-        told = error if isinstance(error, Exception) else SparseAllreduceError(f"{type(error).__name__} before the step began")
-        pending.start(lambda: self._agree(Intent((), 0, told)))
+        def start() -> Request:
+            if any(each.has_failed() for each in self._pending):  # a rank that has left takes part in no more of them
+                raise SparseAllreduceError("another sum of this step has failed")
+            operation = descent.feedback.planned(vector)
+            terms = operation.intent.terms + tuple((name, str(value)) for name, value in said.items())
+            operation.intent = operation.intent._replace(terms=terms)
+            return operation.start(self.comm, blocking=False)
+
+        pending.start(self.comm, start)
+
+    def _tell_rest(self, error: BaseException, sums: int, idle: bool = True) -> None:
+        """Tell the other ranks of an error in place of those of so many sums that this rank has not begun; of all, if it is not ``idle``,
+        but has sums of another step in flight.
+        """
+        pendings = self._pending if idle else []
+        pendings += [_Pending() for _ in range(sums - len(pendings))]
+        for pending in pendings:
+            if not pending.begun:
+                pending.descent = None
+                with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # which the caller raises
+                    pending.start(self.comm, lambda: self._agree(Intent((), 0, error)))
+
+    def _leave(self, layer: int, error: BaseException) -> None:
+        """Leave a step whose parameters are started one by one: tell the other ranks, which wait for as many sums as in the latest."""
+        self._left = True
+        started = [pending.descent for pending in self._pending]
+        self._missed = {place for place, each in enumerate(self._descents) if place != layer and each not in started}
+        self._tell_rest(error, self._sums or len(self._descents))
+
+    def _take_up(self) -> None:
+        """Finish what an error has left, which all ranks know of.
+
+        Raises
+        ------
+        AlgorithmError
+            If a step was started and is to be finished by the caller.
+        """
+        if not self._left:
+            self._expect_idle()
+            return
+        try:
+            self.finish()
+        except SparseAllreduceError as error:
+            if not is_known(error):
+                raise
 
     def _listed(self, gradients: Any) -> list[Any]:
         given = [gradients] if self._single else list(gradients)
@@ -436,15 +516,23 @@ class _Pending:
     descent: PackDescent | None = None  # None if the operation only tells of an error
     rate: float = 0.0
     gradients: int = 0  # that the residual had taken in before
-    request: Request | None = None  # None if it did not start
-    error: Exception = field(default_factory=lambda: SparseAllreduceError("a sum of this step was interrupted before it had started"))
+    begun: bool = False  # whether it counts as an operation of this rank: one that has failed, if no request has come of it
+    request: Request | None = None
+    error: Exception | None = None  # if no request has come of it
 
-    def start(self, start: Callable[[], Request]) -> None:
-        """Start it; what goes wrong then is raised by :meth:`wait`."""
+    def start(self, comm: Any, start: Callable[[], Request]) -> None:
+        """Start it, or tell the other ranks in its place; what goes wrong then is raised by :meth:`wait`, and an interrupt here, too."""
+        telling = Telling(comm)
         try:
-            self.request = start()
+            with telling:
+                self.begun = True
+                self.request = start()
         except Exception as error:
             self.error = error
+        except BaseException as error:
+            self.error = SparseAllreduceError(f"{_INTERRUPTED}: {type(error).__name__}")
+            self.error.on_all_ranks = True
+            raise
 
     def test(self) -> None:
         """Move it on."""
@@ -454,9 +542,13 @@ class _Pending:
     def wait(self) -> SparseStream:
         """The mean over the ranks."""
         if self.request is None:
-            raise self.error
+            raise self.error or SparseAllreduceError(_INTERRUPTED)
         mean: SparseStream = self.request.wait()
         return mean
+
+    def has_failed(self) -> bool:
+        """Return whether it is known to have failed."""
+        return self.error is not None if self.request is None else self.request.has_failed()
 
     def failed(self) -> None:
         """Note what has come of it all the same."""

@@ -8,6 +8,7 @@ from typing import Any
 from sparseallreduce.optim.optimizer import Optimizer
 from sparseallreduce.reducers import Auto, GTopk, HiTopK, OkTopk, Reducer, ReducerChoice, TopkA, TopkDSA
 from sparseallreduce.reducers.dense import Dense
+from sparseallreduce.runtime.objects import collective
 from sparseallreduce.streams.selection import ApproximateTopK, MSTopK
 from sparseallreduce.streams.selection.seeds import seed_of
 
@@ -169,6 +170,7 @@ class AutoSGD(Optimizer):
     def reducer_of(cls, size: int, k: int, rank: int, **options: Any) -> Reducer:
         return Auto(size, k, **options)
 
+    @collective
     def explain(self) -> list[ReducerChoice]:
         """What the model expects of each candidate, for each vector that is summed. Collective; ``print`` shows each as a table."""
         found = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Telling", "TellingBehind", "agree", "alone", "checked_intent", "launch", "launched", "leave", "start"]
+__all__ = ["Telling", "TellingBehind", "agree", "alone", "checked_intent", "latest", "launch", "launched", "leave", "start"]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -196,8 +196,7 @@ class Telling:
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        channel = known_channel(self._comm)
-        self._before = 0 if channel is None else channel.sequence
+        self._before = latest(self._comm)
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None:
@@ -213,6 +212,12 @@ class TellingBehind(Telling):
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None and not isinstance(error, AlgorithmError):
             leave(self._comm, error, self._before)
+
+
+def latest(comm: Any) -> int:
+    """Return the number of the latest operation on a communicator, 0 if there has been none."""
+    channel = known_channel(comm)
+    return 0 if channel is None else channel.sequence
 
 
 def leave(comm: Any, error: BaseException, before: int | None) -> None:

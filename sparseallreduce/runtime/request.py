@@ -138,6 +138,10 @@ class Request:
             request._finish()
         return [request.wait() for request in requests]
 
+    def has_failed(self) -> bool:
+        """Return whether the operation is known to have failed, without moving it on."""
+        return (self._error if self._operation is None else self._operation.error) is not None
+
     def _finish(self) -> None:
         if self._operation is not None:
             try:

@@ -10,6 +10,7 @@ from mpi_inputs import check_usable, same_everywhere
 from strategies import some_nans
 
 import sparseallreduce as sar
+from sparseallreduce import linear
 from sparseallreduce.algorithms import fixed
 from sparseallreduce.algorithms.fixed import FIXED
 from sparseallreduce.streams import merging
@@ -87,3 +88,13 @@ def case_nans_are_the_same_in_plans_of_fixed_indices(comm, algorithm, dtype):
             results.append(plan.wait().copy())
             plan.free()
     same_everywhere(comm, *results)
+
+
+@each(size=[1, 10, 500])
+def case_nans_are_the_same_in_dense_training(comm, size):
+    """Whose sums are MPI's own, on the user's communicator."""
+    dataset = linear.Dataset.of_ranks(np.eye(size), np.where(np.arange(size) % 2, 1.0, -1.0), comm)
+    strategy = linear.STRATEGIES["dense"](dataset, comm)
+    strategy._given[:] = stream_of(comm, len(strategy._given), strategy._given.dtype.name).to_dense()
+    strategy._sum()
+    assert len(set(comm.allgather(strategy._total.tobytes()))) == 1

@@ -5,7 +5,10 @@ import pytest
 SECONDS = 240  # within which mpiexec has to end, compiling included
 
 
-@pytest.mark.parametrize("named,faults", [("score,partial_fit,read samples", 30), ("fit by default,fit in rounds,train sparse", 20)])
+@pytest.mark.parametrize(
+    "named,faults",
+    [("score,partial_fit,read samples", 30), ("fit by default,fit in rounds,train sparse", 20), ("steps of", 60)],
+)
 def test_what_fails_between_sums_is_an_error_of_all_ranks(mpi_run, named, faults):
     run = mpi_run(2, strike, named, faults, timeout=SECONDS, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -343,6 +343,7 @@ def test_a_warm_up_out_of_range_is_an_error(make):
         ([np.zeros((2, 2)), np.zeros(3)], -0.1, "learning rate must be a number, at least 0, not -0.1"),
         ([np.zeros((2, 2)), np.zeros(3)], np.nan, "learning rate must be a number, at least 0, not nan"),
         ([np.full((2, 2), np.nan), np.zeros(3)], None, "norm of a gradient is nan"),
+        ([np.full((2, 2), 1.7e308), np.zeros(3)], None, "norm of a gradient is inf: .* too large for the norm"),
     ],
 )
 def test_a_step_with_what_does_not_fit_changes_nothing(gradients, rate, message):
@@ -355,6 +356,13 @@ def test_a_step_with_what_does_not_fit_changes_nothing(gradients, rate, message)
     after = optimizer.state()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert all(np.array_equal(parameter, was) for parameter, was in zip(parameters, kept))
+
+
+@pytest.mark.parametrize("dtype,value", [(np.float32, 3e30), (np.float64, 3e200)])
+def test_a_gradient_whose_squares_overflow_is_clipped(dtype, value):
+    parameters = np.zeros(4, dtype)
+    TopKSGD(parameters, 1.0, 1.0, sar.SERIAL, clip_norm=2.0).step(np.full(4, value, dtype))
+    np.testing.assert_allclose(parameters, -1.0, rtol=1e-6)
 
 
 def test_a_packed_or_clipped_step_is_not_started_by_layer():

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -26,13 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import sparseallreduce as sar
-from sparseallreduce import linear
+from sparseallreduce import linear, optim
 from sparseallreduce.runtime import objects
+from sparseallreduce.runtime.communicators import known_channel
 from world.faults import ERRORS
 
 WATCHDOG = 30.0  # seconds after which a call is taken for a hang
 _PACKAGE = sar.__file__.removesuffix("__init__.py")
-ROOMS = tuple(_PACKAGE + room for room in ("linear/", "data_cache/", "runtime/objects.py", "runtime/memory/meeting.py"))
+ROOMS = tuple(_PACKAGE + room for room in ("linear/", "data_cache/", "optim/", "torch/", "runtime/objects.py", "runtime/memory/meeting.py"))
 _OUTSIDE = "runtime/operation.py"  # what it calls is not struck: schedules, of which :mod:`world.faults` takes care
 SAMPLES, FEATURES = 60, 40
 
@@ -47,6 +49,11 @@ class Room(NamedTuple):
     name: str
     call: Callable[[Any, Path], str]
     ranks: int = 1  # at least so many
+    late: bool = False  # whether other ranks may complete it, and raise the error of the one that is struck in their next operation
+
+
+# What comes before a call begins.
+_BEFORE = ("Telling.__init__", "Telling.__enter__", "latest", "Optimizer.__init__", "DistributedOptimizer.__init__")
 
 
 class Points:
@@ -56,6 +63,7 @@ class Points:
         self.passed = self.at = 0
         self.error = ""
         self.struck = ""
+        self.late = False
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -68,7 +76,10 @@ class Points:
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
         if not any(comm is not None for (comm,) in objects._entered):
-            return  # no call has begun that all ranks make
+            caller = frame.f_back
+            within = event == "c_call" or (caller is not None and _is_room(caller.f_code.co_filename))
+            if not (self.late and within) or frame.f_code.co_qualname in _BEFORE:
+                return  # no call has begun that all ranks make
         if event == "c_call":
             if not _is_room(frame.f_code.co_filename):
                 return
@@ -117,7 +128,7 @@ def run(faults: int, seed: int, named: str = "", first: int = 0) -> int:
             continue
         if room.name not in counts:  # what comes first imports and compiles
             for _ in range(2):
-                points.at = 0
+                points.at, points.late = 0, room.late
                 with points.counted():
                     usual[room.name] = _outcome(room, world.Dup(), points)[0]
                 assert usual[room.name][0] == "result", usual[room.name]
@@ -127,16 +138,23 @@ def run(faults: int, seed: int, named: str = "", first: int = 0) -> int:
         faulthandler.dump_traceback_later(WATCHDOG, exit=True)
         if world.rank == 0:
             print(f"fault {number}: {error} on rank {culprit} in {room.name} at {points.at or share}", file=sys.stderr, flush=True)
-        comm = world.Dup()
+        comm, points.late = world.Dup(), room.late
         outcome, seconds = _outcome(room, comm, points)
         points.at, struck = 0, points.struck
+        if room.late:
+            begun = _begun(comm)
+            caught_up = [_summed(comm) for _ in range(begun, max(world.allgather(begun)))]  # where others have come to operations more
+            then = _summed(comm) if ("right",) not in caught_up else ("wrong",)
+        else:
+            then = ("right",)
         later = [_outcome(room, comm, points)[0], _summed(comm)]
         faulthandler.cancel_dump_traceback_later()
         said = world.allgather((outcome, later, seconds, struck))
+        thens = world.allgather(then)
         if not said[culprit][3]:
             continue
         kinds[room.name] += 1
-        what = _wrong([each for each, *_ in said], [each for _, each, *_ in said], culprit, error, usual[room.name])
+        what = _wrong([each for each, *_ in said], [each for _, each, *_ in said], culprit, error, usual[room.name], thens, room.late)
         waits += [seconds for rank, (_, _, seconds, _) in enumerate(said) if rank != culprit]
         if what:
             wrong += 1
@@ -170,6 +188,12 @@ def _outcome(room: Room, comm: Any, points: Points) -> tuple[Any, float]:
     return outcome, seconds
 
 
+def _begun(comm: Any) -> int:
+    """How many operations this rank has begun."""
+    channel = known_channel(comm)
+    return 0 if channel is None else channel.sequence
+
+
 def _summed(comm: Any) -> tuple[str, ...]:
     """What a sum comes to afterwards."""
     try:
@@ -179,19 +203,29 @@ def _summed(comm: Any) -> tuple[str, ...]:
     return ("right" if result.sum() == 3 * comm.size else "wrong",)
 
 
-def _wrong(outcomes: Sequence[Any], later: Sequence[Any], culprit: int, error: str, usual: Any) -> str:
-    """What is not as promised, if anything."""
+def _wrong(
+    outcomes: Sequence[Any], later: Sequence[Any], culprit: int, error: str, usual: Any, thens: Sequence[Any], late: bool
+) -> str:
+    """What is not as promised, if anything; ``thens`` are of the operation that comes next."""
     others = {outcome for rank, outcome in enumerate(outcomes) if rank != culprit}
     own = outcomes[culprit]
     if any(outcome[0] == "result" and outcome != usual for outcome in outcomes):
         return f"another result than without a fault: {outcomes}"
-    if len(others) > 1:
+    if len(others - {usual} if late else others) > 1:
         return f"the others do not have one outcome: {outcomes}"
     if error == "KeyboardInterrupt":
         if own[:2] != ("error", "KeyboardInterrupt"):
             return f"the interrupt is lost: {outcomes}"
+    elif late and own[0] == "error" and (own[1] == error or "struck by a fault" in own[2]):
+        pass
     elif own not in others and others != {usual}:  # after all have come to the end of the call, the others have their result
         return f"the rank that was struck has another outcome: {outcomes}"
+    raised = {each for rank, each in enumerate(thens) if rank != culprit}
+    if usual in others and own != usual:  # which the others are to raise now
+        if late and (len(raised) > 1 or f"rank {culprit}" not in str(raised)):
+            return f"the others raise no error of the rank that was struck in their next operation: {thens}"
+    elif any(each != ("right",) for each in thens):
+        return f"the next operation raises, too: {outcomes}, {thens}"
     if any(each[0] != usual or each[1] != ("right",) for each in later):
         return f"the same call, and a sum, afterwards: {later}"
     return ""
@@ -292,6 +326,89 @@ def _read(comm: Any, folder: Path, suffix: str) -> str:
     return _bits(sum(comm.allgather(dataset.rows)), dataset.total_samples, other.total_samples)
 
 
+_SHAPES = ((6, 5), (4,), (3, 2))
+
+
+def _gradients(seed: Any) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in _SHAPES]
+
+
+def _steps(comm: Any, _folder: Path, optimizer: str, one_by_one: bool = False, explains: bool = False, **options: Any) -> str:
+    """The construction of an optimiser, and two steps of it."""
+    parameters = _gradients(0)
+    made = getattr(optim, optimizer)(parameters, 0.1, 0.2, comm, **options)
+    for step in range(2):
+        gradients = _gradients((1, comm.rank, step))
+        if one_by_one:
+            for layer in reversed(range(len(_SHAPES))):
+                made.start(layer, gradients[layer])
+            made.finish()
+        else:
+            made.step(gradients)
+    if explains:
+        made.explain()
+    return _bits(*parameters)
+
+
+def _network() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
+
+
+def _loss(network: Any, seed: Any) -> Any:
+    import torch
+
+    return network(torch.from_numpy(np.random.default_rng(seed).standard_normal((4, 6)).astype(np.float32))).square().sum()
+
+
+def _parameters(network: Any) -> str:
+    return _bits(*[parameter.detach().numpy() for parameter in network.parameters()])
+
+
+def _torch_steps(comm: Any, _folder: Path, optimizer: str, closure: bool = False, **options: Any) -> str:
+    """The construction of an optimiser of PyTorch, and three steps of it."""
+    from sparseallreduce import torch as ours
+
+    network = _network()
+    made = getattr(ours, optimizer)(network.parameters(), 0.1, density=0.2, comm=comm, bucket_bytes=80, **options)
+    for step in range(3):
+
+        def backward(step: int = step) -> Any:
+            made.zero_grad()
+            loss = _loss(network, (1, comm.rank, step))
+            loss.backward()
+            return loss
+
+        if not closure:
+            backward()
+        made.step(backward if closure else None)
+    made.check_replicas()
+    made.gather_state_dict()
+    return _parameters(network)
+
+
+def _hooked_steps(comm: Any, folder: Path, reducer: str) -> str:
+    """A step by the hook of DistributedDataParallel; before another its ranks would wait for each other, whichever had left."""
+    import torch
+
+    from sparseallreduce.torch import comm_hook
+
+    if not torch.distributed.is_initialized():
+        store = f"file://{folder / 'store'}"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=comm.rank, world_size=comm.size)
+    network = _network()
+    parallel = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=0.0001)
+    parallel.register_comm_hook(None, comm_hook(reducer, comm, density=0.2))
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    _loss(parallel, (1, comm.rank)).backward()
+    optimizer.step()
+    return _parameters(network)
+
+
 def all_rooms() -> Iterator[Room]:
     """All of them."""
     fits: dict[str, dict[str, Any]] = {
@@ -317,5 +434,26 @@ def all_rooms() -> Iterator[Room]:
     yield Room("train many features", partial(_train, strategy="sparse", features=300_000))
     for strategy in ("ps-sync", "ps-async"):
         yield Room(f"train {strategy}", partial(_train, strategy=strategy), ranks=2)
+    steps: dict[str, dict[str, Any]] = {
+        "of TopKSGD": {"optimizer": "TopKSGD", "momentum": 0.9, "clip_norm": 1.0},
+        "of OkTopkSGD": {"optimizer": "OkTopkSGD", "weight_decay": 0.1},
+        "of DenseSGD": {"optimizer": "DenseSGD", "adam": optim.Adam()},
+        "of AutoSGD": {"optimizer": "AutoSGD", "candidates": ["oktopk", "topkdsa"], "explains": True},
+        "of layers": {"optimizer": "TopKSGD", "by_layer": True, "momentum": 0.9, "momentum_correction": True},
+        "of layers one by one": {"optimizer": "GTopkSGD", "by_layer": True, "one_by_one": True, "momentum": 0.9},
+    }
+    for name, options in steps.items():
+        yield Room(f"steps {name}", partial(_steps, **options), late=True)
+    if find_spec("torch") is not None:
+        of_torch: dict[str, dict[str, Any]] = {
+            "OkTopkSGD": {"momentum": 0.9},
+            "TopKSGD": {"overlap": True},
+            "GTopkSGD": {"closure": True, "overlap": True, "check_every": 1},
+            "DenseSGD": {"clip_norm": 1.0},
+        }
+        for optimizer, options in of_torch.items():
+            yield Room(f"torch {optimizer}", partial(_torch_steps, optimizer=optimizer, **options), late=True)
+        for reducer in ("topk", "dense"):
+            yield Room(f"torch hook, {reducer}", partial(_hooked_steps, reducer=reducer), late=True)
     for suffix in ("", ".gz"):
         yield Room(f"read samples{suffix}", partial(_read, suffix=suffix))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.linear.gradients.dense import DenseGradient
 from sparseallreduce.linear.strategies.base import Strategy
+from sparseallreduce.runtime.communicators import over_mpi
 from sparseallreduce.runtime.launching import agree
 from sparseallreduce.runtime.trace import active
 from sparseallreduce.streams.kernels.backend import as_host
@@ -83,7 +84,9 @@ class DenseStrategy(Strategy):
         self._descend(total, rate)
 
     def _sum(self) -> None:
-        """Have MPI add up what all ranks give. A rank that is interrupted once they have agreed on that takes part all the same."""
+        """Have MPI add up what all ranks give, with the same NaNs on all. A rank that is interrupted once they have agreed on that takes
+        part all the same.
+        """
         agree(self.comm, _SUM, blocking=True)
         done: list[None] = []
         try:
@@ -92,3 +95,4 @@ class DenseStrategy(Strategy):
             if not done:
                 self.comm.Allreduce(self._given, self._total)
             raise
+        over_mpi().operation.unify_nans(None, self._total, self.comm.size)
