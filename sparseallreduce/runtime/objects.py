@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import pickle
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -55,7 +56,16 @@ _HEAD = 8  # bytes of that number
 _SAID = Intent((("operation", "an exchange of values"),), 0)
 _END = Intent((("operation", "the end of a call"),), 0)
 _leaving: list[tuple[Any, Any]] = []  # weak references to meetings in shared memory, each with its communicator
-_entered: list[list[Any]] = []  # communicators on which a call is under way that all ranks make
+
+
+class _Entered(threading.local):
+    """The communicators on which a call of this thread is under way that all ranks make."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+
+
+_entered = _Entered()
 
 
 def together(comm: Any, action: Callable[[], T]) -> T:
@@ -69,10 +79,10 @@ def together(comm: Any, action: Callable[[], T]) -> T:
     SparseAllreduceError
         On all ranks the same, where ``action`` raises on some alone; a rank that is interrupted raises what has interrupted it.
     """
-    if comm.size == 1 or any(other is comm for (other,) in _entered):
+    if comm.size == 1 or any(other is comm for (other,) in _entered.calls):
         return action()
     entry = [comm]
-    _entered[:] = [other for other in _entered if other[0] is not None] + [entry]
+    _entered.calls = [other for other in _entered.calls if other[0] is not None] + [entry]
     try:
         result = action()
         if _talks(comm):
