@@ -134,6 +134,13 @@ def case_tests_and_reducers_and_values_that_wait(comm):
                     come_late(comm)
                 call()
             check_told(comm, texts, late, words, f"rank {late} has not come")
+        ours.Barrier()
+        with told(comm=comm, late=late) as texts:
+            if comm.rank == late:
+                come_late(comm)
+            gather(ours, None, patient=True)
+        check_told(comm, texts, late, "an exchange of values", f"rank {late} has not come")
+        assert comm.rank == late or any(" went on in an exchange of values after" in text for text in texts), texts
 
 
 @limit(60)
