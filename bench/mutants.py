@@ -1,6 +1,6 @@
 """Change the code in small ways, one at a time, and report which changes no test notices.
 
-    python bench/mutants.py [--room data_cache,reducers,runtime] [--count 200] [--seed 0] [--jobs 1]
+    python bench/mutants.py [--room data_cache,reducers,runtime] [--count 200] [--seed 0] [--jobs 1] [--seconds S]
     python bench/mutants.py --again ID,ID | --again survived
     python bench/mutants.py --list | --show ID
 
@@ -9,9 +9,11 @@ A mutant is a copy of the code with one change: another comparison or operator, 
 not end. The mutants of a room are a sample, the same for the same seed as long as the code they change is the same.
 
 A first run of a room's tests records which of them execute which lines; a mutant is run against those that execute the changed line, and
-those that start other processes, in which nothing is recorded. A mutant of runtime/ that survives these is run against the cases of
+those that start other processes, in which nothing is recorded. Later only test files that are new or have changed are recorded; the lines
+of the others are looked for where the code has moved to. A mutant of runtime/ that survives these is run against the cases of
 tests/mpi that execute the line, on two ranks. All run in a copy of the tree below build/mutants, with what is recorded and what has been
 found: a run that is interrupted goes on where it was. `--again` runs mutants once more, `--anew` records and runs everything once more.
+`--seconds 20` runs the first of a mutant's tests alone, the quickest of each function; `--again survived` then runs all of them.
 
 bench/mutants_survivors.txt lists mutants that no test can or need notice, each with the reason.
 """
@@ -46,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "mutants"
 KNOWN = ROOT / "bench" / "mutants_survivors.txt"
 ROOMS = {
-    "data_cache": ("tests/data_cache",),
+    "data_cache": ("tests/data_cache", "tests/files/test_made_anew.py"),
     "reducers": ("tests/reducers",),
     "runtime": ("tests/runtime", "tests/world", "tests/algorithms"),
 }
@@ -405,15 +407,15 @@ def compact(lines: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     return by_file
 
 
-def record(room: str, copy: Path, out: Path) -> None:
-    """Run the tests of a room in a copy, in this process, which ends."""
+def record(room: str, copy: Path, files: Sequence[str], out: Path) -> None:
+    """Run these test files of a room in a copy, in this process, which ends."""
     enter(copy)
     import pytest
 
     recorder = Recorder(str(copy / "sparseallreduce" / room) + os.sep)
     recorder.start()
     quiet = [option for option in QUIET if option != "-x"]
-    pytest.main([*quiet, "-m", "not mpi", *ROOMS[room]], plugins=[RecordingPlugin(recorder, out)])
+    pytest.main([*quiet, "-m", "not mpi", *files], plugins=[RecordingPlugin(recorder, out)])
 
 
 CASES = "import sys; sys.path.insert(0, {bench!r}); import mutants; mutants.cases({reports!r}, {names!r}, {room!r}, {first})"
@@ -451,13 +453,14 @@ def cases(reports: str, names: str, room: str, first: bool) -> None:
     run_cases.main(Path(reports), json.loads(Path(names).read_text()))
 
 
-def record_cases(room: str, copy: Path, out: Path) -> None:
-    """Run all cases on two ranks in a copy, in this process, which ends."""
+def record_cases(room: str, copy: Path, files: Sequence[str], out: Path) -> None:
+    """Run the cases of these files on two ranks in a copy, in this process, which ends."""
     enter(copy)
     sys.path.insert(0, str(copy / "tests" / "mpi"))
     from test_mpi import ABOVE, all_cases
 
     names = [case.name for case in all_cases() if (not case.ranks or 2 in case.ranks) and not case.name.startswith(ABOVE)]
+    names = [name for name in names if file_of_test(name) in files]
     rows: dict[str, dict[str, Any]] = {}
     folder = copy / "build" / "cases"
     for module in dict.fromkeys(name.partition(".")[0] for name in names):
@@ -483,6 +486,26 @@ def launch_cases(copy: Path, folder: Path, names: Sequence[str], room: str, firs
     code = CASES.format(bench=str(ROOT / "bench"), reports=str(folder), names=str(folder / "names.json"), room=room, first=first)
     path = os.pathsep.join(str(copy / each) for each in ("tests", "tests/mpi"))
     return mpi_run(2, "-c", code, timeout=seconds, check=False, env={"PYTHONPATH": path}).returncode == 0
+
+
+def file_of_test(test: str) -> str:
+    """The file of a test, or of a case of tests/mpi."""
+    file = test.partition("::")[0]
+    return file if "/" in file else f"tests/mpi/{file.partition('.')[0]}.py"
+
+
+def moved(old: bytes, new: bytes) -> dict[int, list[int]]:
+    """Where the lines of a file are now. Who executed a line is taken to execute what replaces it, or stands newly behind it."""
+    before, after = old.splitlines(), new.splitlines()
+    places: dict[int, list[int]] = defaultdict(list, {0: [0]})
+    for tag, begin, end_, first, last in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            for distance in range(end_ - begin):
+                places[begin + distance + 1].append(first + distance + 1)
+        else:
+            for line in range(begin, end_) if tag == "replace" else (begin - 1,):
+                places[line + 1] += range(first + 1, last + 1)
+    return places
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
@@ -575,6 +598,7 @@ def forked(function: Callable[..., None], *arguments: Any, log: Path) -> int:
     if child:
         return child
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
@@ -629,54 +653,96 @@ class Map:
         if room in WITH_CASES:
             self.cases = self._recorded(room, record_cases, "cases")
 
-    def _recorded(self, room: str, how: Callable[[str, Path, Path], None], name: str) -> list[dict[str, Any]]:
-        file = BUILD / f"{name}-{room}.jsonl"
-        if not file.exists():
-            copy, part = make_copy(f"recorded-{room}"), file.with_suffix(".part")
-            print(f"recording the {name} of {room}", flush=True)
-            began = time.monotonic()
-            child = forked(how, room, copy, part, log=file.with_suffix(".log"))
-            os.waitpid(child, 0)
-            part.rename(file)
-            print(f"  {time.monotonic() - began:.0f} s, {len(rows_of(file))} tests", flush=True)
-        rows = rows_of(file)
+    def _recorded(self, room: str, how: Callable[[str, Path, Sequence[str], Path], None], name: str) -> list[dict[str, Any]]:
+        """What has been recorded, with the lines where they are now; test files that are new or have changed are recorded before."""
+        file, kept = BUILD / f"{name}-{room}.jsonl", BUILD / f"sources-{name}-{room}"
+        sources = [str(each.relative_to(ROOT)) for each in (ROOT / "sparseallreduce" / room).rglob("*.py")]
+        folders, pattern = (("tests/mpi",), "cases_*.py") if name == "cases" else (ROOMS[room], "test_*.py")
+        paths = [path for each in folders for path in ([ROOT / each] if each.endswith(".py") else (ROOT / each).rglob(pattern))]
+        tests = sorted(str(path.relative_to(ROOT)) for path in paths)
+        tests += [each for each in sources if name == "lines" and b">>> " in source_of(each)]  # doctests
+        changed = {each for each in [*sources, *tests] if not (kept / each).exists() or (kept / each).read_bytes() != source_of(each)}
+        rows = [row for row in rows_of(file) if file_of_test(row["test"]) in tests]
+        changed |= set(tests) - {file_of_test(row["test"]) for row in rows}
+        if changed:
+            rows = [row for row in rows if file_of_test(row["test"]) not in changed]
+            places = {each: moved((kept / each).read_bytes(), source_of(each)) for each in sources if (kept / each).exists()}
+            for row in rows:
+                old = {each: lines for each, lines in row["lines"].items() if each in places}
+                row["lines"] = {each: sorted({now for line in lines for now in places[each].get(line, ())}) for each, lines in old.items()}
+            rows += self._newly_recorded(room, how, name, [each for each in tests if each in changed])
+            shutil.rmtree(kept, ignore_errors=True)  # without it, all is recorded again
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            for each in dict.fromkeys([*sources, *tests]):
+                (kept.with_suffix(".part") / each).parent.mkdir(parents=True, exist_ok=True)
+                (kept.with_suffix(".part") / each).write_bytes(source_of(each))
+            kept.with_suffix(".part").rename(kept)
+        rows = [row for row in rows_of(file) if file_of_test(row["test"]) in tests]
         failed = [row["test"] for row in rows if row["failed"]]
         if failed:
             print(f"  fail without a change, and are left out: {', '.join(failed)}")
         return [row for row in rows if not row["failed"]]
 
+    def _newly_recorded(
+        self, room: str, how: Callable[[str, Path, Sequence[str], Path], None], name: str, tests: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        if not tests:
+            return []
+        copy, part = make_copy(f"recorded-{room}"), BUILD / f"{name}-{room}.part"
+        part.unlink(missing_ok=True)
+        print(f"recording the {name} of {room}, {len(tests)} files", flush=True)
+        began = time.monotonic()
+        child = forked(how, room, copy, tests, part, log=part.with_suffix(".log"))
+        os.waitpid(child, 0)
+        print(f"  {time.monotonic() - began:.0f} s, {len(rows_of(part))} tests", flush=True)
+        return rows_of(part)
+
     def tests_of(self, mutant: Mutant) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Those that execute the changed lines, one of each function first, the quickest before others; and cases likewise."""
+        """Those that execute the changed lines, one of each function first, the quickest before others; then those that execute others of
+        the function, of which a test that calls it often may not have recorded all; and cases likewise."""
         return self._chosen(self.rows, mutant), self._chosen(self.cases, mutant)
 
     def _chosen(self, rows: list[dict[str, Any]], mutant: Mutant) -> list[dict[str, Any]]:
-        lines = set(range(mutant.line, mutant.end + 1))
-        inside = is_traced(mutant)
+        lines, around = set(range(mutant.line, mutant.end + 1)), lines_around(mutant)
         found = []
         for row in rows:
-            here = row["lines"].get(mutant.file, ())
+            here = set(row["lines"].get(mutant.file, ()))
             # What is executed as a module is imported concerns all tests that use the module.
-            covers = bool(lines & set(here)) if inside else bool(here)
-            if covers or row["blind"]:
+            covers = bool(here if around is None else lines & here)
+            if covers or row["blind"] or (around is not None and around & here):
                 found.append((not covers, row))
         found.sort(key=lambda pair: (pair[0], pair[1]["seconds"]))
         seen = Counter[str]()
         ranked = []
-        for blind, row in found:
+        for beside, row in found:
             name = row["test"].partition("[")[0]
             seen[name] += 1
-            ranked.append((blind, min(seen[name] - 1, 3), row["seconds"], row))
+            ranked.append((beside, min(seen[name] - 1, 3), row["seconds"], row))
         ranked.sort(key=lambda each: each[:3])
         return [row for *_, row in ranked]
 
 
-def is_traced(mutant: Mutant) -> bool:
-    """Whether it lies in the body of a function that Python executes, and not as a module is imported, nor in a kernel."""
+def within(rows: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """The first tests, up to so many seconds in all, and at least one."""
+    chosen, total = [], 0.0
+    for row in rows:
+        total += row["seconds"]
+        if chosen and total > seconds:
+            break
+        chosen.append(row)
+    return chosen
+
+
+def lines_around(mutant: Mutant) -> set[int] | None:
+    """Those of the body of the function that it lies in; None if it is executed as a module is imported, or lies in a kernel."""
     source = source_of(mutant.file)
-    for node in ast.walk(ast.parse(source)):
+    found = None
+    for node in ast.walk(ast.parse(source)):  # a function before those inside it
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0].lineno <= mutant.line <= (node.end_lineno or 0):
-            return not any(ast.unparse(each) in ("kernel", "inlined") for each in node.decorator_list)
-    return False
+            if any(ast.unparse(each) in ("kernel", "inlined") for each in node.decorator_list):
+                return None
+            found = set(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    return found
 
 
 class Run:
@@ -722,6 +788,9 @@ class Run:
 
     def _started(self, mutant: Mutant, copy: Path, room: Map) -> Trial:
         tests, later = room.tests_of(mutant)
+        tests, later = (within(rows, self.options.seconds) for rows in (tests, later))
+        by = self.found.get(mutant.id, {}).get("by")
+        tests.sort(key=lambda row: row["test"] != by)  # what noticed it before notices it again
         out = copy / "build" / "result.json"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.unlink(missing_ok=True)
@@ -832,6 +901,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", default="", help="only files of the rooms whose name ends so")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="of a mutant's tests, and cases, those that took so long in all"
+    )
     parser.add_argument("--again", help="ids of mutants to run once more, or an outcome: survived, killed, timed out")
     parser.add_argument("--anew", action="store_true", help="forget what has been recorded and found")
     parser.add_argument("--list", action="store_true", help="print the mutants that are drawn")
@@ -849,6 +921,7 @@ def main() -> None:
     if options.anew:
         shutil.rmtree(BUILD, ignore_errors=True)
     BUILD.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mutant is left running, which would keep the lock
     locks = [(BUILD / f"lock-{room}").open("w") for room in rooms]
     try:
         for lock in locks:

@@ -109,7 +109,7 @@ class Level:
     def has(self, name: Name) -> bool:
         """Whether there is an entry, going by its record."""
         with self._opened(name) as (file, size), contextlib.suppress(OSError):
-            return file >= 0 and _length(_record(file, size), name) == size - _BEHIND
+            return file >= 0 and 0 <= size - _BEHIND == _length(_record(file, size), name)
         return False
 
     def get(self, name: Name) -> Bytes | _Damaged | None:
@@ -133,8 +133,9 @@ class Level:
             length = _length(record, name)
             if length is None or (length > _LARGE and length > memory_left()):
                 return None
-            content = np.empty(length if length == size - _BEHIND else 0, np.uint8)
-            whole = length == size - _BEHIND and _filled(file, content)
+            agrees = 0 <= length == size - _BEHIND
+            content = np.empty(length if agrees else 0, np.uint8)
+            whole = agrees and _filled(file, content)
         except OSError:  # of the disk
             whole = False
         if not whole or (self._verified and zlib.crc32(content.data) != _RECORD.unpack_from(record)[4]):

@@ -45,6 +45,7 @@ __all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model"
 
 Array = NDArray[Any]
 
+_ARCHIVE = b"PK"  # how a file of type .npz begins
 _FORMAT = "sparseallreduce linear model 1"
 _SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
 _WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
@@ -280,6 +281,9 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
     """
     try:
         with open_regular(path) as file:
+            if file.read(len(_ARCHIVE)) != _ARCHIVE:
+                raise ModelFileError(f"{path} is not a model file that can be read: it is something else")
+            file.seek(0)
             return _model(path, Npz(file))
     except FileNotFoundError:
         raise ModelFileError(f"there is no model file {path}") from None

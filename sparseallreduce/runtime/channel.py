@@ -65,6 +65,7 @@ class Channel:
         self.warned = -1  # the last rank that we have given ours
         self.unsent: Any = None  # the Failure of an attempt that ended before there was a way to tell others of it
         self.limit = 0.0  # until when we wait for those of others
+        self.turn = threading.RLock()  # of threads that begin operations, one after the other
         self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
         self.machine: Machine | None = None
         self.collectives = Collectives()

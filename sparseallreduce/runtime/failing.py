@@ -9,6 +9,8 @@
   that one is missing (:func:`~sparseallreduce.runtime.collectives.recovery`). What it comes to is thrown away.
 * Who waits no longer recalls its record, so that a rank that comes later finds that, and not a result which the others have not waited
   for; where records travel as messages, it looks for the word of the failure itself.
+* An error behind an operation that is over here may be news to ranks that have its result: it is raised by all in their next operation
+  (:mod:`~sparseallreduce.runtime.late_errors`). An interrupt ends all operations that this rank has in flight on the communicator.
 * A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another. Each rank
   gives all others word of it once, its own or what it has heard, so that here, too, the lowest that failed counts.
 """

@@ -45,7 +45,7 @@ def start(
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
     It cannot while others of this channel have not begun, or are in flight and it is ``blocking``; while the arguments need checking; and
-    while another rank is more than four operations behind. Threads take turns.
+    while another thread moves operations of this channel on; and while another rank is more than four operations behind.
 
     Parameters
     ----------
@@ -54,27 +54,26 @@ def start(
     channel : Channel
     blocking : bool
     fusion : Fusion, optional
-        Of the streams of a list that have been fused to this one.
+        Of a list's streams that have been fused to this one.
 
     Raises
     ------
-    KeyboardInterrupt
-        Or what else is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
+    BaseException
+        What is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
     """
-    with channel.lock:
-        if not (is_idle(channel) if blocking else has_begun(channel)):
+    with channel.turn:
+        if not (is_idle(channel) if blocking else has_begun(channel)) or not channel.lock.acquire(blocking=False):
             return None
         sequence = channel.sequence + 1
         operation: Any = None
         try:
-            stored = stream._stored
+            stored, slots = stream._stored, channel.slots
             key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
             signature = channel.signatures.get(key)
             if signature is None:
                 signature = _signature_of(key, stream, op, algorithm, channel, fusion)
                 if signature is None:
                     return None
-            slots = channel.slots
             handshake = slots[sequence % SLOTS] if slots else channel.handshake_of(sequence)
             if not handshake.is_free(sequence):
                 return None
@@ -95,6 +94,8 @@ def start(
             operation.fail(error)
             if not isinstance(error, Exception):
                 raise
+        finally:
+            channel.lock.release()
     if blocking:
         deadline.finish(operation)
     return operation  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparseallreduce.runtime.channel import Channel
     from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Telling", "agree", "alone", "checked_intent", "latest", "launch", "launched", "leave", "start"]
+__all__ = ["Telling", "TellingBehind", "agree", "alone", "checked_intent", "latest", "launch", "launched", "leave", "start"]
 
 
 Made = tuple[Call | ListCall | None, Intent]
@@ -155,7 +155,7 @@ def launched(
     if over.progress.freed:
         over.progress.give_back_freed()
     channel = channel_of(comm)
-    with channel.lock:  # threads take turns
+    with channel.turn:
         before = channel.sequence
         operation: Any = None
         try:
@@ -203,6 +203,17 @@ class Telling:
             leave(self._comm, error, self._before)
 
 
+class TellingBehind(Telling):
+    """The same of a call that begins no operation, but waits for one; what is wrong with its arguments concerns this rank alone."""
+
+    def __enter__(self) -> None:
+        self._before = -1
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None and not isinstance(error, AlgorithmError):
+            leave(self._comm, error, self._before)
+
+
 def latest(comm: Any) -> int:
     """Return the number of the latest operation on a communicator, 0 if there has been none."""
     channel = known_channel(comm)
@@ -231,7 +242,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
     elif not channel.late.is_told(error):
-        with channel.lock:
+        with channel.turn:
             channel.sequence += 1
             operation = over_mpi().operation.Operation(channel, Launched(Intent((), 0)), None, channel.sequence)
         over_mpi().progress.give_up(operation, error)

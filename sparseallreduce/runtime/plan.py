@@ -68,8 +68,8 @@ class Plan:
 
     def test(self) -> tuple[bool, Any]:
         """Move on, and return ``(True, result)`` if done, else ``(False, None)``; errors are those of :meth:`wait`."""
-        request, self._active = self._started(), False  # if this raises
-        with launching.Telling(self._common.comm):
+        with launching.TellingBehind(self._common.comm):
+            request, self._active = self._started(), False  # if this raises
             done, result = request.test()
             self._active = not done
             return done, self._finished(result) if done else None
@@ -87,11 +87,11 @@ class Plan:
         SparseAllreduceError
             If the sum failed, on all ranks the same. AlgorithmError if none has been started.
         """
-        request = self._started()
-        if timeout is not None:
-            checked_timeout(timeout)
-        self._active = False  # however this ends
-        with launching.Telling(self._common.comm):
+        with launching.TellingBehind(self._common.comm):
+            request = self._started()
+            if timeout is not None:
+                checked_timeout(timeout)
+            self._active = False  # however this ends
             return self._finished(request.wait(timeout))
 
     def free(self) -> None:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from sparseallreduce.data_cache import CachedFile, Counts, DataCache, FileVersion, Request, StoredFiles
+from sparseallreduce.data_cache import cache as cache_module
 from sparseallreduce.data_cache import files as files_module
 from sparseallreduce.data_cache import level as level_module
 from sparseallreduce.data_cache.level import Level, Name
@@ -225,7 +226,7 @@ def damaged(content):
     middle = len(content) // 2
     for position in {0, 100, middle, *range(len(content) - 60, len(content))}:
         yield content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :]
-    for length in (0, 1, 59, middle, len(content) - 1):
+    for length in (0, 1, *range(50, 60), middle, len(content) - 1):  # some as long as the record behind a content, or a byte less
         yield content[:length]
     yield from (content + b"\0", content + content, b"\0" * len(content), content[: middle - 99] + bytes(99) + content[middle:])
 
@@ -310,7 +311,73 @@ def test_memory_that_is_short_is_not_taken(place, monkeypatch):
     assert cache.counts == Counts(disk=1, fetched=1)
 
 
-@pytest.mark.parametrize("call", ["pwritev", "replace", "open"])
+def test_what_is_left_of_memory_is_asked_again_after_some_was_taken(monkeypatch):
+    """So that in all no more is taken than there was, whatever the sizes."""
+    monkeypatch.setattr(cache_module, "_MARGIN", 0)
+    left = [5 * cache_module._CREDIT]
+    monkeypatch.setattr(cache_module, "memory_left", lambda: left[0])
+    room, nbytes = cache_module._Room(), cache_module._CREDIT // 2
+    taken = 0
+    while room(nbytes):
+        taken += nbytes
+        left[0] -= nbytes
+        assert left[0] >= 0
+    assert taken == 5 * cache_module._CREDIT
+
+
+def test_a_process_without_standard_input_finds_what_is_on_the_disk(place):
+    """Its files have the number 0."""
+    level, name = Level(place / "cache", 4 * PAGE), Name.of("a", "")
+    assert level.put(name, [b"content"])
+
+    def read():
+        os.close(0)
+        assert level.get(name).tobytes() == b"content"
+
+    all_of([read])
+
+
+def test_what_is_too_large_with_its_record_evicts_nothing(place):
+    level = Level(place / "cache", 2 * PAGE)
+    first, second = Name.of("first", ""), Name.of("second", "")
+    assert level.put(first, [bytes(10)]) is True
+    assert level.put(second, [bytes(2 * PAGE)]) is False
+    assert level.has(first) and not level.has(second)
+
+
+def test_a_link_of_an_entry_to_a_large_file_counts_as_a_link(place):
+    level, first, second = Level(place / "cache", 4 * PAGE), Name.of("first", ""), Name.of("second", "")
+    assert level.put(first, [bytes(10)])
+    (place / "large").write_bytes(bytes(8 * PAGE))
+    os.utime(place / "large", ns=(0, time.time_ns() + 10**12))
+    (place / "cache" / "ab").mkdir(exist_ok=True)
+    (place / "cache" / "ab" / ("c" * 30)).symlink_to(place / "large")
+    (place / "cache" / "usage").unlink()  # so that all is counted
+    assert level.put(second, [bytes(10)])
+    assert level.has(first) and level.has(second) and (place / "large").exists()
+
+
+@pytest.mark.parametrize("form", ["folder", "pipe", "link"])
+def test_a_count_that_is_no_file_is_replaced(place, form):
+    store, cache, usage = Store(place), cached(place), place / "cache" / "usage"
+    (place / "cache").mkdir()
+    if form == "folder":
+        usage.mkdir()
+    elif form == "pipe":
+        os.mkfifo(usage)
+    else:
+        (place / "elsewhere").write_bytes(b"of another")
+        usage.symlink_to(place / "elsewhere")
+    for _ in range(2):
+        store.get(cache, 1)
+    assert store.asked == [1] and usage.is_file() and not usage.is_symlink()
+    assert form != "link" or (place / "elsewhere").read_bytes() == b"of another"
+    number = usage.stat().st_ino
+    store.get(cache, 2)
+    assert usage.stat().st_ino == number, "a count that is a file is written to in its place"
+
+
+@pytest.mark.parametrize("call", ["pwritev", "replace", "open", "truncate"])
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_that_cannot_be_written_to_is_one_warning(place, monkeypatch, call, reason):
     real = getattr(os, call)
@@ -494,6 +561,17 @@ def test_filling_ends_where_there_is_no_more_room_and_makes_room_among_the_old(p
     assert used(place) <= 10 * 2 * PAGE
 
 
+def test_filling_evicts_what_was_last_used_ten_minutes_ago_or_earlier(place, monkeypatch):
+    store, cache, now = Store(place), cached(place, disk_bytes=2 * 2 * PAGE), time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    store.get(cache, 100)
+    store.get(cache, 101)
+    for number, entry in enumerate(entries(place)):
+        os.utime(entry, ns=(0, now - 600 * 10**9 - number))  # one not quite so long ago
+    assert cache.fill(2, store.request) == 2  # for the second there is no room
+    assert len(entries(place)) == 2 and sum(cache._is_there((Name.of(f"values/{index}", ""),) * 2) for index in (0, 1)) == 1
+
+
 def test_what_is_evicted_stays_readable_for_who_has_it(place):
     level = Level(place / "cache", 2 * PAGE)
     first, second = Name.of("first", ""), Name.of("second", "")
@@ -663,6 +741,19 @@ def test_a_cache_is_pickled(place):
     assert (other.counts, other.patience, store.asked) == (Counts(memory=1), 3.0, [1])
 
 
+def test_a_forked_process_counts_its_own_requests(place):
+    store, cache = Store(place), cached(place, memory_bytes=1 << 20)
+    store.get(cache, 1)
+
+    def read():
+        assert cache.counts == Counts()
+        store.get(cache, 1)
+        assert cache.counts == Counts(memory=1)
+
+    all_of([read])
+    assert cache.counts == Counts(fetched=1)
+
+
 def test_what_fetching_raises_is_raised_and_leaves_nothing_locked(place):
     store, cache = Store(place), cached(place)
 
@@ -716,6 +807,7 @@ def test_what_is_decoded_is_kept_in_memory(place, levels):
             assert get(Scaling(by).apply) == [0, by, 2 * by, 3 * by]
         assert get(lambda array: array + 1) == [1, 2, 3, 4] and get(lambda array: array + 2) == [2, 3, 4, 5]
         assert get(lambda array: array + lock.locked()) == [0, 1, 2, 3]  # which no pickle has
+        assert get(lambda array: array + 9 + lock.locked()) == [9, 10, 11, 12]
     assert len(calls) == 1 or levels == "memory"
 
 
@@ -756,6 +848,8 @@ def test_a_cached_file_reads_as_the_file(tmp_path_factory, data):
             begin = data.draw(st.integers(0, size))
             if piece == PAGE:
                 assert file.map_at(begin, size - begin).tobytes() == content[begin:]
+                with pytest.raises(EOFError):
+                    file.map_at(begin, size - begin + 1)
             with pytest.raises(EOFError):
                 file.read_at(0, size + 1)
 

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 from cases_faults import MESSAGES, needs_two, outcome_of
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import DTYPES, Inputs, check_usable, same_everywhere
+from mpi_inputs import DTYPES, Inputs, check_usable, raise_what_is_owed, raise_what_may_be_owed, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.cost import Machine
@@ -227,6 +227,7 @@ def case_failure_amid_pieces_is_everyones(comm, algorithm, where, number):
                 inputs.check(outcome)
         failed = [any(isinstance(outcome, Exception) for outcome in outcomes)]
         assert not struck or comm.rank != culprit or failed == [True]
+        raise_what_may_be_owed(comm, outcomes)
         check_usable(comm, algorithm)
 
 
@@ -328,6 +329,7 @@ def case_interrupt_amid_pieces_is_everyones(comm, algorithm, where, number):
             assert str(outcome) == f"KeyboardInterrupt: rank {culprit} gave up: now"
         else:
             inputs.check(outcome)
+        raise_what_is_owed(comm, outcome)
         check_usable(comm, algorithm)
 
 
@@ -364,6 +366,7 @@ def case_damaged_piece_is_named(comm, algorithm, harm, number):
         assert names == {"WireError"} or (harm in ("repeated", "payload") and not names), names
         if isinstance(outcome, Exception):
             assert outcome.on_all_ranks
+        raise_what_is_owed(comm, outcome)
         check_usable(comm, algorithm)
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from cases_faults import failing, needs_two, outcome_of
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import Inputs, check_usable, same_everywhere
+from mpi_inputs import Inputs, check_usable, raise_what_is_owed, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import predictions, setup, signature
@@ -129,6 +129,7 @@ def case_failure_in_a_dense_sum_in_shared_memory_leaves_nobody_waiting(comm, met
         assert comm.bcast(bool(struck and struck[0].called), culprit)
         if method != "sum_into" or comm.rank == culprit:  # else the others have the sum
             assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room for a sum"
+        raise_what_is_owed(comm, outcome, ours)
         for _ in range(3):
             check_usable(ours)
             Inputs(comm.size, 5000, "float32", entries=5000).check(sar.allreduce(stream, ours))
@@ -167,6 +168,7 @@ def case_failure_before_all_have_agreed_by_messages(comm, size, where):
         called = comm.bcast(bool(struck and struck[0].called), culprit)
         if called and where != "reduced":
             assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room"
+        raise_what_is_owed(comm, outcome, ours)
         check_usable(ours)
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 from cases_faults import outcome_of
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import DTYPES, Inputs, check_usable, same_everywhere, simulated_once
+from mpi_inputs import DTYPES, Inputs, check_usable, raise_what_may_be_owed, same_everywhere, simulated_once
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import inside_hosts, setup
@@ -267,6 +267,7 @@ def case_failure_inside_a_host_is_everyones(comm, where, error, culprit, blockin
         struck_at = [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, sar.SparseStream)]
         if len(calls) > 1 and comm.rank == culprit:
             assert struck_at
+        raise_what_may_be_owed(comm, outcomes, own)
         for seed in range(10):
             inputs = Inputs(comm.size, 4000, "float32", seed=seed, entries=900)
             inputs.check(sar.allreduce(inputs.stream(comm.rank), own, **HIERARCHICAL))

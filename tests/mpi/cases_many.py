@@ -9,11 +9,12 @@ from cases_faults import failing
 from cases_handshake import duplicate
 from cases_promises import interrupted
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import Inputs, check_usable, hear_from, same_everywhere, tell_the_others
+from mpi_inputs import Inputs, check_usable, hear_from, raise_what_is_owed, same_everywhere, tell_the_others
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import many as algorithms_many
-from sparseallreduce.runtime import many, request
+from sparseallreduce.runtime import fast, many, request
+from sparseallreduce.runtime.communicators import channel_of
 from sparseallreduce.streams import fusion
 
 # Size, dtype, width and entries of each stream of a list.
@@ -223,6 +224,8 @@ def case_what_befalls_a_rank_on_the_fast_way_is_everyones(comm, error, how):
     inputs, culprit = inputs_of(comm, "alike"), comm.size // 2
     streams = [given.stream(comm.rank) for given in inputs]
     sar.allreduce(streams, comm)
+    while not all(comm.allgather(fast.is_idle(channel_of(comm)))):  # for a while after a failure, it is not taken
+        check_usable(comm)
     with failing(many, "fused_alike", error("no room"), comm.rank == culprit):
         try:
             outcome = error_of(lambda: reduced(streams, comm, how))
@@ -260,6 +263,7 @@ def case_an_interrupt_inside_a_wait_ends_it_on_all_ranks(comm, what, blocking):
         else:
             for given, result in zip(inputs, outcome, strict=True):
                 given.check(result)
+    raise_what_is_owed(comm, outcome)
     check_usable(comm)
     for given, result in zip(inputs, sar.allreduce(streams, comm), strict=True):
         given.check(result)

@@ -7,7 +7,7 @@ from cases_far import between_hosts
 from cases_faults import failing, needs_two, outcome_of
 from cases_promises import interrupted, outcome_of_call, same_text, the_next_work
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import DTYPES, Inputs, check_usable, hear_from, same_everywhere, tell_the_others
+from mpi_inputs import DTYPES, Inputs, check_usable, hear_from, raise_what_is_owed, same_everywhere, tell_the_others
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import fixed
@@ -179,6 +179,7 @@ def case_an_exception_amid_a_plan_is_everyones_and_the_plan_goes_on(comm, algori
             outcome = outcome_of_call(plan.wait)
         assert not struck or struck[0].called
     assert isinstance(outcome, Exception) or not here, outcome
+    raise_what_is_owed(comm, outcome)
     the_next_work(comm)
     if when != "laying out":
         plan.start(inputs.stream(comm.rank))

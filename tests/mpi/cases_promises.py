@@ -505,6 +505,7 @@ def case_a_rank_that_fails_where_it_tells_of_mpis_own_sum(comm, where):
             outcome = outcome_of_call(lambda: sar.allreduce(stream, ours))
         if isinstance(outcome, sar.SparseStream):
             assert outcome.to_dense()[0] == sum(range(1, comm.size + 1))
+        raise_what_is_owed(comm, outcome, ours)
         for _ in range(5):
             assert sar.allreduce(stream, ours).to_dense()[0] == sum(range(1, comm.size + 1))
 

@@ -8,7 +8,7 @@ import numpy as np
 from cases_faults import failing, needs_two
 from cases_handshake import duplicate, outcome_of_blocking, slow
 from mpi_cases import each, limit, on_ranks, skip
-from mpi_inputs import Inputs, check_usable, same_everywhere
+from mpi_inputs import Inputs, check_usable, raise_what_is_owed, same_everywhere
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import predictions, progress, setup
@@ -170,6 +170,7 @@ def case_failure_leaves_nobody_waiting(comm, where, blocking, cores):
         else:
             assert called
             assert str(outcome) == f"MemoryError: rank {culprit} gave up: no room for a sum"
+        raise_what_is_owed(comm, outcome, ours)
         for _ in range(3):
             check_usable(ours)
             inputs.check(sar.allreduce(stream, ours))

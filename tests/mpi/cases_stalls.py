@@ -23,18 +23,35 @@ SECONDS, LATE = "0.1", 0.5
 
 
 class Told(logging.Handler):
-    def __init__(self):
+    """What is logged; the late rank of a communicator hears of the first that this rank waits."""
+
+    def __init__(self, comm=None, late=0):
         super().__init__()
-        self.texts = []
+        self.texts, self._comm, self._late = [], comm, late
 
     def emit(self, record):
-        self.texts.append(record.getMessage())
+        text = record.getMessage()
+        if self._comm is not None and self._comm.rank != self._late and not self.texts:
+            self._comm.send(None, self._late, TAG)
+        self.texts.append(text)
+
+
+TAG = 77
+
+
+def come_late(comm):
+    """Come once all others have said that they wait."""
+    for rank in range(comm.size):
+        while rank != comm.rank and not comm.iprobe(rank, TAG):
+            time.sleep(0.01)
+        if rank != comm.rank:
+            comm.recv(source=rank, tag=TAG)
 
 
 @contextmanager
-def told(stall=SECONDS, timeout=""):
+def told(stall=SECONDS, timeout="", comm=None, late=0):
     """What the library logs, with these settings."""
-    handler, logger = Told(), logging.getLogger("sparseallreduce")
+    handler, logger = Told(comm, late), logging.getLogger("sparseallreduce")
     before, propagates = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -79,9 +96,9 @@ def case_who_waits_names_the_rank_that_has_not_come(comm, shared):
         sar.allreduce(inputs.stream(comm.rank), ours)
         for name, call in sum_of(ours, inputs, comm.rank).items():
             ours.Barrier()
-            with told() as texts:
+            with told(comm=comm, late=late) as texts:
                 if comm.rank == late:
-                    time.sleep(LATE)
+                    come_late(comm)
                 result = call()
             check_told(comm, texts, late, f"rank {late} has not come", "since")
             check_told(comm, texts, late, "allreduce" if name != "plan" else "plan")
@@ -112,9 +129,9 @@ def case_tests_and_reducers_and_values_that_wait(comm):
         }
         for words, call in calls.items():
             ours.Barrier()
-            with told() as texts:
+            with told(comm=comm, late=late) as texts:
                 if comm.rank == late:
-                    time.sleep(LATE)
+                    come_late(comm)
                 call()
             check_told(comm, texts, late, words, f"rank {late} has not come")
 
@@ -124,16 +141,16 @@ def case_score_and_fit_say_that_they_are_collective(comm):
     rng = np.random.default_rng(comm.rank)
     X, y, late = rng.normal(size=(40, 5)), np.arange(40) % 2, comm.size - 1
     model = LogisticRegression(max_iter=2, tol=None, comm=comm)
-    with told() as texts:
-        gather(comm, None)
+    gather(comm, None)
+    with told(comm=comm, late=late) as texts:
         if comm.rank == late:
-            time.sleep(LATE)
+            come_late(comm)
         model.fit(X, y)
     check_told(comm, texts, late, f"in fit, in an exchange of values: rank {late} has not come", "fit is collective: every rank")
-    with told() as texts:
+    with told(comm=comm, late=late) as texts:
         if comm.rank == late:
             model.predict(X)
-            time.sleep(LATE)
+            come_late(comm)
         model.score(X, y)
     words = "score is collective: every rank of the communicator must call it; predict is local"
     check_told(comm, texts, late, f"in score, in an exchange of values: rank {late} has not come", words)
@@ -144,15 +161,15 @@ def case_ranks_that_share_weights_and_those_that_block_in_mpi_say_so(comm):
     sharing, late = neighbours(comm, None, Meeting.nbytes), 0
     if sharing is not None:
         meeting = Meeting(sharing.memory, sharing.rank, comm.size, sharing.oversubscribed, comm)
-        with told() as texts:
+        with told(comm=comm, late=late) as texts:
             if comm.rank == late:
-                time.sleep(LATE)
+                come_late(comm)
             meeting.come()
             meeting.wait()
         check_told(comm, texts, late, "a meeting of the ranks", f"rank {late} has not come to it")
-    with told() as texts, mock.patch.object(stalls, "_watch", stalls._Watch()):
+    with told(comm=comm, late=late) as texts, mock.patch.object(stalls, "_watch", stalls._Watch()):
         if comm.rank == late:
-            time.sleep(LATE)
+            come_late(comm)
         with stalls.blocked(comm.rank, comm.size, "a barrier of MPI"):
             comm.Barrier()
     check_told(comm, texts, late, "a barrier of MPI")
@@ -235,9 +252,9 @@ def case_a_dealt_text_names_the_rank_that_hands_it_on(comm):
         if comm.rank == 0:
             (folder / "a.svm.gz").write_bytes(gzip.compress(b"1 1:1\n-1 2:1\n" * 50))
         comm.Barrier()
-        with told() as texts:
+        with told(comm=comm, late=0) as texts:
             if comm.rank == 0:
-                time.sleep(LATE)
+                come_late(comm)
             dataset, _ = load(folder / "a.svm.gz", comm=comm)
         check_told(comm, texts, 0, "rank 0 has not")
         assert dataset.total_samples == 100

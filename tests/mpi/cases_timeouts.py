@@ -9,7 +9,7 @@ from cases_faults import outcome_of
 from cases_handshake import duplicate
 from cases_progress import need_threads
 from mpi_cases import each, limit, skip
-from mpi_inputs import Inputs, check_usable
+from mpi_inputs import Inputs, check_usable, raise_what_is_owed
 
 import sparseallreduce as sar
 from sparseallreduce.runtime import mailbox
@@ -119,6 +119,7 @@ def case_a_rank_that_stops_amid_the_algorithm(comm, shared, algorithm):
         for text in raised:
             assert re.match(r"rank \d gave up: not done within 0.2 s: ", text), text
             assert f"rank {stops} has" in text or "does not tell who is missing" in text or comm.size > 2, text
+        raise_what_is_owed(comm, outcome, ours)
         for _ in range(3):
             inputs.check(sar.allreduce(inputs.stream(comm.rank), ours, algorithm=algorithm))
         check_usable(ours)

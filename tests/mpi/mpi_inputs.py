@@ -108,6 +108,19 @@ def raise_what_is_owed(comm, outcome, ours=None):
         assert len(set(comm.allgather((type(raised.value).__name__, str(raised.value))))) == 1
 
 
+def raise_what_may_be_owed(comm, outcomes, ours=None):
+    """The same of several operations that were in flight together: the next one gives the right result, or raises one of their errors."""
+    texts = {str(outcome) for outcome in outcomes if isinstance(outcome, sar.SparseAllreduceError)}
+    texts = set().union(*comm.allgather(texts))
+    try:
+        check_usable(ours or comm)
+        raised = None
+    except sar.SparseAllreduceError as error:
+        raised = str(error)
+        assert raised in texts, (raised, texts)
+    assert len(set(comm.allgather(raised))) == 1
+
+
 def simulated_once(comm, simulate):
     """This rank's element of the list that `simulate()` makes for all ranks: on rank 0 alone, for on each it would take P times as long."""
     return comm.scatter(simulate() if comm.rank == 0 else None)

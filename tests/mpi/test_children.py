@@ -15,7 +15,7 @@ def ranks_run(mpi_run):
 
     def run(ranks, name, *arguments, mpi=None):
         ran = mpi_run(ranks, "-c", CALL, name, *arguments, env=HERE, mpi=mpi, timeout=240)
-        assert ran.stdout.count("done\n") == ranks, (ran.stdout, ran.stderr)
+        assert ran.stdout.count("done") == ranks, (ran.stdout, ran.stderr)
 
     return run
 

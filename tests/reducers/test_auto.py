@@ -75,6 +75,24 @@ def test_where_messages_alone_take_time_it_takes_no_more_than_a_quarter_beyond_t
     assert taken <= 1.25 * min(times.values()), (reducers[0].chosen.name, times)
 
 
+@pytest.mark.parametrize("hosts", [None, 4])
+def test_bytes_and_times_are_about_those_of_the_simulator(monkeypatch, hosts):
+    monkeypatch.setattr("sparseallreduce.reducers.cost._ONCE", dict.fromkeys(CANDIDATES, 0.0))
+    local = {} if hosts is None else {"local_latency": 5e-7, "local_bandwidth": 2e10}
+    network, ranks, size, k = sar.Network(1e-5, 1e9, hosts=hosts, **local), 16, 20_000, 400
+    layout = network.layout(ranks)
+    predicted.cache_clear()
+    parts = predicted(Case(size, k, 4, layout, machine_of(network)))
+    predicted.cache_clear()
+    gradients = Vectors(ranks, size, k, seed=3).step(0)
+    for name, make in MAKE.items():
+        reducers = [make(size, k) for _ in range(ranks)]
+        for _ in range(2):
+            out = sar.simulate(gradients, reducers, network)
+        assert 1 / 2.5 <= parts[name].bytes / out.bytes_received.max() <= 2.5, name
+        assert 1 / 2.5 <= parts[name].seconds / out.time <= 2.5, name
+
+
 def test_the_exact_algorithm_is_the_fastest_by_the_model():
     machine = machine_of(sar.Network(1e-5, 1e8))
     hosts = Hosts(tuple((rank,) for rank in range(16)))
@@ -88,15 +106,17 @@ def test_the_exact_algorithm_is_the_fastest_by_the_model():
     ranks=st.integers(1, 300),
     hosts=st.integers(1, 9),
     machine=st.sampled_from([sar.Machine(), sar.Machine(*[0.0] * len(sar.Machine._fields)), machine_of(sar.Network())]),
+    on_device=st.booleans(),
 )
-def test_times_of_any_case_are_numbers_and_made_of_their_parts(size, share, ranks, hosts, machine):
+def test_times_of_any_case_are_numbers_and_made_of_their_parts(size, share, ranks, hosts, machine, on_device):
     k = min(size, max(1, int(share * size)))
-    case = Case(size, k, 4, Hosts.of([rank % hosts for rank in range(ranks)]), machine)
+    case = Case(size, k, 4, Hosts.of([rank % hosts for rank in range(ranks)]), machine, on_device)
     times = predicted(case)
     assert tuple(times) == CANDIDATES and fastest(times) in times
     for parts in times.values():
         assert all(np.isfinite(part) and part >= 0 for part in parts[:5]) and np.isfinite(parts.bytes)
-        assert parts.seconds >= (parts.select + parts.latency + parts.wire) * (1 - 1e-9)
+        assert parts.seconds >= (parts.select + parts.latency + parts.wire + parts.copies) * (1 - 1e-9)
+        assert on_device or parts.copies == 0
     assert evaluation_seconds(case) >= 0
 
 

@@ -13,6 +13,7 @@ from strategies import deliveries
 
 import sparseallreduce as sar
 from sparseallreduce.optim import HiTopKSGD, simulated_step
+from sparseallreduce.reducers import by_hosts
 from sparseallreduce.streams.partition import boundaries
 from sparseallreduce.streams.selection import ExactTopK
 
@@ -156,3 +157,15 @@ def test_an_optimiser_descends_by_it(options):
         simulated_step(optimizers, [own - rank for rank, own in enumerate(weights)], network=sar.Network(hosts=2))
     assert all((own == weights[0]).all() for own in weights)
     np.testing.assert_allclose(weights[0], 1.5, atol=0.6)
+
+
+def test_the_time_of_selection_is_that_before_the_first_step(monkeypatch):
+    times = iter([1.0, 4.0, 9.0, 16.0, 25.0])
+    monkeypatch.setattr(by_hosts, "perf_counter", lambda: next(times))
+    owner = sar.HiTopK(8, 2)
+
+    def schedule():
+        yield from ("first step", "second step")
+
+    assert list(by_hosts.timed(schedule(), owner)) == ["first step", "second step"]
+    assert owner.select_seconds == 3.0

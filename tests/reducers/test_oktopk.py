@@ -1,6 +1,7 @@
 """Ok-Topk: the exact top k where thresholds are new, at most k values in between, and no rank sends or receives more than its share."""
 
 import os
+from itertools import product
 from unittest import mock
 
 import numpy as np
@@ -434,6 +435,45 @@ def test_values_move_from_four_times_the_mean_on_or_where_neighbours_hold_all():
     assert gather.plan([9, 1, 1, 1, 1, 1, 1, 1], 16, 4.0) != []
     assert gather.plan([9, 1, 1, 1, 1, 1, 1, 1], 16, None) == []
     assert gather.plan([9, 9, 9, 9] + 12 * [0], 36, 4.0) != [], "ranks 0 to 3 would send nearly all values three times"
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 13, 32])
+def test_values_move_where_a_rank_would_send_more_than_its_share_and_only_there(ranks):
+    """3 k (P - 1)/P values, less k of the split and about 5 P words of counts; or, if that is less, what moving them costs."""
+    moves = 0
+    for holders, each, times in product(range(1, ranks + 1), (4, 20, 500), (1, 1.3, 2, 4)):
+        sizes = [each] * holders + [0] * (ranks - holders)
+        entries = holders * each
+        k = int(times * entries)
+        share = (2 - 3 / ranks) * k - 2.5 * ranks
+        moving = 4 * (ranks - 1) / (3 * ranks - 2) * entries
+        load, moved = gather.gather_loads(sizes).max(), gather.plan(sizes, k, float("inf"))
+        assert moved or load <= max(share, moving)
+        assert not moved or load > 0.75 * share
+        moves += bool(moved)
+    assert moves
+
+
+@given(k=st.integers(0, 10_000), ranks=st.integers(4, 300), sums=st.integers(1, 20))
+def test_what_a_region_may_hold_leaves_room_for_what_is_gathered_and_counted(k, ranks, sums):
+    allowed = regions.tolerance(k, ranks, sums)
+    assert allowed <= k + ranks / 2 or allowed + k + (sums + 2) * ranks / 2 <= 3 * k * (ranks - 1) / ranks
+
+
+def test_what_lies_below_places_is_counted_over_all_ranks():
+    indices = [np.array(own, np.uint32) for own in ([0, 1, 7], [7, 8], [])]
+    counted = run([regions._counted(own, [0, 1, 8, 10], 3, rank, 3) for rank, own in enumerate(indices)]).outputs
+    assert counted == [{0: 0, 1: 1, 8: 4, 10: 5}] * 3
+
+
+def test_two_ranks_have_regions_of_their_own_where_all_lies_in_one():
+    k, size = 400, 40_000
+    reducers = [sar.OkTopk(size, k) for _ in range(2)]
+    accumulators = accumulators_of("the same region on all ranks", 2, k, size, 0)
+    sar.simulate(accumulators, reducers)
+    places = np.concatenate([np.flatnonzero(np.abs(accumulator) >= 1) for accumulator in accumulators])
+    inside = np.histogram(places, reducers[0]._history.bounds)[0]
+    assert len(inside) == 2 and inside.max() <= regions.tolerance(k, 2)
 
 
 @pytest.mark.parametrize("places", PLACES)

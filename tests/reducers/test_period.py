@@ -1,6 +1,7 @@
 """Periods of threshold evaluation that are found: least where the cost of evaluating and the drift say, the same on all ranks, kept."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -91,6 +92,23 @@ def test_it_grows_where_a_threshold_follows_the_gradients_and_shrinks_where_it_c
     assert shorter[-1] < FIRST
     assert len(seldom) < len(often) / 3
     assert evaluations(lambda step: 3.0 ** (step % 2), 60)[1] == shorter[:60]  # again
+
+
+def test_what_is_seen_is_by_which_share_of_k_the_number_of_values_is_off():
+    ranks, size, k = 2, 2000, 50  # few enough that the threshold is not corrected
+    reducers = [sar.OkTopk(size, k, **AUTO) for _ in range(ranks)]
+    rng, shares = np.random.default_rng(0), []
+
+    def seen(drift, share):
+        shares.append(share)
+        return drift._replace(age=drift.age + 1)
+
+    with mock.patch.object(Drift, "seen", seen):
+        for step in range(4):
+            sar.simulate([1.02**step * rng.standard_normal(size) for _ in range(ranks)], reducers)
+            assert len(shares) == ranks * step
+    assert all(abs(share * k - round(share * k)) < 1e-9 for share in shares)
+    assert 0 < max(shares) < 0.5, "as these gradients are alike"
 
 
 @pytest.mark.parametrize("through_json", [False, True])

@@ -1,5 +1,8 @@
 """What each reducer comes to, in the simulator: the right sum, the same bits on all ranks in any order of delivery, nothing touched."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from oracle import bits
 from strategies import deliveries
 
 import sparseallreduce as sar
+from sparseallreduce.reducers import gtopk
 
 every_reducer = pytest.mark.parametrize("name", REDUCERS)
 
@@ -107,3 +111,25 @@ def test_what_is_dropped_on_several_levels_is_returned_together():
     assert out.outputs[0].update.to_dense().tolist() == [50, 0, 0]
     assert [reducer.returned.to_dense()[0] for reducer in reducers] == [3, 0, 0, 0, 0, 0, 0, 0]
     assert not any(reducer.returned.to_dense()[1:].any() for reducer in reducers)
+
+
+@given(case=vectors(contents=(INTEGERS,)))
+def test_what_a_gpu_finds_dropped_is_what_the_host_does(case):
+    """By other kernels, which NumPy stands for here."""
+    kernels = SimpleNamespace(
+        contained=lambda ours, theirs: np.isin(ours, theirs), marked=lambda flags, count: np.flatnonzero(flags)[:count]
+    )
+    dropped, seen = sar.GTopk._dropped, []
+
+    def both(self, levels, update):
+        expected = dropped(self, levels, update)
+        ours = np.arange(0, self.size, 2, dtype=update.indices.dtype)
+        found, contributed = self._settled_there(levels, update, ours)
+        np.testing.assert_array_equal(found.to_dense(), expected.to_dense())
+        np.testing.assert_array_equal(contributed, np.intersect1d(ours, update.indices))
+        seen.append(len(levels))
+        return expected
+
+    with mock.patch.object(sar.GTopk, "_dropped", both), mock.patch.object(gtopk, "device_kernels", return_value=kernels):
+        sar.simulate(case.first, case.reducers(sar.GTopk))
+    assert len(seen) == case.ranks

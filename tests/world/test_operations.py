@@ -1,5 +1,7 @@
 """Whole operations of any kind, over the stand-in for MPI, in any order of the ranks: the sum of all, to the same bits, on every rank."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,3 +120,52 @@ def test_who_comes_after_another_has_withdrawn_does_not_enter_mpis_sum():
         found = world.run(program)
     assert struck
     assert found == [["MemoryError: rank 1 gave up: no room", 2, 2]] * 2
+
+
+def test_who_fails_enters_mpis_sum_if_all_records_say_that_all_do_and_otherwise_withdraws():
+    """Where the records are messages: whoever has all of them, and finds that they say so, is inside or on its way there."""
+
+    def withdraws(messages, **others):
+        record = {"usable": True, "length": 0, "valid": True, "flags": 2, "digest": 7, "entries": 3}
+        handshake = messages.MessageHandshake.__new__(messages.MessageHandshake)
+        handshake._channel, handshake._requests = SimpleNamespace(rank=0), []  # all have come
+        handshake._places = [messages.RECORD.pack(*each.values()) for each in (record, record | others)]
+        return handshake.withdraw(1)
+
+    def program(rank):
+        messages = rank.library.load("sparseallreduce.runtime.handshake.messages")
+        others = ({}, {"flags": 3}, {"flags": 1}, {"usable": False}, {"valid": False}, {"digest": 8})
+        return [withdraws(messages, **each) for each in others]
+
+    assert World(1).run(program) == [[False, False, True, True, True, True]]
+
+
+def test_an_interrupt_behind_an_operation_leaves_those_on_other_communicators_alone():
+    world, sizes = World(2), (80, 96)
+
+    def program(rank):
+        comms = [rank.comm.Dup() for _ in sizes]
+        streams = [sar.SparseStream([rank.number], np.ones(1, np.float32), size) for size in sizes]
+        for comm, stream in zip(comms, streams):
+            rank.sar.allreduce(stream, comm)
+        operation = rank.library.load("sparseallreduce.runtime.operation").Operation
+        complete, struck = operation._complete, []
+
+        def interrupted(self, result):
+            complete(self, result)
+            if rank.number == 0 and result.size == sizes[0] and not struck:
+                struck.append(self)
+                raise KeyboardInterrupt
+
+        operation._complete = interrupted
+        other = rank.sar.iallreduce(streams[1], comms[1], algorithm="ssar_ring") if rank.number == 0 else None
+        try:
+            rank.sar.iallreduce(streams[0], comms[0], algorithm="ssar_ring").wait()
+        except KeyboardInterrupt:
+            assert struck
+        operation._complete = complete
+        other = other or rank.sar.iallreduce(streams[1], comms[1], algorithm="ssar_ring")
+        return bool(struck), other.wait().to_dense()[:2].tolist()
+
+    with hooks.hooked(lambda: None):
+        assert world.run(program) == [(True, [1.0, 1.0]), (False, [1.0, 1.0])]

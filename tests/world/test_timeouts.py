@@ -64,3 +64,31 @@ def test_whoever_waits_no_longer_leaves_the_others_right_or_with_one_error(ranks
                     if not isinstance(each, tuple):
                         np.testing.assert_array_equal(each.to_dense(), expected)
     assert struck > 20
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["shared", "messages"])
+@pytest.mark.parametrize("size", [PACKED, SPARSE_SHARED, MESSAGES])
+def test_who_comes_after_another_has_given_up_raises_the_same(hosts, size):
+    """Although all records are there, and behind them all that a short sum needs."""
+    world = World(2, hosts=["one", "other"] if hosts else None)
+    over = []  # operations that rank 0 has given up
+
+    def program(rank):
+        outcomes = []
+        stream = sar.SparseStream([rank.number], np.ones(1, np.float32), size)
+        rank.sar.allreduce(stream, rank.comm)
+        for number in range(3):
+            while rank.number == 1 and len(over) <= number:
+                world.wait("late")
+            try:
+                rank.sar.iallreduce(stream, rank.comm).wait(5e-3 if rank.number == 0 else None)
+                outcomes.append("a result")
+            except sar.WaitTimeoutError as error:
+                outcomes.append(str(error))
+            over.extend([number] * (rank.number == 0))
+        return [*outcomes, rank.sar.allreduce(stream, rank.comm).to_dense()[:2].tolist()]
+
+    with hooks.hooked(lambda: None):
+        found = world.run(program)
+    assert found[0] == found[1] and found[0][3] == [1.0, 1.0]
+    assert all("rank 0 gave up" in text and "rank 1 has not come" in text for text in found[0][:3]), found

@@ -142,8 +142,10 @@ class LazyWeights(Weights):
         super().restore(state)
         self._write(_velocity=state["velocity"], _sums=state["sums"], _last=state["last"])
         self._now, self._averaged = int(state["now"]), int(state["averaged"])
-        if not 0 <= self._now <= _STEPS or int(self._last.max(initial=0)) > self._now:  # kernels do not look where they read the table
-            raise ValueError(f"weights of step {self._last.max(initial=0)} of {self._now}")
+        # Of the given array: another rank may go on already, with what they share. Kernels do not look where they read the table.
+        last = int(np.max(state["last"], initial=0))
+        if not 0 <= self._now <= _STEPS or last > self._now:
+            raise ValueError(f"weights of step {last} of {self._now}")
         self._current = bool((self._last == self._now).all())
         self._intercept_velocity = self._intercept_of(state["intercept_velocity"])
         self._intercept_sum = self._intercept_of(state["intercept_sum"])
