@@ -171,8 +171,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         -----
         A step of a ``torch.amp.GradScaler`` is left out on all ranks if a gradient is infinite on any. Residuals are as before then.
 
-        Where a KeyboardInterrupt ends a step whose sums have begun, the next call finishes it first, for the other ranks may have
-        applied them.
+        Where a KeyboardInterrupt ends a step whose sums have begun, the other ranks may have applied them, and raise an error that names
+        it in their next step. So does this rank, which finishes the interrupted step before. Sums that it had not received yet are lost
+        to it: :meth:`synchronize` makes the replicas the same again.
         """
         loss = None
         try:
