@@ -20,7 +20,7 @@ from sparseallreduce.streams.kernels.backend import array_module
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.devices import as_array
 
-__all__ = ["Bucket", "Member", "arranged", "listed", "sum_dtype"]
+__all__ = ["Bucket", "Member", "arranged", "grouped", "listed", "sum_dtype"]
 
 Array = NDArray[Any]
 Make = Callable[[int, int], Reducer]  # of a size and a k
@@ -101,6 +101,16 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
     correction : bool
         Whether those that are not have a velocity.
     """
+    full = grouped(members, nbytes, everything)
+    buckets = [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
+    for made in buckets:
+        if correction and made.feedback is not None:
+            made.velocity = array_module(made.vector).zeros_like(made.vector)
+    return buckets
+
+
+def grouped(members: Sequence[Member], nbytes: int, everything: bool) -> list[tuple[Any, list[Member]]]:
+    """The parameters of each bucket, with their dtype, density and device; see :func:`arranged`."""
     filling: dict[Any, list[Member]] = {}
     full: list[tuple[Any, list[Member]]] = []
     for member in reversed([member for member in members if member.parameter.numel()]):
@@ -114,11 +124,7 @@ def arranged(members: Sequence[Member], nbytes: int, make: Make, everything: boo
         bucket.append(member)
     full += filling.items()
     full.sort(key=lambda each: -each[1][-1].index)
-    buckets = [Bucket(own, dtype, None if density is None else make) for (dtype, density, _), own in full]
-    for made in buckets:
-        if correction and made.feedback is not None:
-            made.velocity = array_module(made.vector).zeros_like(made.vector)
-    return buckets
+    return full
 
 
 class Bucket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparseallreduce.reducers import Auto, ReducerChoice
+from sparseallreduce.runtime.objects import collective
 from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.torch.buckets import arranged
 from sparseallreduce.torch.optimizer import DistributedOptimizer
@@ -13,6 +14,7 @@ __all__ = ["ChoosingOptimizer"]
 class ChoosingOptimizer(DistributedOptimizer):
     """A :class:`DistributedOptimizer` whose sums are those of :class:`~sparseallreduce.Auto`."""
 
+    @collective
     def explain(self) -> list[ReducerChoice]:
         """What is chosen, and what is expected of each candidate, for each bucket that has residuals, in their order. Collective.
 

@@ -10,10 +10,12 @@ import torch
 from sparseallreduce.errors import AlgorithmError, CheckpointError, MismatchError
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.launching import latest, leave
+from sparseallreduce.runtime.objects import mark_known
 from sparseallreduce.torch import header, state
-from sparseallreduce.torch.buckets import Bucket, Member, arranged
+from sparseallreduce.torch.buckets import Bucket, Member, arranged, grouped
 from sparseallreduce.torch.devices import Order, future_for, in_order
-from sparseallreduce.torch.flight import Flight
+from sparseallreduce.torch.flight import Flight, translated
 from sparseallreduce.torch.optimizers import RECIPES
 
 __all__ = ["CommHook", "comm_hook"]
@@ -119,32 +121,66 @@ class CommHook:
         self._came: list[_Came] = []
         self._before: dict[Bucket, dict[str, Any]] = {}
         self._infinite = False
+        self._interrupt: BaseException | None = None  # of this rank in the step, which is raised at its end
         self._order = Order()
         self.__name__ = self.__qualname__ = "comm_hook"  # by which DistributedDataParallel logs it
 
     def __call__(self, _state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the sum of a bucket."""
-        self._order = self._order.of([bucket.buffer()])
-        with self._order:
+        before = latest(self.comm)
+        try:
             return self._start(bucket)
+        except BaseException as error:
+            if self._flight is not None:
+                self._flight.leave(error)
+            leave(self.comm, error, before)
+            raise
 
     def _start(self, bucket: torch.distributed.GradBucket) -> Any:
         if not self._came:
             self._begin()
         assert self._flight is not None
-        flight, scale = self._flight, self._scale()
-        gradients = dict(zip(bucket.parameters(), bucket.gradients()))
-        came = _Came(future_for(bucket.buffer()), bucket.buffer(), gradients, self._buckets_of(bucket.parameters()))
-        self._came.append(came)
+        flight, started, known = self._flight, self._flight.started, len(self._came)
+        try:
+            self._came.append(_came_of(bucket))
+            self._order = self._order.of([bucket.buffer()])
+            with self._order:
+                self._sum(flight, self._came[-1])
+        except BaseException as error:  # the other ranks go on with the step, to its last bucket
+            if len(self._came) == known:
+                self._came.append(_came_of(bucket))
+            self._leave(flight, started, self._came[-1], error)
+        came = self._came[-1]
+        if bucket.is_last():
+            interrupt, self._interrupt = self._interrupt, None
+            with self._order:
+                self._finish(interrupt)
+        return came.future
+
+    def _leave(self, flight: Flight, started: int, came: _Came, error: BaseException) -> None:
+        """Tell the other ranks of an error in place of the sums of a bucket; an interrupt is raised at the end of the step."""
+        parameters = list(came.gradients)
+        sums = len(grouped(self._members_of(parameters), _bytes_of(parameters), self._everything))
+        flight.tell_rest(error, started + sums)
+        leave(self.comm, error, 0)
+        if flight.failure is None:
+            flight.failure = translated(error)
+            mark_known(self.comm, flight.failure)
+        if not isinstance(error, Exception):
+            self._interrupt = self._interrupt or error
+
+    def _sum(self, flight: Flight, came: _Came) -> None:
+        """Start the sums of a bucket of DistributedDataParallel's."""
+        if self._interrupt is not None:
+            raise self._interrupt
+        scale = self._scale()
+        came.own.extend(self._buckets_of(list(came.gradients)))
         if self._scaler is not None:
             self._infinite |= not bool(torch.isfinite(came.buffer).all())
-        for each in came.own:
-            flight.buckets.append(each)
-            flight.start(lambda own: self._pack(own, gradients, 1 / scale))
+        flight.buckets += came.own
+        for _ in came.own:
+            flight.start(lambda own: self._pack(own, came.gradients, 1 / scale))
         flight.test()
-        if bucket.is_last():
-            self._finish(scale)
-        return came.future
 
     @in_order
     def state_dict(self) -> dict[str, Any]:
@@ -187,20 +223,22 @@ class CommHook:
 
     def _buckets_of(self, parameters: list[torch.Tensor]) -> list[Bucket]:
         """Ours for a bucket of DistributedDataParallel's: one that is summed by the reducer, and one that is summed whole."""
-        for parameter in parameters:
-            if parameter not in self._members:
-                self._group["params"].append(parameter)
-                self._members[parameter] = Member(len(self._members), parameter, self._group)
-        members = [self._members[parameter] for parameter in parameters]
+        members = self._members_of(parameters)
         key = tuple(member.index for member in members)
         if key not in self._buckets:
             for other in [each for each in self._buckets if not set(each).isdisjoint(key)]:
                 self._waiting.take_from(self._buckets.pop(other), _unit)
-            size = sum(parameter.numel() for parameter in parameters) * 8
-            own = arranged(sorted(members, key=lambda member: member.index), max(1, size), self._make, self._everything)
+            own = arranged(sorted(members, key=lambda member: member.index), _bytes_of(parameters), self._make, self._everything)
             self._waiting.give_to(own, self._make, _unit)
             self._buckets[key] = own
         return self._buckets[key]
+
+    def _members_of(self, parameters: list[torch.Tensor]) -> list[Member]:
+        for parameter in parameters:
+            if parameter not in self._members:
+                self._members[parameter] = Member(len(self._members), parameter, self._group)
+                self._group["params"].append(parameter)
+        return [self._members[parameter] for parameter in parameters]
 
     def _pack(self, own: Bucket, gradients: dict[torch.Tensor, torch.Tensor], factor: float) -> None:
         if self._scaler is not None and own.feedback is not None:
@@ -208,8 +246,8 @@ class CommHook:
         given = [None if self._infinite else gradients[member.parameter] for member in own.members]
         own.fill(given, [factor] * len(given))
 
-    def _finish(self, scale: float) -> None:
-        """Wait for the sums of all buckets, and complete their futures."""
+    def _finish(self, interrupt: BaseException | None) -> None:
+        """Wait for the sums of all buckets, and complete their futures; raise what has interrupted this rank in one of them."""
         flight, came, before, struck = self._flight, self._came, self._before, self._infinite
         assert flight is not None
         self._flight, self._came, self._before, self._infinite = None, [], {}, False
@@ -218,8 +256,12 @@ class CommHook:
             flight.wait()
             if flight.failure is not None:
                 raise flight.failure
+            scale = self._scale()
         except Exception as error:
+            leave(self.comm, error, 0)
             flight.give_back()
+            if interrupt is not None:
+                raise interrupt from None
             for each in came:
                 each.future.set_exception(error)
             return
@@ -248,6 +290,17 @@ def _write(flight: Flight, came: _Came, scale: float) -> None:
             gradient.copy_(own.flat[part].view(gradient.shape))
             if scale != 1:
                 gradient.mul_(scale)
+
+
+def _came_of(bucket: torch.distributed.GradBucket) -> _Came:
+    gradients = dict(zip(bucket.parameters(), bucket.gradients()))
+    return _Came(future_for(bucket.buffer()), bucket.buffer(), gradients, [])
+
+
+def _bytes_of(parameters: list[torch.Tensor]) -> int:
+    """Return a bound on the bytes of their sum."""
+    elements: int = sum(parameter.numel() for parameter in parameters)
+    return max(1, 8 * elements)
 
 
 def _unit(_member: Member) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
@@ -12,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import StreamTypeError
+from sparseallreduce.runtime.launching import latest, leave
 from sparseallreduce.streams.kernels.backend import device_module, on_device
 
-__all__ = ["Order", "as_array", "as_tensor", "future_for", "in_order", "lies_on_gpu", "norms"]
+__all__ = ["Order", "as_array", "as_tensor", "collective_in_order", "future_for", "in_order", "lies_on_gpu", "norms"]
 
 Array = NDArray[Any]
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -49,13 +51,22 @@ def norms(tensors: Iterable[torch.Tensor]) -> list[float]:
 
     Those of one device come to the host together, so that it waits once.
     """
-    found = [torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64) for tensor in tensors]
+    given = [tensor.detach() for tensor in tensors]
+    found = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in given]
     numbers = [0.0] * len(found)
     for device in {norm.device: None for norm in found}:
         places = [place for place, norm in enumerate(found) if norm.device == device]
         for place, number in zip(places, torch.stack([found[place] for place in places]).tolist()):
-            numbers[place] = number
+            numbers[place] = number if math.isfinite(number) else _large_norm(given[place])
     return numbers
+
+
+def _large_norm(tensor: torch.Tensor) -> float:
+    """The L2 norm of a tensor of values whose squares overflow."""
+    largest = float(tensor.abs().max())
+    if not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(tensor.double() / largest))
 
 
 def future_for(tensor: torch.Tensor) -> Any:
@@ -117,5 +128,21 @@ def in_order(method: Method) -> Method:
     def ordered(self: Any, *args: Any, **options: Any) -> Any:
         with self._order:
             return method(self, *args, **options)
+
+    return ordered  # type: ignore[return-value]
+
+
+def collective_in_order(method: Method) -> Method:
+    """A method of all ranks in the :class:`Order` of its object; the ranks of the object's ``comm`` are told of an error that it raises."""
+
+    @functools.wraps(method)
+    def ordered(self: Any, *args: Any, **options: Any) -> Any:
+        before = latest(self.comm)
+        try:
+            with self._order:
+                return method(self, *args, **options)
+        except BaseException as error:
+            leave(self.comm, error, before)
+            raise
 
     return ordered  # type: ignore[return-value]

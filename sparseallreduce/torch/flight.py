@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.errors import AlgorithmError, SparseAllreduceError, StreamTypeError
 from sparseallreduce.runtime.api import Request, iallreduce
-from sparseallreduce.runtime.launching import agree
+from sparseallreduce.runtime.launching import Telling, agree
+from sparseallreduce.runtime.objects import mark_known
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Bucket, Member
 
@@ -58,6 +60,7 @@ class Flight:
         self.failure: Exception | None = None
         self.error: Exception | None = None  # of this rank alone, which it has to tell the others
         self.closed = False
+        self.arranged = early  # whether the buckets are those of this step
         self.broken = False
         self.agreeing = False  # whether the ranks have begun to agree on the step
         self.has_rows = self.rows_started = False
@@ -80,37 +83,39 @@ class Flight:
 
     def start(self, pack: Callable[[Bucket], None]) -> None:
         """Start the sum of the next bucket, into which ``pack`` puts gradients; what goes wrong on this rank is told in its place."""
-        bucket = self.buckets[self.started]
+        bucket, before = self.buckets[self.started], len(self._pending)
         self.started += 1
         try:
+            if self.has_failed():  # a rank that has left takes part in no more of them
+                raise SparseAllreduceError("another sum of this step has failed")
             pack(bucket)
             operation = bucket.planned(self.step, {"bucket": bucket.key(), "step of the optimiser": self.step})
-        except Exception as error:  # the other ranks wait to be told of it
-            self.tell(error)
-            return
-        except BaseException as error:
-            self.broken = True
-            self.tell(error)
-            raise
-        self._add(bucket, lambda: operation.start(self.comm, blocking=False))
+            self._add(bucket, lambda: operation.start(self.comm, blocking=False))
+        except BaseException as error:  # the other ranks wait to be told of it
+            if len(self._pending) == before:
+                self.tell(error)
+            if not isinstance(error, Exception):
+                raise
 
     def start_rows(self, streams: Callable[[], list[SparseStream]]) -> None:
         """Start the sum of the sparse gradients, all at once."""
         self.rows_started = True
+        before = len(self._pending)
         try:
             given = streams()
-        except Exception as error:
-            self.tell(error)
-            return
+            self._add(None, lambda: iallreduce(given, self.comm, op="mean"))
         except BaseException as error:
-            self.broken = True
-            self.tell(error)
-            raise
-        self._add(None, lambda: iallreduce(given, self.comm, op="mean"))
+            if len(self._pending) == before:
+                self.tell(error)
+            if not isinstance(error, Exception):
+                raise
 
-    def tell_rest(self, error: BaseException) -> None:
-        """Tell the other ranks of what has interrupted this one, in place of the sums that it has not started."""
-        while self.started < len(self.buckets):
+    def tell_rest(self, error: BaseException, buckets: int = 0, has_rows: bool = False) -> None:
+        """Tell the other ranks of what has interrupted this one, in place of the sums that it has not started; of so many, where they have
+        not been arranged.
+        """
+        self.has_rows |= has_rows
+        while self.started < max(buckets, len(self.buckets)):
             self.started += 1
             self.tell(error)
         if self.has_rows and not self.rows_started:
@@ -119,8 +124,26 @@ class Flight:
 
     def tell(self, error: BaseException) -> None:
         """Tell the other ranks what is wrong, in place of a sum."""
-        told = translated(error)
-        self._add(None, lambda: agree(self.comm, Intent((), 0, told), blocking=False))
+        told = translated(error) if isinstance(error, Exception) else error  # an interrupt waits for nobody
+        with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # which the caller raises
+            self._add(None, lambda: agree(self.comm, Intent((), 0, told), blocking=False))
+        mark_known(self.comm, error)
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the other ranks of an error that ends the step on this one, in place of all that they wait for in it."""
+        self.broken = not self.closed
+        if self.early or self.closed:
+            self.tell_rest(error)
+        if self.early and not self.agreeing:
+            self.agreeing = True
+            self.tell(error)
+        if isinstance(error, Exception):
+            self.wait()
+
+    def has_failed(self) -> bool:
+        """Return whether one of the sums is known to have failed."""
+        failed = (error is not None if request is None else request.has_failed() for _, request, error in self._pending)
+        return self.failure is not None or any(failed)
 
     def test(self) -> None:
         """Move the sums on."""
@@ -145,6 +168,9 @@ class Flight:
                     self.rows = request.wait() or []
             except Exception as failure:
                 self.failure = self.failure or failure
+                with suppress(Exception):  # the other ranks wait for it, whatever has been raised here
+                    if request is not None:
+                        request.wait()
                 if bucket is not None:
                     bucket.failed()
             del self._pending[0]
@@ -162,18 +188,18 @@ class Flight:
 
     def abandon(self) -> None:
         """Of a step that this rank was interrupted in before all had agreed to make it: tell the others in place of what they wait for."""
-        if self.early:
-            interrupted = SparseAllreduceError("a step was interrupted before it was made")
-            self.tell_rest(interrupted)
-            if not self.agreeing:
-                self.tell(interrupted)
+        self.leave(SparseAllreduceError("a step was interrupted before it was made"))
         self.give_back()
 
     def _add(self, bucket: Bucket | None, start: Callable[[], Request]) -> None:
+        telling = Telling(self.comm)
         try:
-            self._pending.append((bucket, start(), None))
-        except Exception as error:
-            self._pending.append((bucket, None, error))
+            with telling:
+                self._pending.append((bucket, start(), None))
+        except BaseException as error:
+            self._pending.append((bucket, None, translated(error)))
+            if not isinstance(error, Exception):
+                raise
 
 
 def translated(error: BaseException) -> Exception:

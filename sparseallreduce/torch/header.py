@@ -11,14 +11,14 @@ import torch
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Share, Step
-from sparseallreduce.errors import DivergenceError, StreamTypeError
+from sparseallreduce.errors import StreamTypeError
 from sparseallreduce.runtime.launching import launch
 from sparseallreduce.torch import replicas
 from sparseallreduce.torch.buckets import Member
 from sparseallreduce.torch.devices import norms
 from sparseallreduce.torch.flight import translated
 
-__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "finite", "norm_of", "on_any_rank", "settings", "text"]
+__all__ = ["NONE", "SPARSE", "STRIDED", "Header", "exchange", "norm_of", "on_any_rank", "settings", "terms", "text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the text of a function or an object, which differs from rank to rank
 NONE, STRIDED, SPARSE = 0, 1, 2  # kinds of gradients; a sparse one whose indices have d dimensions is SPARSE + d - 1
@@ -49,8 +49,8 @@ def exchange(
         record = bytes(map(_kind, members)) + bytes([infinite]) + (replicas.digests(members) if check else b"")
         said = {"step of the optimiser": step, "settings of the groups": settings(groups)}
         intent = Intent(tuple((name, text(value)) for name, value in said.items()), 0)
-    except Exception as wrong:
-        intent = Intent((), 0, translated(wrong))
+    except BaseException as wrong:
+        intent = Intent((), 0, translated(wrong) if isinstance(wrong, Exception) else wrong)
 
     def told(_rank: int, _ranks: int) -> Generator[Step, Any, list[bytes]]:
         return list((yield Share(record)))
@@ -60,10 +60,13 @@ def exchange(
     if check:
         different = replicas.difference(members, [each[count + 1 :] for each in records])
         if different is not None:
+            different.on_all_ranks = True
             raise different
     for member, kinds in zip(members, zip(*(each[:count] for each in records))):
         if len(set(kinds) - {NONE}) > 1:
-            raise StreamTypeError(f"the gradient of {member.name} is sparse on some ranks and not on others, or in other dimensions")
+            mixed = StreamTypeError(f"the gradient of {member.name} is sparse on some ranks and not on others, or in other dimensions")
+            mixed.on_all_ranks = True
+            raise mixed
     return Header(bytes(map(max, zip(*(each[:count] for each in records)))), any(each[count] for each in records))
 
 
@@ -74,6 +77,15 @@ def on_any_rank(comm: Any, struck: bool) -> bool:
         return any(each != b"\0" for each in (yield Share(bytes([struck]))))
 
     return bool(launch(comm, Intent((("operation", "a question to all ranks"),), 0), told, blocking=True).wait())
+
+
+def terms(optimizer: Any, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
+    """What has to be the same on all ranks when parameters are added."""
+    said = {"optimiser": type(optimizer).__name__, "settings": optimizer._settings, "options": optimizer.options}
+    said |= {"bucket_bytes": optimizer.bucket_bytes, "check_every": optimizer.check_every}
+    said |= {"shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
+    said |= {"dtypes of the parameters": [member.kind for member in members], "groups": settings(optimizer.param_groups)}
+    return tuple((name, text(value)) for name, value in said.items())
 
 
 def settings(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,14 +101,7 @@ def text(value: Any) -> str:
 def norm_of(gradients: Iterable[torch.Tensor | None]) -> float:
     """The L2 norm of all together, in double precision."""
     given = [gradient for gradient in gradients if gradient is not None]
-    return math.sqrt(sum(norm**2 for norm in norms(each.detach().coalesce().values() if each.is_sparse else each for each in given)))
-
-
-def finite(norm: float) -> float:
-    """The norm; raises DivergenceError if it is none."""
-    if not math.isfinite(norm):
-        raise DivergenceError(f"the norm of a gradient is {norm}: the learning rate may be too large")
-    return norm
+    return math.hypot(*norms(each.detach().coalesce().values() if each.is_sparse else each for each in given))
 
 
 def _plain(value: Any) -> Any:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from sparseallreduce.optim.arrays import finite_norm
+from sparseallreduce.optim.arrays import norms as norms_of_arrays
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.torch import header
 from sparseallreduce.torch.buckets import Bucket, Member
 from sparseallreduce.torch.devices import norms
 from sparseallreduce.torch.flight import Flight
 from sparseallreduce.torch.masters import Masters
-from sparseallreduce.torch.rows import Layout, as_gradient, squared_norm
+from sparseallreduce.torch.rows import Layout, as_gradient
 
 __all__ = ["means"]
 
@@ -66,8 +69,9 @@ def means(
         if not member.parameter.numel() and member.index in present:  # which is in no bucket
             gradients[member.parameter] = torch.zeros_like(masters.of(member.parameter))
     if limit is not None:
-        squares = sum(norm**2 for norm in norms(bucket.flat for bucket in flight.buckets)) + sum(map(squared_norm, flight.rows))
-        factor = limit.clipped(header.finite(math.sqrt(squares)), 1)
+        sparse_norms = norms_of_arrays([rows._stored.astype(np.float64) for rows in flight.rows])
+        norm = math.hypot(*norms(bucket.flat for bucket in flight.buckets), *sparse_norms)
+        factor = limit.clipped(finite_norm(norm), 1)
         for gradient in gradients.values():
             if gradient is not None:
                 gradient.mul_(factor)

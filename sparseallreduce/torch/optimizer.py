@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import AlgorithmError
+from sparseallreduce.errors import AlgorithmError, SparseAllreduceError
 from sparseallreduce.optim import Optimizer as Recipe
+from sparseallreduce.optim.arrays import finite_norm
 from sparseallreduce.optim.settings import Settings
 from sparseallreduce.reducers import Reducer
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import agree
-from sparseallreduce.torch import header, replicas, state
+from sparseallreduce.runtime.launching import Telling, agree, latest, leave
+from sparseallreduce.torch import header, leaving, replicas, state
 from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
-from sparseallreduce.torch.devices import Order, in_order
+from sparseallreduce.torch.devices import Order, collective_in_order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
 from sparseallreduce.torch.header import NONE, SPARSE
 from sparseallreduce.torch.masters import Masters, apply
@@ -110,40 +111,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
         momentum_masking: bool = True,
         **options: Any,
     ) -> None:
-        self.comm = resolve(comm)
-        self.steps = 0
-        self.bucket_bytes, self.check_every = bucket_bytes, check_every
-        self._flight: Flight | None = None
-        self._buckets: list[Bucket] = []
-        self._arranged: Any = None  # for what the buckets are arranged; None if they have to be
-        self._layouts = b""  # of the parameters' gradients, so far
-        self._waiting, self._masters, self._order = state.Waiting(), Masters(), Order()
-        self._scaled = False  # whether a GradScaler makes the steps
-        self._overlap: Overlap | None = None
-        self._constructed = False
-        self._fresh = False  # whether parameters may come from elsewhere since they were last compared
+        before = latest(comm)
         try:
-            known = inspect.signature(self.base.__init__).parameters
-            self.options = {name: value for name, value in options.items() if name not in known}
-            momentum = options.get("momentum", 0.0) if momentum_correction else 0.0
-            self._settings = Settings(momentum, momentum_correction, momentum_masking, clip_norm=clip_norm)
-            self._check_settings()
-            given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
-            self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
-            super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
-            self._collect()
-            intent = Intent(self._terms(self._members), 0)
-        except Exception as error:  # the other ranks wait to be told of it
-            intent = Intent((), 0, translated(error))
-        agree(self.comm, intent, blocking=True)
-        replicas.broadcast(self.comm, (member.parameter for member in self._members))
-        self._constructed = True
-        if overlap:
-            self._overlap = Overlap(self._came)
-            self._overlap.watch(member.parameter for member in self._members)
+            self.comm = resolve(comm)
+            self.steps = 0
+            self.bucket_bytes, self.check_every = bucket_bytes, check_every
+            self._flight: Flight | None = None
+            self._buckets: list[Bucket] = []
+            self._arranged: Any = None  # for what the buckets are arranged; None if they have to be
+            self._layouts = b""  # of the parameters' gradients, so far
+            self._waiting, self._masters, self._order = state.Waiting(), Masters(), Order()
+            self._scaled = False  # whether a GradScaler makes the steps
+            self._overlap: Overlap | None = None
+            self._constructed = False
+            self._fresh = False  # whether parameters may come from elsewhere since they were last compared
+            try:
+                known = inspect.signature(self.base.__init__).parameters
+                self.options = {name: value for name, value in options.items() if name not in known}
+                momentum = options.get("momentum", 0.0) if momentum_correction else 0.0
+                self._settings = Settings(momentum, momentum_correction, momentum_masking, clip_norm=clip_norm)
+                self._check_settings()
+                given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
+                self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
+                super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
+                self._collect()
+                intent = Intent(header.terms(self, self._members), 0)
+            except Exception as error:  # the other ranks wait to be told of it
+                intent = Intent((), 0, translated(error))
+            agree(self.comm, intent, blocking=True)
+            replicas.broadcast(self.comm, (member.parameter for member in self._members))
+            self._constructed = True
+            if overlap:
+                self._overlap = Overlap(self._came, self._leave_backward)
+                self._overlap.watch(member.parameter for member in self._members)
+        except BaseException as error:
+            leave(comm, error, before)
+            raise
 
+    @collective_in_order
     @torch.no_grad()
-    @in_order
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step; ``.grad`` of the parameters is read, and left as it is. Collective.
 
@@ -165,24 +171,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         -----
         A step of a ``torch.amp.GradScaler`` is left out on all ranks if a gradient is infinite on any. Residuals are as before then.
 
-        Where a KeyboardInterrupt ends a step whose sums have begun, the next call finishes it first, for the other ranks may have
-        applied them.
+        Where a KeyboardInterrupt ends a step whose sums have begun, the other ranks may have applied them, and raise an error that names
+        it in their next step. So does this rank, which finishes the interrupted step before. Sums that it had not received yet are lost
+        to it: :meth:`synchronize` makes the replicas the same again.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._flight is not None and self._flight.closed:
-            self._finish(self._flight)
-        flight = self._open()
         try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            if self._flight is not None and self._flight.closed:
+                with suppress(SparseAllreduceError):  # which the other ranks have raised in that step
+                    self._finish(self._flight)
+            flight = self._open()
             infinite = self._agree(flight)
-        except Exception:
-            flight.give_back()
-            self._flight = self._arranged = None
-            raise
-        except BaseException:
-            flight.broken = not flight.closed
+        except BaseException as error:
+            leaving.leave(self, error)
             raise
         if infinite:
             self._flight = None
@@ -195,21 +199,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._constructed:
             super().add_param_group(param_group)
             return
-        try:
-            self._expect_idle()
-            super().add_param_group(param_group)
-            added = listed(self.param_groups, self._settings.momentum_correction)[len(self._members) :]
-            intent = Intent(self._terms(added), 0)
-        except Exception as error:
-            intent = Intent((), 0, translated(error))
-        try:
-            agree(self.comm, intent, blocking=True)
-        except Exception:
-            if intent.error is None:
-                self.param_groups.pop()
-            raise
-        replicas.broadcast(self.comm, (member.parameter for member in added))
-        self._collect()
+        with Telling(self.comm):
+            try:
+                self._expect_idle()
+                super().add_param_group(param_group)
+                added = listed(self.param_groups, self._settings.momentum_correction)[len(self._members) :]
+                intent = Intent(header.terms(self, added), 0)
+            except Exception as error:
+                intent = Intent((), 0, translated(error))
+            try:
+                agree(self.comm, intent, blocking=True)
+            except Exception:
+                if intent.error is None:
+                    self.param_groups.pop()
+                raise
+            replicas.broadcast(self.comm, (member.parameter for member in added))
+            self._collect()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -230,7 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         replicas.check(self.comm, self._members)
 
-    @in_order
+    @collective_in_order
     def synchronize(self) -> None:
         """Begin anew from rank 0: its parameters, momenta and number of steps on all ranks. Residuals stay. Collective."""
         if self._flight is not None:
@@ -251,12 +256,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 del group["density"]
         return {**own, "sums": state.of_sums(self)}
 
-    @in_order
+    @collective_in_order
     def gather_state_dict(self) -> dict[str, Any] | None:
         """The state with the residuals of all ranks, on rank 0, and None elsewhere. Collective."""
         return state.gathered(self)
 
-    @in_order
+    @collective_in_order
     def load_state_dict(self, state_dict: Any, *, missing: str = "raise") -> None:
         """Go on from a state, with the parameters of that time. Collective.
 
@@ -311,13 +316,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AlgorithmError(f"momentum correction is one of SGD's momentum: {self.base.__name__} has none")
         self._make(64, 8)  # whether it knows the options
 
-    def _terms(self, members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
-        """What has to be the same on all ranks when parameters are added."""
-        said = {"optimiser": type(self).__name__, "settings": self._settings, "options": self.options, "bucket_bytes": self.bucket_bytes}
-        said |= {"check_every": self.check_every, "shapes of the parameters": [tuple(member.parameter.shape) for member in members]}
-        said |= {"dtypes of the parameters": [member.kind for member in members], "groups": header.settings(self.param_groups)}
-        return tuple((name, header.text(value)) for name, value in said.items())
-
     def _collect(self) -> None:
         """Note which parameters there are; buckets are arranged by the next step."""
         self._members = listed(self.param_groups, self._settings.momentum_correction)
@@ -339,8 +337,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _arrange(self) -> None:
         """Arrange the parameters in buckets; residuals go with their parameters, thresholds with buckets that are as before."""
         self._waiting.take_from(self._buckets, self._unit)
-        strided = [member for member in self._members if self._layouts[member.index] < SPARSE]
-        self._buckets = arranged(strided, self.bucket_bytes, self._make, self._everything, self._settings.momentum_correction)
+        self._buckets = arranged(leaving.strided(self), self.bucket_bytes, self._make, self._everything, self._settings.momentum_correction)
         self._waiting.give_to(self._buckets, self._make, self._unit)
         self._arranged = self._wanted()
 
@@ -371,6 +368,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._start(flight, 1.0)
         flight.test()
 
+    def _leave_backward(self, error: BaseException) -> None:
+        leaving.leave_backward(self, error)
+
     def _agree(self, flight: Flight) -> bool:
         """Have the ranks agree on this step, and start its sums; returns whether it is to be left out instead."""
         scaled = hasattr(self, "found_inf")
@@ -385,6 +385,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             factor *= 1.0 if infinite else self._clip(factor)
         except Exception as error:
             flight.error = flight.error or error
+        if flight.error is None and flight.has_failed():
+            flight.error = SparseAllreduceError("a sum of this step has failed")
         check = self.check_every > 0 and (self._fresh or self.steps % self.check_every == 0)
         flight.agreeing = True
         found = header.exchange(self.comm, self._members, self.param_groups, self.steps, infinite, check, flight.error)
@@ -392,12 +394,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if found.infinite:
             return True
         flight.layouts = found.layouts
-        self._layouts = bytes(max(pair) for pair in zip(self._layouts, found.layouts))
         flight.closed = True
+        leaving.note_layouts(self, flight)
         if not flight.early:
             if self._arranged != self._wanted():
                 self._arrange()
-            flight.buckets = self._buckets
+            flight.buckets, flight.arranged = self._buckets, True
             self._start_all(flight, factor)
         return False
 
@@ -432,7 +434,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._settings.clip_norm is None or self._everything:
             return 1.0
         norm = header.norm_of(member.parameter.grad for member in self._members) * factor
-        return self._settings.clipped(header.finite(norm), self.comm.size)
+        return self._settings.clipped(finite_norm(norm), self.comm.size)
 
     def _finish(self, flight: Flight) -> None:
         """Wait for the sums, and apply them."""

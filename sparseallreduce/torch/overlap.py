@@ -19,11 +19,13 @@ class Overlap:
     ----------
     came : callable
         A bound method, told of every parameter whose gradient has come; its object is not kept alive.
+    left : callable
+        Another, told of an error that leaves a hook, and so back-propagation.
     """
 
-    def __init__(self, came: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, came: Callable[[torch.Tensor], None], left: Callable[[BaseException], None]) -> None:
         self.paused = False
-        self._came = weakref.WeakMethod(came)
+        self._came, self._left = weakref.WeakMethod(came), weakref.WeakMethod(left)
         self._watched: dict[torch.Tensor, Any] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -40,6 +42,12 @@ class Overlap:
         came = self._came()
         if came is not None and not self.paused:
             came(parameter)
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the owner of the hooks of an error that leaves back-propagation."""
+        left = self._left()
+        if left is not None and not self.paused:
+            left(error)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -64,4 +72,8 @@ class _Hook:
     def __call__(self, parameter: torch.Tensor) -> None:
         overlap = self._overlap()
         if overlap is not None:
-            overlap.tell(parameter)
+            try:
+                overlap.tell(parameter)
+            except BaseException as error:
+                overlap.leave(error)
+                raise

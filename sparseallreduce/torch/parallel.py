@@ -13,7 +13,7 @@ from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import StreamTypeError
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.launching import launch
+from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.torch.flight import translated
 
 __all__ = ["parallel_map", "parallel_operator", "shares"]
@@ -62,9 +62,10 @@ def parallel_operator(operator: Callable[[torch.Tensor], torch.Tensor], tensor: 
             raise StreamTypeError(f"the operator returns as many rows as it is given, {bounds[1] - bounds[0]}, in a tensor")
         return [result]
 
-    pieces = _joined(comm, piece, "a parallel tensor operator", [tensor])
-    filled = [each for each in pieces if len(each)]
-    return torch.cat(filled or pieces[:1]).to(tensor.device)
+    with Telling(comm):
+        pieces = _joined(comm, piece, "a parallel tensor operator", [tensor])
+        filled = [each for each in pieces if len(each)]
+        return torch.cat(filled or pieces[:1]).to(tensor.device)
 
 
 def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], comm: Any = None) -> list[torch.Tensor]:
@@ -98,13 +99,15 @@ def parallel_map(operator: Callable[..., torch.Tensor], tensors: Sequence[Any], 
     [tensor(3.), tensor(4.)]
     """
     comm = resolve(comm)
-    given = [each if isinstance(each, tuple) else (each,) for each in tensors]
+    given: list[tuple[torch.Tensor, ...]] = []
 
     def own() -> list[torch.Tensor]:
         bounds = shares([sum(tensor.numel() for tensor in each) for each in given], comm.size)
         return [operator(*each) for each in given[bounds[comm.rank] : bounds[comm.rank + 1]]]
 
-    return _joined(comm, own, "a parallel map", [tensor for each in given for tensor in each])
+    with Telling(comm):
+        given += [each if isinstance(each, tuple) else (each,) for each in tensors]
+        return _joined(comm, own, "a parallel map", [tensor for each in given for tensor in each])
 
 
 def shares(weights: Sequence[int], ranks: int) -> list[int]:

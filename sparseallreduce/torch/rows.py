@@ -8,12 +8,12 @@ from math import prod
 import numpy as np
 import torch
 
-from sparseallreduce.streams.kernels.backend import array_module, device_module
+from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Member, sum_dtype
 from sparseallreduce.torch.devices import as_array, as_tensor, lies_on_gpu
 
-__all__ = ["Layout", "as_gradient", "as_stream", "squared_norm"]
+__all__ = ["Layout", "as_gradient", "as_stream"]
 
 
 class Layout:
@@ -61,9 +61,3 @@ def as_gradient(mean: SparseStream, layout: Layout, parameter: torch.Tensor) -> 
     rows = as_tensor(values.copy()).reshape(-1, *layout.shape[layout.sparse_dim :])
     gathered = torch.sparse_coo_tensor(torch.stack(along[::-1]), rows, layout.shape, is_coalesced=True, check_invariants=False)
     return gathered.to(parameter.device)
-
-
-def squared_norm(stream: SparseStream) -> float:
-    """Of its values, in double precision."""
-    values = stream._stored.astype(np.float64).reshape(-1)
-    return float(array_module(values).dot(values, values))

@@ -11,6 +11,7 @@ import torch
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.hosts import same_host, this_place
+from sparseallreduce.runtime.launching import Telling
 from sparseallreduce.runtime.objects import gather
 
 __all__ = ["HostSampler"]
@@ -48,18 +49,19 @@ class HostSampler(torch.utils.data.Sampler):
 
     def __init__(self, dataset: Any, comm: Any = None, *, seed: int = 0, hosts: Sequence[int] | None = None) -> None:
         comm = resolve(comm)
-        given = len(dataset), seed, None if hosts is None else tuple(hosts)
-        told = gather(comm, (given, this_place()))
-        if any(other != given for other, _ in told) or (hosts is not None and len(hosts) != comm.size):
-            raise MismatchError(f"the ranks of a sampler give one length, seed and host of each: {[other for other, _ in told]}")
-        places = [place for _, place in told]
-        first = [min(same_host(places, rank)) for rank in range(comm.size)] if hosts is None else list(hosts)
-        mine = [rank for rank in range(comm.size) if first[rank] == first[comm.rank]]
-        before = sum(1 for host in first if host < first[comm.rank])
-        self._each: int = -(-len(dataset) // comm.size)  # samples of a rank in an epoch; some come twice, so that all have as many
-        order = np.resize(np.random.default_rng(seed).permutation(len(dataset)), self._each * comm.size)
-        self._samples = order[before * self._each : (before + len(mine)) * self._each]
-        self._place, self._seed, self._epoch = mine.index(comm.rank), [seed, before], 0
+        with Telling(comm):
+            given = len(dataset), seed, None if hosts is None else tuple(hosts)
+            told = gather(comm, (given, this_place()))
+            if any(other != given for other, _ in told) or (hosts is not None and len(hosts) != comm.size):
+                raise MismatchError(f"the ranks of a sampler give one length, seed and host of each: {[other for other, _ in told]}")
+            places = [place for _, place in told]
+            first = [min(same_host(places, rank)) for rank in range(comm.size)] if hosts is None else list(hosts)
+            mine = [rank for rank in range(comm.size) if first[rank] == first[comm.rank]]
+            before = sum(1 for host in first if host < first[comm.rank])
+            self._each: int = -(-len(dataset) // comm.size)  # samples of a rank in an epoch; some come twice, so that all have as many
+            order = np.resize(np.random.default_rng(seed).permutation(len(dataset)), self._each * comm.size)
+            self._samples = order[before * self._each : (before + len(mine)) * self._each]
+            self._place, self._seed, self._epoch = mine.index(comm.rank), [seed, before], 0
 
     def set_epoch(self, epoch: int) -> None:
         """Before each epoch: the order of the next one."""
