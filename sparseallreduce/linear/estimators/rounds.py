@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.estimators.parameters import Parameterised, is_auto
+from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
@@ -103,7 +103,7 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
             print(_line(figures))
     if asked is not None and not trainer.converged and not (stopping is not None and stopping.reached) and comm.rank == 0:
         gap = f"the duality gap is above {asked:g} of the loss after max_iter = {estimator.max_iter} rounds"
-        warnings.warn(f"{gap}: raise max_iter or tol", ConvergenceWarning, stacklevel=8)
+        warn(f"{gap}: raise max_iter or tol", ConvergenceWarning)
     return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +23,7 @@ from sparseallreduce.linear.data.feature_scaling import (
 from sparseallreduce.linear.estimators.packing import unpacked, unpacked_all
 from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised
 from sparseallreduce.linear.estimators.progress import Progress
+from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.estimators.samples import mean_of
 from sparseallreduce.linear.model_file import FittedModel, scores_for
 from sparseallreduce.linear.models import LinearModel
@@ -183,7 +183,7 @@ class TrainedEstimator(Parameterised):
                 print(f"pass {epoch.epoch}: loss {epoch.loss:.6g}, {epoch.seconds['total']:.3f} s")
         if stopping is not None and stopping.waited < stopping.patience and comm.rank == 0:
             still = f"the loss still falls after max_iter = {call.passes} passes: raise max_iter or tol"
-            warnings.warn(still, ConvergenceWarning, stacklevel=9)
+            warn(still, ConvergenceWarning)
         return trainer.history, schedule.state() if isinstance(schedule, Reactive) else {}
 
     def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:

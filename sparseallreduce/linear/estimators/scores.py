@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
+from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.runtime.objects import told
 
 __all__ = ["Predicted", "accuracy", "determination", "right_of"]
@@ -92,7 +92,7 @@ def determination(own: Predicted, comm: Any) -> float:
     samples, weights, largest = zip(*told(comm, sums))
     weight, exponent = float(sum(weights)), -math.frexp(max(largest))[1] if math.isfinite(max(largest)) else 0
     if sum(samples) < 2:
-        warnings.warn("R^2 score is not well-defined with less than two samples.", UndefinedMetricWarning, stacklevel=5)
+        warn("R^2 score is not well-defined with less than two samples.", UndefinedMetricWarning)
         return float("nan")
     if not weight > 0:
         raise _no_sample()
