@@ -90,6 +90,7 @@ def case_nans_are_the_same_in_plans_of_fixed_indices(comm, algorithm, dtype):
     same_everywhere(comm, *results)
 
 
+@on_ranks(2, 3, 5)
 @each(size=[1, 10, 500])
 def case_nans_are_the_same_in_dense_training(comm, size):
     """Whose sums are MPI's own, on the user's communicator."""

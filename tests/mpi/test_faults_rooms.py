@@ -7,7 +7,7 @@ SECONDS = 240  # within which mpiexec has to end, compiling included
 
 @pytest.mark.parametrize(
     "named,faults",
-    [("score,partial_fit,read samples", 30), ("fit by default,fit in rounds,train sparse", 20), ("steps of", 60)],
+    [("score,partial_fit,read samples", 12), ("fit by default,fit in rounds,train sparse", 10), ("steps of", 30)],
 )
 def test_what_fails_between_sums_is_an_error_of_all_ranks(mpi_run, named, faults):
     run = mpi_run(2, strike, named, faults, timeout=SECONDS, check=False)

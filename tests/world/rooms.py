@@ -75,7 +75,7 @@ class Points:
             sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not any(comm is not None for (comm,) in objects._entered):
+        if not any(comm is not None for (comm,) in objects._entered.calls):
             caller = frame.f_back
             within = event == "c_call" or (caller is not None and _is_room(caller.f_code.co_filename))
             if not (self.late and within) or frame.f_code.co_qualname in _BEFORE:
