@@ -7,7 +7,7 @@
 #
 #     URL_FOLDER     where files go                          url-data below the present folder
 #     URL_MIRROR     address of the folder that has the file, where the collection's own cannot be reached
-#     URL_SAMPLES    samples that the file has to have       2,396,130
+#     URL_SAMPLES    samples that the file has to have       2,396,130; of another file, url_combined.xz.sha256 (or .bz2) is to be there
 #     URL_TRAIN      samples to train on                     the first 1,976,130; the others, of later days, are the test set
 #     PYTHON, MPIEXEC                                        python3, mpiexec
 set -euo pipefail

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,7 +69,9 @@ def mirror(tmp_path):
     (tmp_path / "mirror").mkdir()
     generated = tmp_path / "mirror" / "url_combined.svm.bz2"
     generate("url-like", generated, samples=600, seed=1)
-    generated.rename(tmp_path / "mirror" / "url_combined.bz2")
+    given = generated.rename(tmp_path / "mirror" / "url_combined.bz2")
+    (tmp_path / "here and there").mkdir()  # with its checksum, without which there must be as many samples as in the real set
+    (tmp_path / "here and there" / "url_combined.bz2.sha256").write_text(f"{sha256(given.read_bytes()).hexdigest()}  {given.name}\n")
     handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "mirror")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,7 +14,7 @@ import numpy as np
 import simulated
 from device_streams import Device, Stream
 from mpi4py import MPI
-from mpi_inputs import Inputs, check_usable
+from mpi_inputs import Inputs, check_usable, raise_what_is_owed
 from test_streams import same
 
 import sparseallreduce as sar
@@ -164,6 +164,7 @@ def check_mpi_that_takes_memory_of_a_device(comm):
                         raised = str(error)
                 said = comm.allgather(raised)
             assert said[0] and set(filter(None, said)) == {said[0]} and "the device is full" in said[0]
+            raise_what_is_owed(comm, SparseAllreduceError(said[0]) if said[comm.rank] else None)
             same(sar.allreduce(device, comm, algorithm="ssar_ring"), sar.allreduce(host, comm, algorithm="ssar_ring"))
 
 

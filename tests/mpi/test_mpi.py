@@ -11,7 +11,7 @@ from mpi_outcomes import Outcomes, wanted_cases
 
 HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
-WAITING = ("cases_promises", "cases_timeouts")
+WAITING = ("cases_promises", "cases_stalls", "cases_timeouts")
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
 # Cases of which MPI sees nothing but sums, which others try on all numbers of ranks and by both libraries.
 ABOVE_RANKS = (1, 2, 3, 5)
