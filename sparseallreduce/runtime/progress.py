@@ -155,10 +155,10 @@ def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | N
             if now > looked + _ALIVE:
                 if looked:
                     _check_processes()
-                if wait is not None:
-                    wait.look()
-                elif said is not None:
-                    wait = LongWait(said, limited)
+                    if wait is not None:
+                        wait.look()
+                    elif said is not None:
+                        wait = LongWait(said, limited)
                 looked = now
         rounds += 1
     if wait is not None:
