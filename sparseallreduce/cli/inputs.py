@@ -43,7 +43,7 @@ class SamplesCommand(click.Command):
 
 
 def samples_argument(name: str, metavar: str) -> Callable[[F], F]:
-    """One name of samples, or several that the command gets as a tuple.
+    """Accept one name of samples, or several, which the command gets as a tuple.
 
     The shell makes several words of a pattern without quotes. Behind ``--test`` all but its first would then be training data, without
     a word: so several names have to follow each other, and not the value of ``--test``.

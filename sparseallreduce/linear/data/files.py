@@ -78,7 +78,7 @@ def open_input(path: PathLike) -> BinaryIO:
 
 
 class Piped:
-    """What has come by a pipe, in a file that rank 0 alone has: a path by another name."""
+    """Name a file in which rank 0 alone has what has come by a pipe; errors show the name of the pipe."""
 
     def __init__(self, name: str, copy: str) -> None:
         self._name, self._copy = name, copy

@@ -33,7 +33,7 @@ _NOT_FINITE = (b"nan", b"inf", b"infinity")
 
 
 class Labels:
-    """What the labels of a data set look like, and the names that this rank has found, in the order in which they came.
+    """Keep what the labels of a data set look like, and the names that this rank has found, in the order in which they came.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Labels:
 
     @property
     def plain(self) -> bool:
-        """Whether labels are numbers, and nothing else."""
+        """Return True if all labels are numbers."""
         return not (self.named or self.weighted)
 
     @property
@@ -165,7 +165,7 @@ def tabbed_labels(source: Source, comm: Any) -> Labels:
 
 
 def _found(source: Source, comm: Any, look: Callable[[Source, LineBlock], Labels | None]) -> Labels:
-    """What the first block says in which there are samples, on all ranks."""
+    """Return, on all ranks, what the first block says that has samples."""
 
     def own() -> tuple[bytes, bool, bool]:
         found = None
@@ -204,7 +204,7 @@ def _of_svmlight(source: Source, block: LineBlock) -> Labels | None:
 
 
 def _must_be_label(line: _Line) -> bool:
-    """Whether a word with a colon in front of a line is a label, as it cannot be the first feature of those that follow."""
+    """Return True if the first word of a line, which has a colon, is a label: it cannot be the first feature of those that follow."""
     label = line.label.rpartition(b":")[0]
     if not _INDEX.fullmatch(label):
         return True

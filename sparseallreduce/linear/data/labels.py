@@ -86,7 +86,7 @@ def _labels_of(numbers: Array, names: tuple[str, ...] | None) -> list[Any]:
 
 
 def _equal(dataset: Dataset, label: Label) -> Array:
-    """Which samples have a label."""
+    """Return True for each sample that has a label."""
     if dataset.names is None:
         return np.asarray(dataset.labels == label)
     return np.asarray(dataset.labels == (dataset.names.index(label) if label in dataset.names else -1))

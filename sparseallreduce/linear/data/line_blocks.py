@@ -71,7 +71,7 @@ class LineFault(Exception):
 
 
 class LineBlock(NamedTuple):
-    """Whole lines of a file, and how many lines there are between the origin, a place in the file, and them."""
+    """Hold whole lines of a file, and the number of lines between a place in the file, the origin, and the first of them."""
 
     origin: int
     line: int
