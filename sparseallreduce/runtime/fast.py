@@ -26,6 +26,7 @@ from sparseallreduce.streams.stream import SparseStream
 __all__ = ["has_begun", "is_idle", "start"]
 
 _REMEMBERED = 256  # kinds of streams
+_AT_ONCE = (False,)  # the argument with which a lock is acquired now or not at all
 _STRUCK = Launched(Intent((), 0))  # in place of what an operation was to do, which has failed before that was known
 
 
@@ -62,12 +63,18 @@ def start(
         What is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
     """
     with channel.turn:
-        if not (is_idle(channel) if blocking else has_begun(channel)) or not channel.lock.acquire(blocking=False):
+        idle = is_idle(channel)
+        if not idle and (blocking or not has_begun(channel)):
             return None
-        sequence = channel.sequence + 1
+        sequence, slots = channel.sequence + 1, channel.slots
         operation: Any = None
+        locked: list[bool] = []
         try:
-            stored, slots = stream._stored, channel.slots
+            if not (idle and slots):  # else nothing that another thread moves on is touched
+                locked.extend(map(channel.lock.acquire, _AT_ONCE))  # no interrupt comes between this call and what it returns
+                if not locked[0]:
+                    return None
+            stored = stream._stored
             key = (stream.size, stored.dtype, stored.shape[1:], type(stored), op, algorithm) if fusion is None else (fusion, op, algorithm)
             signature = channel.signatures.get(key)
             if signature is None:
@@ -91,11 +98,13 @@ def start(
             channel.sequence = sequence
             if operation is None:
                 operation = Operation(channel, _STRUCK, None, sequence)
-            operation.fail(error)
+            with channel.lock:  # another thread may be moving others on
+                operation.fail(error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            channel.lock.release()
+            if locked and locked[0]:
+                channel.lock.release()
     if blocking:
         deadline.finish(operation)
     return operation  # type: ignore[no-any-return]

@@ -73,6 +73,7 @@ class Signature(Work):
         self._layout = packed.Layout.of(call.stream, self._reduction)
         self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
         self._choices: dict[tuple[float, int], Choice] = {}
+        self._latest: tuple[int, Choice] = -2, (OTHER, ())  # the entries of the latest stream, -1 if dense, and the choice for it
         self._unevens: dict[tuple[float, float], Uneven] = {}  # by about how many entries all ranks have, and the one with most
         self._has_shortcuts = False
         self.on_device = call.stream.on_device  # shortcuts read the memory of a stream: they are for those of the host
@@ -156,13 +157,18 @@ class Signature(Work):
         uneven = self.uneven
         if uneven is not None and packed.packed_bytes(stream) <= uneven.room:
             return uneven.shortcuts if level >= uneven.least else ()
-        key = self._key(stream)
-        choice = self._choices.get(key)
-        if choice is None:
-            if len(self._choices) >= _REMEMBERED:
-                self._choices.clear()
-            choice = self._choices[key] = self._chosen(stream)
-        least, shortcuts = choice
+        held = -1 if stream._array is not None else len(stream._stored)
+        if held == self._latest[0]:
+            least, shortcuts = self._latest[1]
+        else:
+            key = self._key(stream)
+            choice = self._choices.get(key)
+            if choice is None:
+                if len(self._choices) >= _REMEMBERED:
+                    self._choices.clear()
+                choice = self._choices[key] = self._chosen(stream)
+            self._latest = held, choice
+            least, shortcuts = choice
         return shortcuts if level >= least else ()
 
     def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:
