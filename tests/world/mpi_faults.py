@@ -164,8 +164,13 @@ def _wrong(outcomes: Sequence[Any], later: Sequence[Any], culprit: int, error: s
         return f"the others raise different errors: {outcomes}"
     if error == "KeyboardInterrupt" and outcomes[culprit][:2] != ("error", "KeyboardInterrupt"):
         return f"the interrupt is lost: {outcomes}"
-    if any(outcome != ("right",) for each in later for outcome in each):
-        return f"operations after it: {later}"
+    first = [each[0] for each in later]
+    failed = [outcome[0] == "error" for outcome in outcomes]
+    owed = any(failed) and not all(failed)  # by the ranks that have a sum, which raise in their next operation what the others have raised
+    if owed and (len(set(first)) > 1 or first[0][0] != "error" or f"rank {culprit} gave up" not in first[0][2]):
+        return f"the error is not raised by all in the next operation: {outcomes}, {first}"
+    if any(outcome != ("right",) for each in later for outcome in each[owed:]):
+        return f"operations after it: {outcomes}, {later}"
     return ""
 
 
