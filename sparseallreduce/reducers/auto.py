@@ -22,7 +22,7 @@ from sparseallreduce.reducers.hitopk import HiTopK
 from sparseallreduce.reducers.oktopk import OkTopk
 from sparseallreduce.reducers.topka import TopkA
 from sparseallreduce.reducers.topkdsa import TopkDSA
-from sparseallreduce.runtime.launching import launch
+from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.streams.kernels.backend import on_device
 from sparseallreduce.streams.selection import ExactTopK, Selector
 
@@ -113,23 +113,23 @@ def explain_reducer(
     >>> sar.explain_reducer(1000, 10, sar.SERIAL, candidates=["oktopk", "topka"]).predicted.keys()
     dict_keys(['topka', 'oktopk'])
     """
-    names: tuple[str, ...] = ()
-    try:
-        names = checked_candidates(candidates)
-        Dense(size, k)  # checks both
-        said = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
-        said["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
-        intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
-    except Exception as error:  # the other ranks wait to be told of it
-        intent = Intent((), 0, error)
+    with Telling(comm):
+        names: tuple[str, ...] = ()
+        try:
+            names = checked_candidates(candidates)
+            Dense(size, k)  # checks both
+            said = {"operation": "explain a reducer", "size": size, "k": k, "candidates": names, "dtype": np.dtype(dtype)}
+            said["memory of the accumulators"] = "a GPU's" if on_device else "the host's"
+            intent = Intent(tuple((name, str(value)) for name, value in said.items()), 0)
+        except Exception as error:  # the other ranks wait to be told of it
+            intent = Intent((), 0, error)
 
-    def explained(_rank: int, ranks: int) -> Generator[Step, Any, ReducerChoice]:
-        case = yield from case_of(size, k, np.dtype(dtype).itemsize, ranks, on_device)
-        times = predicted(case, names)
-        return ReducerChoice(fastest(times), dict(times), size, k, ranks, len(case.hosts.members), on_device)
+        def explained(_rank: int, ranks: int) -> Generator[Step, Any, ReducerChoice]:
+            case = yield from case_of(size, k, np.dtype(dtype).itemsize, ranks, on_device)
+            times = predicted(case, names)
+            return ReducerChoice(fastest(times), dict(times), size, k, ranks, len(case.hosts.members), on_device)
 
-    choice: ReducerChoice = launch(comm, intent, explained, blocking=True).wait()
-    return choice
+        return launch(comm, intent, explained, blocking=True).wait()  # type: ignore[no-any-return]
 
 
 class Auto(Reducer):
