@@ -140,7 +140,10 @@ class Request:
 
     def has_failed(self) -> bool:
         """Return whether the operation is known to have failed, without moving it on."""
-        return (self._error if self._operation is None else self._operation.error) is not None
+        operation = self._operation
+        if operation is None:
+            return self._error is not None
+        return operation.error is not None or operation.failure is not None  # the ranks may still settle whose error counts
 
     def _finish(self) -> None:
         if self._operation is not None:

@@ -252,6 +252,8 @@ class CommHook:
         assert flight is not None
         self._flight, self._came, self._before, self._infinite = None, [], {}, False
         try:
+            if self._scaler is not None and flight.has_failed():
+                flight.give_up()
             infinite = self._scaler is not None and header.on_any_rank(self.comm, struck)
             flight.wait()
             if flight.failure is not None:

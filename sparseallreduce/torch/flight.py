@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -17,6 +17,8 @@ from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Bucket, Member
 
 __all__ = ["Flight", "translated"]
+
+_FAILED = "another sum of this step has failed"
 
 
 class Flight:
@@ -86,8 +88,8 @@ class Flight:
         bucket, before = self.buckets[self.started], len(self._pending)
         self.started += 1
         try:
-            if self.has_failed():  # a rank that has left takes part in no more of them
-                raise SparseAllreduceError("another sum of this step has failed")
+            if self.has_failed():
+                raise SparseAllreduceError(_FAILED)
             pack(bucket)
             operation = bucket.planned(self.step, {"bucket": bucket.key(), "step of the optimiser": self.step})
             self._add(bucket, lambda: operation.start(self.comm, blocking=False))
@@ -125,9 +127,23 @@ class Flight:
     def tell(self, error: BaseException) -> None:
         """Tell the other ranks what is wrong, in place of a sum."""
         told = translated(error) if isinstance(error, Exception) else error  # an interrupt waits for nobody
+        failed = self.has_failed()
+
+        def start() -> Request:
+            if failed:  # by a rank that may take part in nothing more: it is not waited for
+                raise SparseAllreduceError(_FAILED)
+            return agree(self.comm, Intent((), 0, told), blocking=False)
+
         with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # which the caller raises
-            self._add(None, lambda: agree(self.comm, Intent((), 0, told), blocking=False))
+            self._add(None, start)
         mark_known(self.comm, error)
+
+    def give_up(self) -> NoReturn:
+        """Tell the other ranks, in place of the agreement on the step, that a sum has failed, and raise its error."""
+        self.agreeing = True
+        self.tell(SparseAllreduceError(_FAILED))
+        self.wait()
+        raise self.failure or SparseAllreduceError(_FAILED)
 
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks of an error that ends the step on this one, in place of all that they wait for in it."""

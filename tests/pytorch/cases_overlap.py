@@ -1,5 +1,7 @@
 """Sums that start while gradients are computed: the same bits, and errors where that cannot be right."""
 
+from unittest import mock
+
 import pytest
 import torch
 from mpi_cases import each
@@ -8,6 +10,7 @@ from torch import nn
 
 import sparseallreduce as sar
 from sparseallreduce.torch import DenseSGD, OkTopkSGD, TopKSGD
+from sparseallreduce.torch import optimizer as optimizers
 
 SETTINGS = {"density": 0.05, "momentum": 0.9, "bucket_bytes": 3000}
 
@@ -204,6 +207,30 @@ def case_a_rank_that_is_interrupted_in_backward_tells_the_others(comm):
     assert bits(model) == before
     optimizer.zero_grad()
     optimizer._arranged = None
+    optimizer_steps(comm, model, optimizer, 2)
+    assert_alike(comm, model)
+
+
+def case_a_rank_that_leaves_behind_a_step_is_waited_for_by_none(comm):
+    """It is interrupted as it applies the step, and makes the next one only when the others have raised in that."""
+    model = net()
+    optimizer = OkTopkSGD(model.parameters(), 0.05, comm=comm, overlap=True, **SETTINGS)
+    optimizer_steps(comm, model, optimizer, 2)
+    optimizer.zero_grad()
+    backward(model, comm.rank, 2)
+    if comm.rank == 0:
+        with mock.patch.object(optimizers, "apply", side_effect=Interrupted), pytest.raises(Interrupted):
+            optimizer.step()
+        comm.Barrier()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(model, comm.rank, 3)
+    with pytest.raises(sar.SparseAllreduceError, match="rank 0 gave up"):
+        optimizer.step()
+    if comm.rank != 0:
+        comm.Barrier()
+    optimizer.synchronize()
     optimizer_steps(comm, model, optimizer, 2)
     assert_alike(comm, model)
 

@@ -93,6 +93,8 @@ class Points:
             called, frame = frame.f_code.co_qualname, caller or frame
         else:
             return
+        if frame.f_code.co_name == "__del__":  # of which Python raises nothing
+            return
         self.passed += 1
         if self.passed == self.at and not self.struck:
             where = frame.f_code.co_filename.removeprefix(_PACKAGE)
