@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mpi_cases import Case, collect
+from mpi_cases import Case, collect, sample
 from mpi_launch import launcher
 from mpi_outcomes import Outcomes, wanted_cases
 
@@ -13,6 +13,8 @@ HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
 WAITING = ("cases_promises", "cases_stalls", "cases_timeouts")
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
+# Where each value of each argument is tried, and all combinations of them on fewer ranks alone: the fewest above one that the case is for.
+SAMPLED_RANKS = (4, 5, 8)
 # Cases of which MPI sees nothing but sums, which others try on all numbers of ranks and by both libraries.
 ABOVE_RANKS = (1, 2, 3, 5)
 ABOVE = (
@@ -45,11 +47,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             [
                 pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}")
                 for mpi, ranks in groups
-                for case in cases
-                if (not case.ranks or ranks in case.ranks)
-                and not (case.name.startswith(ABOVE) and (mpi == other or ranks not in ABOVE_RANKS))
+                for case in cases_of(cases, ranks, smoke=mpi == other)
             ],
         )
+
+
+def cases_of(cases: list[Case], ranks: int, smoke: bool = False) -> list[Case]:
+    """Return the cases that are tried on so many ranks; `smoke` stands for the other MPI library."""
+    meant = [
+        case
+        for case in cases
+        if (not case.ranks or ranks in case.ranks) and not (case.name.startswith(ABOVE) and (smoke or ranks not in ABOVE_RANKS))
+    ]
+    if not smoke and ranks not in SAMPLED_RANKS:
+        return meant
+    turn = (*SAMPLED_RANKS, *SMOKE_RANKS).index(ranks)
+    first = {case.name: min(number for number in case.ranks or RANKS if number > 1) for case in meant}  # where it is called for all
+    chosen = {case.name for case in sample(meant, turn)}
+    return [case for case in meant if case.name in chosen or (not smoke and ranks == first[case.name])]
 
 
 @pytest.mark.mpi
