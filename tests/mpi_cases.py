@@ -14,6 +14,7 @@ those of a case; where there are none, all that are tried::
 
 import itertools
 import os
+import random
 import tempfile
 import unittest
 from collections.abc import Callable, Iterable, Iterator
@@ -112,3 +113,29 @@ def collect(module: ModuleType) -> list[Case]:
     if repeated:
         raise ValueError(f"cases with the same name: {sorted(repeated)}")
     return found
+
+
+def sample(cases: list[Case], turn: int = 0) -> list[Case]:
+    """Return, of the combinations for which each function is called, as few as have every value of every argument in them.
+
+    Which values come together is drawn, the same in every run; another `turn` draws others.
+    """
+    functions: dict[Callable[..., None], list[Case]] = {}
+    for case in cases:
+        functions.setdefault(case.function, []).append(case)
+    return [case for combinations in functions.values() for case in _sample(combinations, turn)]
+
+
+def _sample(combinations: list[Case], turn: int) -> list[Case]:
+    columns = list(getattr(combinations[0].function, "each", {}).values())
+    orders = [
+        random.Random(f"{combinations[0].name} {turn} {place}").sample(range(len(column)), len(column))
+        for place, column in enumerate(columns)
+    ]
+    chosen = set()
+    for row in range(max(map(len, columns), default=1)):
+        number = 0  # of the combination, in the order of `itertools.product`
+        for order in orders:
+            number = number * len(order) + order[row % len(order)]
+        chosen.add(number)
+    return [combinations[number] for number in sorted(chosen)]

@@ -27,6 +27,7 @@ class Outcomes:
     """Launches all groups (an MPI library and a number of ranks) one after the other once a case is asked for, and remembers how they went.
 
     Beside them goes what leaves cores idle: cases that wait, for limits of time and for ranks that come late, and those of a single rank.
+    `begin` launches these earlier, beside other tests.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Outcomes:
         self._folders = folders
         self._executors = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._launched: dict[tuple[tuple[str, int], bool], Future[dict[str, tuple[str, str]]]] = {}
+        self._begun: set[bool] = set()  # True once what goes beside others has been launched, False once the rest has
         self._waiting = tuple(f"{name}." for name in waiting)
         self._wanted = wanted
 
@@ -45,9 +47,13 @@ class Outcomes:
             if os.environ.get("REQUIRE_MPI"):
                 pytest.fail(missing, pytrace=False)
             pytest.skip(missing)
-        if not self._launched:
-            self._launch_all()
+        self.begin()
+        self._launch_all(beside=False)
         return self._launched[group, self._goes_beside(group, case)].result()[case.name]
+
+    def begin(self) -> None:
+        """Launch what goes beside others, unless that has been done."""
+        self._launch_all(beside=True)
 
     def close(self) -> None:
         """Launch nothing more; waits for what is running."""
@@ -57,13 +63,15 @@ class Outcomes:
     def _goes_beside(self, group: tuple[str, int], case: Case) -> bool:
         return group[1] == 1 or case.name.startswith(self._waiting)
 
-    def _launch_all(self) -> None:
+    def _launch_all(self, beside: bool) -> None:
+        if beside in self._begun:
+            return
+        self._begun.add(beside)
         self._folders.getbasetemp()  # made by whoever asks first, and emptied: of two threads that ask at once, twice
         for group, cases in self._wanted.items():
-            for beside in (False, True):
-                own = [case for case in cases if self._goes_beside(group, case) == beside]
-                if own and launcher(group[0]) is not None:
-                    self._launched[group, beside] = self._executors[beside].submit(self._launch, group, own)
+            own = [case for case in cases if self._goes_beside(group, case) == beside]
+            if own and launcher(group[0]) is not None:
+                self._launched[group, beside] = self._executors[beside].submit(self._launch, group, own)
 
     def _launch(self, group: tuple[str, int], pending: list[Case]) -> dict[str, tuple[str, str]]:
         """Run the cases; when one brings the launch down, it has failed, and another launch runs those behind it."""

@@ -91,10 +91,9 @@ def summed(dataset, rows, coefficients):
 LARGE = {"taken": (9_000_000, 12_500), "in place": (1_000_000, 5_000), "full": (600_000, 40_000)}
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads, share", [(1, 0.4), (3, 0.0), (3, 0.4)])  # the share of the rows that do not count
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", LARGE)
-@pytest.mark.parametrize("share", [0.0, 0.4])  # of the rows that do not count
 def test_batches_too_large_for_the_cache_have_the_same_bits(kind, threads, dtype, share):
     features, length = LARGE[kind]
     rows = 40

@@ -419,8 +419,8 @@ def test_processes_that_share_a_cache_fetch_once(server, tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", code, str(tmp_path), server.url]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=60)[0].strip() for process in processes] == [str(tmp_path / "little.csr")] * 3
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0].strip() for process in processes] == [str(tmp_path / "little.csr")] * 2
     assert len(server.requests) == 1
 
 

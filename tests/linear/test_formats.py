@@ -12,7 +12,7 @@ from click_runner import CliRunner
 from sklearn.datasets import dump_svmlight_file
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.utils.murmurhash import murmurhash3_bytes_u32
-from thread_ranks import on_ranks
+from thread_ranks import joined, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main
@@ -28,15 +28,6 @@ def matrix(rows=97, features=50, seed=0):
     rng = np.random.default_rng(seed)
     X = scipy.sparse.random_array((rows, features), density=0.1, rng=rng, format="csr").astype(np.float32)
     return X, np.where(rng.random(rows) < 0.5, 1.0, -1.0)
-
-
-def joined(parts):
-    for part in parts:
-        if isinstance(part, Exception):
-            raise part
-    assert [part.first_sample for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
-    assert {part.total_samples for part in parts} == {sum(part.rows for part in parts)}
-    return scipy.sparse.vstack([part.to_scipy() for part in parts]), np.concatenate([part.labels for part in parts])
 
 
 def read(path, ranks=1, **options):

@@ -18,5 +18,4 @@ def test_damaged_files_are_refused_or_read_as_a_slow_reader_does():
 @pytest.mark.parametrize("reader,check", [(binary._Rows, "_check"), (svmlight._Parser, "_convert")])
 def test_a_reader_that_does_not_look_is_found_out(monkeypatch, reader, check):
     monkeypatch.setattr(reader, check, lambda *_: None)
-    _, failures = fuzz_readers.run(2, range(1500))
-    assert failures
+    assert any(fuzz_readers.run(2, range(begin, begin + 50))[1] for begin in range(0, 1500, 50))

@@ -18,7 +18,7 @@ from click_runner import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
-from thread_ranks import on_ranks
+from thread_ranks import joined, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.cli import main
@@ -40,19 +40,12 @@ def text(rows=60):
     return ("\n".join(lines(rows)) + "\n").encode()
 
 
-def joined(parts):
-    for part in parts:
-        if isinstance(part, Exception):
-            raise part
-    assert [part.first_sample for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
-    assert {part.total_samples for part in parts} == {sum(part.rows for part in parts)}
-    weights = [np.ones(part.rows) if part.weights is None else part.weights for part in parts]
-    rows = scipy.sparse.vstack([part.to_scipy() for part in parts])
-    return rows.toarray(), np.concatenate([part.labels for part in parts]), np.concatenate(weights), parts[0].names
-
-
 def read(data, ranks=1, **options):
-    return joined(on_ranks(ranks, lambda comm: load(data, comm=comm, **options)[0]))
+    """Return the samples of all ranks as an array, their labels, their weights and the names of features."""
+    parts = on_ranks(ranks, lambda comm: load(data, comm=comm, **options)[0])
+    rows, labels = joined(parts)
+    weights = [np.ones(part.rows) if part.weights is None else part.weights for part in parts]
+    return rows.toarray(), labels, np.concatenate(weights), parts[0].names
 
 
 def expect_alike(found, expected):

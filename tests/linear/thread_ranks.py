@@ -1,10 +1,15 @@
-"""Ranks as threads: enough of a communicator for what the trainer says besides its sums."""
+"""Ranks as threads: enough of a communicator for what the trainer says besides its sums, and what such ranks read, joined again."""
 
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from sparseallreduce.linear import Dataset
 
 
 class ThreadRank:
@@ -50,3 +55,19 @@ def on_ranks(size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(call, range(size)))
+
+
+def joined(parts: list[Dataset | Exception]) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+    """Return the samples and labels of all ranks, having checked that each rank has those behind the ranks before it.
+
+    Parameters
+    ----------
+    parts
+        What `on_ranks` returned for a function that loads a dataset. An exception among them is raised.
+    """
+    for part in parts:
+        if isinstance(part, Exception):
+            raise part
+    assert [part.first_sample for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
+    assert {part.total_samples for part in parts} == {sum(part.rows for part in parts)}
+    return scipy.sparse.vstack([part.to_scipy() for part in parts], format="csr"), np.concatenate([part.labels for part in parts])

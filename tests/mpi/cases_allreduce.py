@@ -73,6 +73,7 @@ def case_mean(comm, algorithm):
                 same_everywhere(comm, *pairs[0], *pairs[1])
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=sar.algorithms())
 def case_rows(comm, algorithm):
     started = []
@@ -84,6 +85,7 @@ def case_rows(comm, algorithm):
         inputs.check(request.wait(), op)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=sar.algorithms())
 def case_streams_from_arrays(comm, algorithm):
     for op in ("sum", "min"):
@@ -91,6 +93,7 @@ def case_streams_from_arrays(comm, algorithm):
         inputs.check(sar.allreduce(inputs.dense_form(comm.rank), comm, op, algorithm), op)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=sar.algorithms())
 def case_lower_switch_point(comm, algorithm):
     inputs = Inputs(comm.size, 1000, entries=30)
@@ -139,6 +142,7 @@ def case_dimension_above_32_bits(comm):
         assert result.values.tolist() == [1.0] * comm.size + [2.0 * comm.size] + [3.0] * comm.size
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=sar.algorithms())
 def case_inputs_are_left_as_they_were(comm, algorithm):
     for entries in (20, 1000):
@@ -207,6 +211,7 @@ def case_streams_that_travel_with_the_agreement_on_some_ranks_only(comm, size, o
             same_everywhere(comm, result)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=sar.algorithms())
 def case_every_run_gives_the_same_bits(comm, algorithm):
     """Whichever rank is late."""

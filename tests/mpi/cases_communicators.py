@@ -57,6 +57,7 @@ def case_duplicates_are_communicators_of_their_own(comm):
     check_usable(comm)
 
 
+@on_ranks(1, 2, 3, 4)
 def case_ranks_know_the_cores_they_may_use(comm):
     """Not those of the host: bound to one together they share it, and to one each they do not, as far as there are so many."""
     before = os.sched_getaffinity(0)
@@ -100,6 +101,7 @@ def case_boot_and_namespace_tell_hosts_apart(comm, boots, namespaces):
     duplicate.Free()
 
 
+@on_ranks(1, 2, 3, 4)
 @each(cgroups=[1, 2])
 def case_limits_of_cgroups_count(comm, cgroups):
     """All in a cgroup that may use a core and a half, or each half of them in one that may use half of one."""

@@ -67,6 +67,7 @@ def case_result_is_that_of_one_host_to_the_bit(comm, algorithm, blocking):
             assert algorithm in ("auto", "dense") or ours[0] == ours[1]  # these may go another way
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=MESSAGES, op=["max", "prod", "mean"])
 def case_other_operators_than_the_sum(comm, algorithm, op):
     inputs = Inputs(comm.size, 700, "float32", entries=200)
@@ -130,6 +131,7 @@ def case_operations_in_flight_keep_apart(comm):
             inputs.check(results[number], options.get("op", "sum"))
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=MESSAGES, options=[{}, {"index_codec": "gaps"}, {"value_codec": "float16"}])
 def case_lists_of_streams_travel_in_pieces(comm, algorithm, options):
     kinds = [("float32", None), ("float64", None), ("float32", 3), ("float32", None)]
@@ -146,6 +148,7 @@ def case_lists_of_streams_travel_in_pieces(comm, algorithm, options):
                 given.check(result)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=MESSAGES)
 def case_a_thread_moves_pieces_on(comm, algorithm):
     with between_hosts(comm):
@@ -156,6 +159,7 @@ def case_a_thread_moves_pieces_on(comm, algorithm):
                 inputs.check(request.wait())
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=MESSAGES, options=[{}, {"value_codec": "qsgd8"}, {"index_codec": "gaps"}])
 def case_as_many_bytes_arrive_as_are_sent(comm, algorithm, options):
     for ranks_a_host in (1, 2):
@@ -168,6 +172,7 @@ def case_as_many_bytes_arrive_as_are_sent(comm, algorithm, options):
                 assert bool(totals[2]) == (comm.size > 1)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(algorithm=MESSAGES)
 def case_no_more_than_a_few_pieces_of_a_message_are_in_flight(comm, algorithm):
     inputs, most = Inputs(comm.size, 60_000, "float32", entries=20_000), []

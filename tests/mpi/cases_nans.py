@@ -36,6 +36,7 @@ def stream_of(comm, size, dtype="float32", *, share=1.0, width=None, seed=0):
     return sar.SparseStream(indices, values, size)
 
 
+@on_ranks(1, 2, 3, 5)
 @limit(60)
 @each(dtype=DTYPES)
 def case_nans_are_the_same_by_every_algorithm(comm, dtype):
@@ -52,6 +53,7 @@ def case_nans_are_the_same_by_every_algorithm(comm, dtype):
     check_usable(comm)
 
 
+@on_ranks(1, 2, 3, 5)
 @each(far=[False, True])
 def case_nans_are_the_same_between_hosts_and_in_rows(comm, far):
     """And those of the larger of two, as of a mean."""

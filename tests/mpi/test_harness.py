@@ -4,7 +4,9 @@ import json
 import os
 import time
 from pathlib import Path
+from types import ModuleType
 
+import mpi_cases
 import pytest
 from mpi_launch import wait_until
 
@@ -72,3 +74,18 @@ def test_timeout_leaves_no_process_behind(mpi_run, tmp_path):
     processes = [int(file.name) for file in tmp_path.iterdir()]
     assert len(processes) == 2
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 5)
+
+
+def test_a_sample_of_combinations_has_every_value_of_every_argument():
+    values = {"algorithm": range(10), "blocking": [True, False], "codec": "abcd"}
+    module = ModuleType("cases_of_a_sample")
+    module.case_of_many = mpi_cases.each(**values)(lambda comm, **arguments: None)
+    module.case_of_one = lambda comm: None
+    cases = mpi_cases.collect(module)
+    drawn = [mpi_cases.sample(cases, turn) for turn in range(3)]
+    assert drawn[0] == mpi_cases.sample(cases, 0) and drawn[0] != drawn[1] != drawn[2]
+    for *chosen, last in drawn:
+        assert last.function is module.case_of_one
+        assert len(chosen) == 10
+        for name, column in values.items():
+            assert {case.arguments[name] for case in chosen} == set(column)

@@ -1,18 +1,19 @@
 """Every case of `cases_*.py` as a test of its own, for each number of ranks, all of which one or two launches of mpiexec run."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mpi_cases import Case, collect
+from mpi_cases import Case, collect, sample
 from mpi_launch import launcher
-from mpi_outcomes import Outcomes, wanted_cases
+from mpi_outcomes import Outcomes
 
 HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
-WAITING = ("cases_promises", "cases_stalls", "cases_timeouts")
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
+# All combinations of the values of a case's arguments are tried on two ranks, or on the fewest above one that it is for. On more ranks
+# every value is tried, in combinations that are drawn anew for each number of ranks.
+SAMPLED_RANKS = (3, 4, 5, 8)
 # Cases of which MPI sees nothing but sums, which others try on all numbers of ranks and by both libraries.
 ABOVE_RANKS = (1, 2, 3, 5)
 ABOVE = (
@@ -45,11 +46,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             [
                 pytest.param((mpi, ranks), case, id=f"{mpi}-{ranks}-{case.name}")
                 for mpi, ranks in groups
-                for case in cases
-                if (not case.ranks or ranks in case.ranks)
-                and not (case.name.startswith(ABOVE) and (mpi == other or ranks not in ABOVE_RANKS))
+                for case in cases_of(cases, ranks, smoke=mpi == other)
             ],
         )
+
+
+def cases_of(cases: list[Case], ranks: int, smoke: bool = False) -> list[Case]:
+    """Return the cases that are tried on so many ranks; `smoke` stands for the other MPI library."""
+    meant = [
+        case
+        for case in cases
+        if (not case.ranks or ranks in case.ranks) and not (case.name.startswith(ABOVE) and (smoke or ranks not in ABOVE_RANKS))
+    ]
+    if not smoke and ranks not in SAMPLED_RANKS:
+        return meant
+    first = {case.name: min(number for number in case.ranks or RANKS if number > 1) for case in meant}  # where all are tried
+    chosen = {case.name for case in sample(meant, turn=0 if smoke else ranks)}
+    return [case for case in meant if case.name in chosen or (not smoke and ranks == first[case.name])]
 
 
 @pytest.mark.mpi
@@ -60,11 +73,3 @@ def test_case(group: tuple[str, int], case: Case, outcomes: Outcomes) -> None:
         pytest.skip(reason)
     if outcome == "failed":
         pytest.fail(reason, pytrace=False)
-
-
-@pytest.fixture(scope="session")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    items = [item for item in request.session.items if item.path == Path(__file__)]
-    all_outcomes = Outcomes(wanted_cases(items), tmp_path_factory, HERE, WAITING)
-    yield all_outcomes
-    all_outcomes.close()
