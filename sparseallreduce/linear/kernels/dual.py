@@ -20,10 +20,13 @@ __all__ = [
     "HINGE",
     "LOGISTIC",
     "SQUARED_HINGE",
+    "add",
     "ascend",
     "certify",
     "conjugates",
+    "fetch",
     "margins",
+    "product",
     "squared_norms",
 ]
 
@@ -57,7 +60,7 @@ def squared_norms(indptr: Array, values: Array, intercept: float, out: Array) ->
 
 
 @inlined
-def _product(indices: Array, values: Array, begin: Any, end: Any, weights: Array) -> float:
+def product(indices: Array, values: Array, begin: Any, end: Any, weights: Array) -> float:
     """The inner product of a row with the weights; values of none stand for ones."""
     entry = begin
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
@@ -85,7 +88,8 @@ def _product(indices: Array, values: Array, begin: Any, end: Any, weights: Array
 
 
 @inlined
-def _add(indices: Array, values: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+def add(indices: Array, values: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+    """Add a row, times a factor, to the weights; values of none stand for ones."""
     entry = begin
     if values.size == 0:
         while entry < end:
@@ -98,7 +102,8 @@ def _add(indices: Array, values: Array, begin: Any, end: Any, factor: float, wei
 
 
 @inlined
-def _fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
+def fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
+    """Fetch the first lines of a row into the cache."""
     begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
     step = np.uint64(_LINE // indices.itemsize)
     end = min(end, begin + np.uint64(_LINES) * step)
@@ -114,7 +119,7 @@ def _fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
 def margins(indptr: Array, indices: Array, values: Array, labels: Array, weights: Array, intercept: int, out: Array) -> None:
     """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
     for row in range(out.size):
-        score = _product(indices, values, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
+        score = product(indices, values, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
         if intercept >= 0:
             score += weights[intercept]
         out[row] = labels[row] * score
@@ -244,11 +249,11 @@ def ascend(
     kept, gap = 0, 0.0
     for i in range(count):
         if i + _AHEAD < count:
-            _fetch(indptr, indices, values, active[i + _AHEAD])
+            fetch(indptr, indices, values, active[i + _AHEAD])
         row = active[i]
         bound, before = bounds[row], dual[row]
         begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
-        margin = _product(indices, values, begin, end, weights)
+        margin = product(indices, values, begin, end, weights)
         if intercept >= 0:
             margin += weights[intercept]
         margin *= labels[row]
@@ -282,7 +287,7 @@ def ascend(
         if after != before:
             dual[row] = after
             factor = sigma * (after - before) * labels[row]
-            _add(indices, values, begin, end, factor, weights)
+            add(indices, values, begin, end, factor, weights)
             if intercept >= 0:
                 weights[intercept] += factor
     limits[0] = highest if highest > 0 else math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.pace import Pace
+from sparseallreduce.linear.solvers.round import PHASES, Round, State
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together
@@ -27,14 +27,10 @@ from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["PHASES", "CoCoA", "Round"]
+__all__ = ["CoCoA"]
 
 Array = NDArray[Any]
-State = tuple[Array, Array]
 T = TypeVar("T")
-
-#: What the seconds of a round are spent on: its passes, the sum of changes, and the objectives.
-PHASES = ("compute", "communicate", "evaluate")
 
 _FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
 # Parts of a pass, at most, after each of which changes are summed, and samples of a rank in a part, at least. To a gap of 1e-3 two
@@ -43,21 +39,6 @@ _PARTS, _PART = 5, 400
 _VISITS = 3  # to all samples there are, before the first rank tells the others what it has changed
 _SOON = 4  # rounds; where so many more seem enough, it does not pay to gather active samples
 _WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round came to, the same on every rank but for the seconds."""
-
-    round: int  # from 1
-    dual: float  # objective, a lower bound of the optimum; it never falls but by rounding
-    primal: float | None  # objective of the weights after the round; None where it was not computed, which takes a pass
-    gap: float | None  # the lowest primal objective so far minus ``dual``: the returned weights are no farther from the optimum
-    active: int  # samples that the next round visits, over all ranks
-    sigma: float  # how often a rank's change counted in its own problem
-    seconds: dict[str, float]  # of this rank, by PHASES
-    bytes_sent: int  # by all ranks
-    gathered: bool = False  # whether the first rank went over the active samples of all
 
 
 class CoCoA:

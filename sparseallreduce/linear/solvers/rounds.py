@@ -15,9 +15,11 @@ from sparseallreduce.linear.data.checks import check_alike, check_labels, check_
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import OneVsRest
-from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
-from sparseallreduce.linear.solvers.cocoa import CoCoA, Round, State
+from sparseallreduce.linear.solvers.cocoa import CoCoA
 from sparseallreduce.linear.solvers.losses import dual_loss
+from sparseallreduce.linear.solvers.newton import Newton, newton_loss
+from sparseallreduce.linear.solvers.round import PHASES as SOLVER_PHASES
+from sparseallreduce.linear.solvers.round import Round, State
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import divided
 from sparseallreduce.linear.training.class_metrics import evaluate_classes
@@ -44,8 +46,11 @@ class RoundOptions:
     intercept: bool = False  # whether a number, which is penalised, is added to every score
     evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
     validation: float = 0.0  # share of the samples that are not trained on: what is learned is what did best on them
+    solver: str = "cocoa"  # or "newton"
 
     def __post_init__(self) -> None:
+        if self.solver not in ("cocoa", "newton"):
+            raise ValueError(f"the solvers in rounds are cocoa and newton, not {self.solver!r}")
         for name, lowest in {"rounds": 0, "seed": 0, "evaluate_every": 0}.items():
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
@@ -148,7 +153,7 @@ class RoundTrainer:
 
     def _checked(self) -> None:
         for base in self._bases():
-            dual_loss(base)
+            dual_loss(base) if self.options.solver == "cocoa" else newton_loss(base)
         watch = "" if self.stopping is None else self.stopping.watch
         if watch.startswith("progressive"):
             raise ValueError(f"early stopping watches {watch}, which is of training in steps: watch the loss, or samples held out")
@@ -162,7 +167,7 @@ class RoundTrainer:
         if self.model.columns is None:
             return [self.model]
         if not isinstance(self.model, OneVsRest):
-            raise AlgorithmError(f"dual coordinate ascent knows no {self.model.name} model: take each class against the rest")
+            raise AlgorithmError(f"solvers in rounds know no {self.model.name} model: take each class against the rest")
         return [self.model.base] * self.model.columns
 
     def _signs(self) -> Iterator[Array]:
@@ -173,7 +178,7 @@ class RoundTrainer:
         for column in range(self.model.columns):
             yield np.where(self.dataset.labels == column, 1.0, -1.0)
 
-    def _solver(self, signs: Array) -> CoCoA:
+    def _solver(self, signs: Array) -> CoCoA | Newton:
         # Samples that are held out count nothing, and the others as much more as there are fewer.
         counts, out = self.dataset.weights, self.division.held_out
         if out is not None:
@@ -181,16 +186,11 @@ class RoundTrainer:
             counts *= self.dataset.total_samples / self.division.total
             counts[out] = 0.0
         options = self.options
-        return CoCoA(
-            replace(self.dataset, labels=signs, weights=counts),
-            self._bases()[0],
-            l2=self.l2,
-            comm=self.comm,
-            tolerance=options.gap,
-            rounds=max(1, options.rounds),
-            seed=options.seed,
-            intercept=options.intercept,
-        )
+        dataset, model = replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
+        given: dict[str, Any] = {"l2": self.l2, "comm": self.comm, "tolerance": options.gap, "rounds": max(1, options.rounds)}
+        if options.solver == "newton":
+            return Newton(dataset, model, intercept=options.intercept, **given)
+        return CoCoA(dataset, model, seed=options.seed, intercept=options.intercept, **given)
 
     @property
     def converged(self) -> bool:
