@@ -161,7 +161,8 @@ def balance(counts: str, kinds: str, algorithms: str, data: Path | None, hosts: 
     print(verdict(rows))
     if json_path is not None:
         results = [{**row._asdict(), "best": row.best, "choice": row.choice, "balanced": row.balanced} for row in rows]
-        report = {"schema": 1, "command": "balance", "environment": environment(sar.SERIAL), "network": network._asdict(), "results": results}
+        given = {"environment": environment(sar.SERIAL), "network": network._asdict()}
+        report = {"schema": 1, "command": "balance", **given, "results": results}
         json_path.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -203,7 +204,8 @@ def times_of(streams: list[sar.SparseStream], names: Sequence[str], network: sar
 
 def header() -> str:
     shown = "".join(f"{name.removesuffix('_allgather')[-10:]:>11}" for name in CUTTING)
-    return f"{'sets':28}{'P':>4}{'k':>8}{'union':>9}{'wire':>8}{'auto':>8}{'kB':>7}{shown}{'best':>8}  {'of':24}{'permuted':>9}{'kB':>7}{'balanced':>9}{'choice':>8}"
+    first = f"{'sets':28}{'P':>4}{'k':>8}{'union':>9}{'wire':>8}{'auto':>8}{'kB':>7}{shown}{'best':>8}  {'of':24}"
+    return f"{first}{'permuted':>9}{'kB':>7}{'balanced':>9}{'choice':>8}"
 
 
 def line(row: Row) -> str:
