@@ -13,10 +13,20 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["choose", "choose_levels", "choose_shortcut", "dense_bits", "is_worth_a_sample", "predicted_times", "problem_of", "rounded"]
+__all__ = [
+    "choose",
+    "choose_levels",
+    "choose_shortcut",
+    "dense_bits",
+    "informed",
+    "is_worth_a_sample",
+    "predicted_times",
+    "problem_of",
+    "rounded",
+]
 
-# In the order of preference among equals.
 _LONG = 3e-4  # seconds that the entries of all other ranks take to arrive, from which on samples are worth their time
+# In the order of preference among equals.
 _CANDIDATES = (
     "ssar_recursive_doubling",
     "ssar_split_allgather",
@@ -118,10 +128,10 @@ def problem_of(
         share_memory=False if hosts is None else hosts.share_memory,
         on_device=stream.on_device,
     )
-    return problem if overlap is None else _informed(problem, overlap)
+    return problem if overlap is None else informed(problem, overlap)
 
 
-def _informed(problem: Problem, overlap: Overlap) -> Problem:
+def informed(problem: Problem, overlap: Overlap) -> Problem:
     """The same, of which it is known how the sets overlap, and where they lie."""
     problem, spread = problem._replace(union=overlap.union), overlap.spread
     if spread is None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.algorithms.boundaries import MOST_POSITIONS, QUANTILES, UNIT, Spread, quantile_places
+from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Overlap", "estimated", "sample_bytes", "sample_of"]
+__all__ = ["Overlap", "estimated", "sample_bytes", "sample_of", "share_records"]
 
 _SAMPLE, _SHARE = 128, 256  # indices of a rank, and one of so many if these are more, which other ranks then take of theirs, too
 _LARGEST, _IN_ALL = 512, 1 << 13  # indices of a rank at most, and of all of them
@@ -27,6 +28,7 @@ _MOST = 640  # that are sent, should a hash bring more together
 _BLOCK = 64  # sampled positions next to each other that tell how much the sets overlap there
 _HASH = 1 << 32
 _FACTOR, _FACTOR_64 = np.uint32(2654435761), np.uint64(11400714819323198485)  # of Fibonacci hashing
+_LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<QQ")  # the threshold, which is zero for a dense stream, and the number of entries
 
 
@@ -61,6 +63,12 @@ def sample_of(stream: SparseStream, rank: int, ranks: int) -> bytes:
     chosen = indices[_hashes(indices) < threshold][:_MOST]
     quantiles = indices[quantile_places(len(indices), rank, ranks)] if len(indices) else indices
     return _HEADER.pack(threshold, len(indices)) + quantiles.tobytes() + chosen.tobytes()
+
+
+def share_records(record: bytes, most: int) -> Generator[Step, Any, list[bytes]]:
+    """Return the records of all ranks, of different lengths up to ``most`` bytes."""
+    records: list[bytes] = yield Share(_LENGTH.pack(len(record)) + record.ljust(most, b"\0"))
+    return [each[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(each)[0]] for each in records]
 
 
 def estimated(samples: Sequence[bytes], size: int) -> Overlap | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sparseallreduce.algorithms.allreduce import Call, make_call
 from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
-from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of
-from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of, share_records
+from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.runtime.communicators import channel_of, resolve
 from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _ALONE = "alone"
-_RECORD = struct.Struct("<q16sI")  # entries, what would begin on this rank, bytes of the sample
+_RECORD = struct.Struct("<q16s")  # entries, and what would begin on this rank; the sample follows
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,11 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         "hosts": channel.hosts,
     }
     ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # which takes streams of the host
-    sample = sample_of(stream, channel.rank, ranks)
-    record = _RECORD.pack(stream.stored, ours.encode()[:16], len(sample)) + sample
-    records: list[bytes] = yield Share(record.ljust(_RECORD.size + sample_bytes(stream.size), b"\0"))
+    record = _RECORD.pack(stream.stored, ours.encode()[:16]) + sample_of(stream, channel.rank, ranks)
+    records = yield from share_records(record, _RECORD.size + sample_bytes(stream.size))
     known = [_RECORD.unpack_from(record) for record in records]
-    entries = [count for count, _, _ in known]
-    samples = [record[_RECORD.size : _RECORD.size + length] for record, (_, _, length) in zip(records, known, strict=True)]
-    overlap = estimated(samples, stream.size)
+    entries = [count for count, _ in known]
+    overlap = estimated([record[_RECORD.size :] for record in records], stream.size)
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
     problem = problem._replace(on_device=on_device)
     # "auto" asks where entries lie between hosts alone: inside one, and on a GPU, it takes them for random.
@@ -153,7 +151,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     if near or on_device:
         considered, parts = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts), None
         considered = considered._replace(on_device=on_device)
-    begins = {name.rstrip(b"\0").decode() for _, name, _ in known}
+    begins = {name.rstrip(b"\0").decode() for _, name in known}
     predicted = predicted_times(problem, machine)
     if not on_device:
         predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,7 @@ from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce, takes_samples
 from sparseallreduce.algorithms.choose import is_worth_a_sample, rounded
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.overlap import Overlap, sample_bytes
+from sparseallreduce.algorithms.overlap import Overlap, sample_bytes, share_records
 from sparseallreduce.algorithms.steps import Schedule, Share
 from sparseallreduce.runtime.collectives import DIRECT_RANKS, has_native_sum, takes_collective
 from sparseallreduce.runtime.overlaps import REMEMBERED
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Signature"]
 
 _REMEMBERED = 256  # choices
-_LENGTH = struct.Struct("<I")
 _NOTED = 9  # bytes of a note of what is remembered
 _ROUNDS = 50  # of short messages that other messages have to take as long as, before the ranks exchange notes in messages of their own
 
@@ -149,8 +147,7 @@ class Signature(Work):
         notes: list[bytes] = yield Share(ours if ours[:1] == REMEMBERED else bytes(_NOTED))
         if notes[0][:1] != REMEMBERED or any(note != notes[0] for note in notes):
             ours = overlaps.sample(stream) if ours[:1] == REMEMBERED else ours
-            padded: list[bytes] = yield Share(_LENGTH.pack(len(ours)) + ours.ljust(1 + sample_bytes(stream.size), b"\0"))
-            notes = [note[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(note)[0]] for note in padded]
+            notes = yield from share_records(ours, 1 + sample_bytes(stream.size))
         return (yield from self._reviewed(stream, entries, overlaps.learn(self.digest, notes, stream.size)))
 
     def note(self, stream: SparseStream | None) -> bytes:
