@@ -13,7 +13,7 @@ a rank receives the least in both phases together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
 from sparseallreduce.streams.partition import boundaries, parts_of
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["MOST_POSITIONS", "QUANTILES", "UNIT", "Cutter", "Figures", "Parts", "Spread", "bounds_of", "quantile_places"]
+__all__ = ["MOST_POSITIONS", "QUANTILES", "UNIT", "Cutter", "Figures", "Parts", "Spread", "bounds_of", "nearest_cut", "quantile_places"]
 
 QUANTILES = 64  # of a rank
 MOST_POSITIONS = 1 << 40  # up to which products of positions and shares are 64-bit integers
@@ -50,6 +50,7 @@ class Parts(NamedTuple):
 
     bounds: tuple[int, ...]
     figures: Figures = Figures()
+    even: Figures = Figures()  # of equal widths
 
 
 def quantile_places(count: int, rank: int, ranks: int) -> Counts:
@@ -61,6 +62,21 @@ def quantile_places(count: int, rank: int, ranks: int) -> Counts:
     fractions = 2 * ranks * np.arange(QUANTILES, dtype=np.int64) + 2 * rank + 1
     whole, rest = divmod(count, 2 * ranks * QUANTILES)
     return fractions * whole + fractions * rest // (2 * ranks * QUANTILES)
+
+
+def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
+    """Return those of some places, given how much lies below each, that cut all in parts as equal as possible.
+
+    Where places were counted, as by Ok-Topk (section 3.1.1), and nothing is known of what lies between.
+
+    >>> nearest_cut({0: 0, 10: 90, 40: 130, 100: 200}, 2)
+    [0, 10, 100]
+    """
+    places, counts = zip(*sorted(below.items()), strict=True)
+    wanted = np.arange(1, parts) * counts[-1] // parts
+    after = np.maximum(np.searchsorted(counts, wanted), 1)
+    nearer = np.take(counts, after) - wanted < wanted - np.take(counts, after - 1)
+    return [0, *(places[at] for at in np.where(nearer, after, after - 1).tolist()), places[-1]]
 
 
 def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None) -> Sequence[int]:
@@ -172,16 +188,21 @@ class Spread:
             fullest, waited = each[0].max(axis=1).tolist(), _waited(each[2]).tolist()
             return each, [max(most * put_in, sent) + last * left for most, last in zip(fullest, waited, strict=True)]
 
+        def figures_of(each: Counts) -> Figures:
+            """Of one cut, from what lies in its parts."""
+            fullest = (each[:2].max(axis=1) * parts / UNIT).tolist()
+            return Figures(*(max(1.0, figure) for figure in (*fullest, int(_waited(each[2:])[0]) / evenly)))
+
         each, costs = costing(even[np.newaxis])
-        chosen, least = even, max(UNIT // parts * put_in, sent) + evenly * left
+        chosen, evens = even, figures_of(each[:, 0])
+        least = max(UNIT // parts * put_in, sent) + evenly * left
         if costs[0] * _EVEN[1] > least * _EVEN[0]:
             mixed = [(_MIXTURES - mixture) * below[0] + mixture * gathered for mixture in range(_MIXTURES + 1)]
             bounds = np.stack([even, *(_cut(places, each, parts) for each in mixed)])
             each, costs = costing(bounds)
             best = costs.index(min(costs))
             chosen, each = bounds[best], each[:, best : best + 1]
-        figures = *(each[:2, 0].max(axis=1) * parts / UNIT).tolist(), int(_waited(each[2])[0]) / evenly
-        return Parts(tuple(chosen.tolist()), Figures(*(max(1.0, figure) for figure in figures)))
+        return Parts(tuple(chosen.tolist()), figures_of(each[:, 0]), evens)
 
 
 def _below(weights: Counts) -> Counts:

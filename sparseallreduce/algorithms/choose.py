@@ -136,11 +136,13 @@ def informed(problem: Problem, overlap: Overlap) -> Problem:
     problem, spread = problem._replace(union=overlap.union), overlap.spread
     if spread is None:
         return problem
+    blocks = spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes)
     return problem._replace(
         lopsided=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
         crowding=spread.crowding,
         parts=spread.parts(0, problem.size, problem.ranks).figures,
-        blocks=spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes).figures,
+        blocks=blocks.figures,
+        even_blocks=blocks.even,
         host_parts=spread.parts(0, problem.size, problem.lanes).figures,
     )
 

@@ -102,6 +102,7 @@ class Problem(NamedTuple):
     crowding: tuple[float, float] = (1.0, 1.0)  # as of Spread: of the entries of a rank, and of the sum
     parts: Figures = Figures()  # where the index space is cut for all ranks
     blocks: Figures = Figures()  # the same for dense blocks
+    even_blocks: Figures = Figures()  # and for those of equal widths
     host_parts: Figures = Figures()  # and for those of a host
     local: int = 1  # ranks next to each other that are on one host
     hosts: int = 1
@@ -461,8 +462,10 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     time = 0.0
     if group * groups < problem.ranks:
         time += step_time(problem, machine, problem.ranks, k, size, pair_time(problem, machine, k, size))
-    work = _block_time(problem, machine, group)
-    time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
+    parts = problem.even_blocks
+    work = parts.entries * _block_time(problem, machine, group)
+    fullest = max(parts.entries, problem.lopsided)
+    time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work, fullest)
     halved = size / group
     while groups > 1:
         halved /= 2
@@ -470,7 +473,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
         time += machine.alpha + nbytes * machine.beta + _copied(problem, machine, nbytes, nbytes)
         time += machine.dense_pass(halved, nbytes, problem.on_device)
         groups //= 2
-    return time + _dense_gather(problem, machine)
+    return time + _dense_gather(problem, machine, parts.gathered)
 
 
 def outer_problem(problem: Problem) -> Problem:
@@ -491,6 +494,7 @@ def outer_problem(problem: Problem) -> Problem:
         lanes=1,
         parts=Figures(),
         blocks=Figures(),
+        even_blocks=Figures(),
         host_parts=Figures(),
     )
 

@@ -90,13 +90,13 @@ def test_parts_cover_the_range_and_what_is_expected_of_them_comes_true(kind, ran
     union = np.unique(positions)
     for lo, hi in ((0, SIZE), (5000, 90_001), (SIZE // 3, SIZE // 3 + 1), (7, 7)):
         for dense_bits in (0, 32):
-            bounds, figures = spread.parts(lo, hi, ranks, dense_bits)
+            bounds, figures, _ = spread.parts(lo, hi, ranks, dense_bits)
             assert (bounds[0], bounds[-1], len(bounds)) == (lo, hi, ranks + 1)
             assert all(low <= high for low, high in pairwise(bounds))
             assert min(figures) >= 1.0
             assert spread.cutter(dense_bits)(lo, hi, ranks) is bounds
     if kind not in ("one place", "the ends"):
-        bounds, figures = spread.parts(0, SIZE, ranks)
+        bounds, figures, _ = spread.parts(0, SIZE, ranks)
         fullest = np.histogram(positions, bounds)[0].max() * ranks / len(positions)
         assert figures.entries == pytest.approx(fullest, rel=0.15)
         assert spread.union == pytest.approx(len(union), rel=0.15)
@@ -153,7 +153,7 @@ def test_any_spread_is_cut_without_overflow(places, weight, share, parts, dense_
     weights, shares = np.arange(1, count + 1) * weight, np.full(count, share)
     with np.errstate(all="raise"):
         spread = Spread(size, np.array(places), weights, shares, weight)
-        bounds, figures = spread.parts(0, size, parts, dense_bits)
+        bounds, figures, _ = spread.parts(0, size, parts, dense_bits)
         assert all(0.0 < share <= 1.0 for share in spread.crowding)
     assert (bounds[0], bounds[-1]) == (0, size) and all(low <= high for low, high in pairwise(bounds))
     assert max(figures) <= parts * 1.01
