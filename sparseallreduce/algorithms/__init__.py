@@ -29,6 +29,7 @@ class Algorithm(NamedTuple):
     dense_steps: tuple[type, ...] = ()  # DenseAllreduce, DenseAllgather: those that it takes
     options: Mapping[str, Callable[[Any], bool]] = {}  # the check of each
     by_hosts: bool = False  # whether it is told which ranks are on which host, and which algorithms there are
+    cuts: str = ""  # how it gathers the parts of the index space, "sparse" or "dense", if it can be told where to cut that
 
 
 #: Those that take all ranks for alike.
@@ -36,9 +37,9 @@ FLAT: dict[str, Algorithm] = {
     "dense": Algorithm(dense, (DenseAllreduce,)),
     "allgather": Algorithm(allgather),
     "ssar_recursive_doubling": Algorithm(ssar_recursive_doubling),
-    "ssar_split_allgather": Algorithm(ssar_split_allgather),
-    "ssar_ring": Algorithm(ssar_ring),
-    "dsar_split_allgather": Algorithm(dsar_split_allgather, (DenseAllgather,)),
+    "ssar_split_allgather": Algorithm(ssar_split_allgather, cuts="sparse"),
+    "ssar_ring": Algorithm(ssar_ring, cuts="sparse"),
+    "dsar_split_allgather": Algorithm(dsar_split_allgather, (DenseAllgather,), cuts="dense"),
     "dsar_early_switch": Algorithm(
         dsar_early_switch, (DenseAllgather,), {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}
     ),
@@ -51,6 +52,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         hierarchical,
         options={"inner": lambda value: value in (AUTO, SPLIT, *FLAT), "outer": lambda value: value in (AUTO, *FLAT)},
         by_hosts=True,
+        cuts="sparse",
     ),
     "dense_torus": Algorithm(dense_torus, by_hosts=True),
 }

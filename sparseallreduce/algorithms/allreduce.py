@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO, FLAT, Hosts, checked_options
+from sparseallreduce.algorithms import ALGORITHMS, AUTO, FLAT, Algorithm, Hosts, checked_options
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.algorithms.choose import choose, choose_levels, problem_of
+from sparseallreduce.algorithms.choose import choose, choose_levels, dense_bits, problem_of
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import Overlap
 from sparseallreduce.algorithms.staging import staged
@@ -24,7 +24,7 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import INDEX_NAMES, VALUE_NAMES, Encoding, decoded
 
-__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "operator_term"]
+__all__ = ["Call", "allreduce", "arguments_of", "checked", "make_call", "memory_term", "operator_term", "takes_samples"]
 
 
 class Call(NamedTuple):
@@ -84,12 +84,26 @@ def allreduce(
         if ALGORITHMS[name].by_hosts:
             levels = choose_levels(problem, machine) if ALGORITHMS[name].options else {}
             levels |= {level: chosen for level, chosen in options.items() if chosen != AUTO}
-            options = {**levels, "hosts": hosts, "run": {flat: algorithm.run for flat, algorithm in FLAT.items()}}
-    schedule = ALGORITHMS[name].run(reduction.enter(call.stream), rank, ranks, reduction, **options)
+            flat = {each: _cutting(algorithm, call.stream, overlap) for each, algorithm in FLAT.items()}
+            options = {**levels, "hosts": hosts, "run": flat}
+    run = _cutting(ALGORITHMS[name], call.stream, overlap)
+    schedule = run(reduction.enter(call.stream), rank, ranks, reduction, **options)
     if call.stream.on_device:
         schedule = staged(schedule, array_module(call.stream._stored), call.encoding.is_exact, call.stream.dtype)
     result = decoded((yield from schedule))
     return reduction.leave(result.copy() if result.overlaps(call.stream) else result)
+
+
+def takes_samples(algorithm: str) -> bool:
+    """Return whether an algorithm, or which is taken by "auto", depends on where the ranks' entries lie."""
+    return algorithm == AUTO or ALGORITHMS[algorithm].cuts != ""
+
+
+def _cutting(algorithm: Algorithm, stream: SparseStream, overlap: Overlap | None) -> Callable[..., Schedule]:
+    """The generator function of an algorithm, told where to cut the index space if it does, and it is known where the entries lie."""
+    if overlap is None or overlap.spread is None or not algorithm.cuts:
+        return algorithm.run
+    return partial(algorithm.run, cut=overlap.spread.cutter(dense_bits(stream) if algorithm.cuts == "dense" else 0))
 
 
 def arguments_of(call: Call) -> tuple[tuple[str, str], ...]:

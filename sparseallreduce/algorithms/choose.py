@@ -13,8 +13,19 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire import Encoding
 
-__all__ = ["choose", "choose_levels", "choose_shortcut", "predicted_times", "problem_of", "rounded"]
+__all__ = [
+    "choose",
+    "choose_levels",
+    "choose_shortcut",
+    "dense_bits",
+    "informed",
+    "is_worth_a_sample",
+    "predicted_times",
+    "problem_of",
+    "rounded",
+]
 
+_LONG = 3e-4  # seconds that the entries of all other ranks take to arrive, from which on samples are worth their time
 # In the order of preference among equals.
 _CANDIDATES = (
     "ssar_recursive_doubling",
@@ -62,6 +73,21 @@ def choose_levels(problem: Problem, machine: Machine) -> dict[str, str]:
     return {"inner": SPLIT, "outer": choose(outer, machine) if outer.ranks > 1 else _CANDIDATES[0]}
 
 
+def is_worth_a_sample(stream: SparseStream, entries: float, ranks: int, machine: Machine, all_near: bool) -> bool:
+    """Return whether ranks with so many entries tell each other where these lie before they choose an algorithm for streams like this one.
+
+    They do between hosts, where what they receive is expected to take some times as long as to make samples and to read those of others.
+    """
+    if all_near or ranks < 2 or stream.on_device:
+        return False
+    return (ranks - 1) * entries * (stream.dtype.itemsize * (stream.width or 1) + 1) * machine.beta >= _LONG
+
+
+def dense_bits(stream: SparseStream) -> int:
+    """Return the bits of a value, or of a row, of a dense block of such streams."""
+    return 8 * stream.dtype.itemsize * (stream.width or 1)
+
+
 def problem_of(
     stream: SparseStream,
     entries: float,
@@ -87,22 +113,37 @@ def problem_of(
     hosts : Hosts, optional
         Where the ranks are; by default nothing is known of it.
     """
-    return Problem(
+    problem = Problem(
         entries=rounded(entries),
         size=stream.size,
         ranks=ranks,
         value_bytes=stream.dtype.itemsize * (stream.width or 1),
         index_bytes=index_dtype(stream.size).itemsize,
         switch_density=reduction.switch_density,
-        sent_bytes=encoding.value_bytes(stream.dtype.itemsize) * (stream.width or 1),
+        sent_bytes=None if encoding.is_exact else encoding.value_bytes(stream.dtype.itemsize) * (stream.width or 1),
         index_codec=encoding.index_codec,
-        union=() if overlap is None else overlap.union,
-        imbalance=1.0 if overlap is None else overlap.imbalance,
         local=1 if hosts is None else hosts.in_a_row,
         hosts=1 if hosts is None else len(hosts.members),
         lanes=1 if hosts is None else hosts.lanes,
         share_memory=False if hosts is None else hosts.share_memory,
         on_device=stream.on_device,
+    )
+    return problem if overlap is None else informed(problem, overlap)
+
+
+def informed(problem: Problem, overlap: Overlap) -> Problem:
+    """The same, of which it is known how the sets overlap, and where they lie."""
+    problem, spread = problem._replace(union=overlap.union), overlap.spread
+    if spread is None:
+        return problem
+    blocks = spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes)
+    return problem._replace(
+        lopsided=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
+        crowding=spread.crowding,
+        parts=spread.parts(0, problem.size, problem.ranks).figures,
+        blocks=blocks.figures,
+        even_blocks=blocks.even,
+        host_parts=spread.parts(0, problem.size, problem.lanes).figures,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sparseallreduce.algorithms.boundaries import Figures
 from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
 from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
@@ -97,7 +98,12 @@ class Problem(NamedTuple):
     sent_bytes: float | None = None  # of a value on its way, where a value codec makes it another
     index_codec: str = "auto"  # as in allreduce
     union: tuple[tuple[int, float], ...] = ()  # (m, entries of the sum of m ranks' streams for each that they put in); else uniform
-    imbalance: float = 1.0  # entries in the fullest of P parts of the index space for each in a part of mean size
+    lopsided: float = 1.0  # entries of the rank with most for each of a rank on average
+    crowding: tuple[float, float] = (1.0, 1.0)  # as of Spread: of the entries of a rank, and of the sum
+    parts: Figures = Figures()  # where the index space is cut for all ranks
+    blocks: Figures = Figures()  # the same for dense blocks
+    even_blocks: Figures = Figures()  # and for those of equal widths
+    host_parts: Figures = Figures()  # and for those of a host
     local: int = 1  # ranks next to each other that are on one host
     hosts: int = 1
     lanes: int = 1  # ranks of the smallest host
@@ -114,6 +120,21 @@ class Problem(NamedTuple):
         """phi: entries above which a stream on ``extent`` positions is dense (thesis section 4.1.2)."""
         limit = extent * self.value_bytes / (self.value_bytes + self.index_bytes)
         return limit if self.switch_density is None else min(limit, extent * self.switch_density)
+
+    def crowded(self, density: float) -> float:
+        """The share of a range on which as many entries at random are as far apart as those of a stream of this density."""
+        of_rank, of_sum = self.crowding
+        if of_rank == of_sum == 1.0:
+            return 1.0
+        low, high = self.entries, self.held(self.ranks)
+        place = (density * self.size - low) / (high - low) if high > low else 0.0
+        return of_rank + min(max(place, 0.0), 1.0) * (of_sum - of_rank)
+
+    def fullest(self, ranks: int) -> float:
+        """How many times as many entries as others the group of so many ranks has to which the rank with most belongs."""
+        if self.lopsided == 1.0:
+            return 1.0
+        return (self.lopsided + (ranks - 1) * (self.ranks - self.lopsided) / (self.ranks - 1)) / ranks
 
     def held(self, ranks: int) -> float:
         """Expected entries of the sum of the streams of so many ranks."""
@@ -161,7 +182,10 @@ def transfer(problem: Problem, machine: Machine, entries: float, extent: float, 
     if entries <= 0 or extent <= 0:
         return Transfer(0.0, 0.0)
     density = min(entries / extent, 1.0)
-    codec = Encoding(problem.index_codec).index_codec_at(density, problem.index_bytes, machine.beta)
+    crowded = min(density / problem.crowded(density), 1.0)
+    # A message of the whole range is taken for one of entries as far apart as on average, until its gaps are written.
+    codec = Encoding(problem.index_codec).index_codec_at(crowded if extent < problem.size else density, problem.index_bytes, machine.beta)
+    density = crowded if extent < problem.size or codec is GAPS else density
     seconds = machine.codec * codec.seconds / GAPS.seconds
     return Transfer(entries * (sent + codec.bytes_each(density, problem.index_bytes)), entries * seconds)
 
@@ -310,12 +334,23 @@ def concatenation_time(problem: Problem, machine: Machine, entries: float, exten
     return _merge_time(problem, machine, entries * problem.ranks / 2)
 
 
-def gather_time(problem: Problem, machine: Machine, entries: float, extent: float, dense: bool = False) -> float:
-    """Of the allgather by recursive doubling, from far to near, or by dissemination, of a stream of each rank."""
+def gather_time(
+    problem: Problem,
+    machine: Machine,
+    entries: float,
+    extent: float,
+    dense: bool = False,
+    fullest: Callable[[int], float] = lambda _: 1.0,
+) -> float:
+    """Of the allgather by recursive doubling, from far to near, or by dissemination, of a stream of each rank.
+
+    ``fullest`` is how many times as many entries as others the streams of some ranks have, where they have most.
+    """
     time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:
         distance = problem.ranks // (2 * held) if core == problem.ranks else held
-        time += step_time(problem, machine, distance, entries, extent, streams=min(held, problem.ranks - held), dense=dense)
+        streams = min(held, problem.ranks - held)
+        time += step_time(problem, machine, distance, entries, extent, streams=fullest(streams) * streams, dense=dense)
         held *= 2
     return time
 
@@ -330,7 +365,7 @@ def _dense(problem: Problem, machine: Machine) -> float:
 
 
 def _allgather(problem: Problem, machine: Machine) -> float:
-    return gather_time(problem, machine, problem.entries, problem.size) + tree_time(problem, machine, 1)
+    return gather_time(problem, machine, problem.entries, problem.size, fullest=problem.fullest) + tree_time(problem, machine, 1)
 
 
 def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
@@ -341,27 +376,27 @@ def _ssar_recursive_doubling(problem: Problem, machine: Machine) -> float:
         time += step_time(problem, machine, core, k, size, pair_time(problem, machine, k, size))
         time += step_time(problem, machine, core, problem.held(problem.ranks), size)
     for distance in halvings(core):
-        held = problem.held(core // (2 * distance))
+        held = problem.fullest(core // (2 * distance)) * problem.held(core // (2 * distance))
         time += step_time(problem, machine, distance, held, size, pair_time(problem, machine, held, size))
     return time
 
 
-def split_time(problem: Problem, machine: Machine, work: float) -> float:
-    """The split phase, and the work on what arrives."""
+def split_time(problem: Problem, machine: Machine, work: float, fullest: float = 1.0) -> float:
+    """The split phase, and the work on what arrives; ``fullest`` is how many times the entries of a mean part come to the fullest."""
     ranks = problem.ranks
     if ranks == 1:
         return work
-    entries, extent = problem.imbalance * problem.entries / ranks, problem.size / ranks
+    entries, extent = problem.entries / ranks, problem.size / ranks
     if problem.entries > problem.limit(problem.size):
-        entries = extent
+        entries, fullest = extent, 1.0
     near = problem.local - 1
-    time = near * step_time(problem, machine, 1, entries, extent) if near else 0.0
+    time = near * step_time(problem, machine, 1, fullest * entries, fullest * extent) if near else 0.0
     far = ranks - 1 - near
     if far:
         each = transfer(problem, machine, entries, extent)
-        all_of_them = Transfer(far * each.nbytes, far * each.coding)
+        all_of_them = Transfer(far * fullest * each.nbytes, far * fullest * each.coding)
         overlapping = machine._replace(overlap=0.0) if problem.on_device else machine
-        nbytes = far * problem.bytes(entries, extent)
+        nbytes = far * fullest * problem.bytes(entries, extent)
         time += _copied(problem, machine, nbytes, nbytes, far)
         time += all_of_them.time(far * machine.alpha, machine.beta, overlapping, work)
     else:
@@ -370,33 +405,38 @@ def split_time(problem: Problem, machine: Machine, work: float) -> float:
 
 
 def _ssar_split_allgather(problem: Problem, machine: Machine) -> float:
-    extent = problem.size / problem.ranks
-    time = split_time(problem, machine, problem.imbalance * tree_time(problem, machine, problem.ranks))
+    parts, extent = problem.parts, problem.size / problem.ranks
+    work = parts.entries * tree_time(problem, machine, problem.ranks)
+    time = split_time(problem, machine, work, max(parts.entries, problem.lopsided))
     total = problem.held(problem.ranks) / problem.ranks
-    time += problem.imbalance * gather_time(problem, machine, total, extent)
+    time += gather_time(problem, machine, parts.gathered * total, parts.gathered * extent)
     return time + concatenation_time(problem, machine, total, extent)
 
 
 def _ssar_ring(problem: Problem, machine: Machine) -> float:
     ranks = problem.ranks
     entries, extent = problem.entries / ranks, problem.size / ranks
-    time = 0.0
+    time, parts = 0.0, problem.parts
+    problem = problem._replace(crowding=(1.0, 1.0))  # at each hop the part that takes most bytes is waited for, which is a wide one
     for hop in range(1, ranks):
-        partial = problem.imbalance * problem.held(hop) / ranks
-        time += step_time(problem, machine, ranks, partial, extent, pair_time(problem, machine, (partial + entries) / 2, extent))
+        partial = problem.held(hop) / ranks
+        fullest = parts.entries + (hop - 1) / (ranks - 1) * (parts.summed - parts.entries)
+        work = fullest * pair_time(problem, machine, (partial + entries) / 2, extent)
+        fullest *= problem.fullest(hop)
+        time += step_time(problem, machine, ranks, fullest * partial, fullest * extent, work)
     total = problem.held(ranks) / ranks
-    time += (ranks - 1) * step_time(problem, machine, ranks, problem.imbalance * total, extent)
+    time += (ranks - 1) * step_time(problem, machine, ranks, parts.summed * total, parts.summed * extent)
     return time + concatenation_time(problem, machine, total, extent)
 
 
-def _dense_gather(problem: Problem, machine: Machine) -> float:
-    """The allgather of dense blocks, and the vector that they make up; the fullest block is the longest message, up to its extent.
+def _dense_gather(problem: Problem, machine: Machine, gathered: float = 1.0) -> float:
+    """The allgather of dense blocks, and the vector that they make up; ``gathered`` as of Figures.
 
     All of it takes place on the host.
     """
-    extent = problem.size / problem.ranks
-    fullest = min(problem.imbalance * problem.held(problem.ranks) / problem.ranks, extent)
-    time = gather_time(problem._replace(on_device=False), machine, fullest, extent, dense=True)
+    extent = gathered * problem.size / problem.ranks
+    entries = min(gathered * problem.held(problem.ranks) / problem.ranks, extent)
+    time = gather_time(problem._replace(on_device=False), machine, entries, extent, dense=True)
     nbytes = problem.size * problem.value_bytes
     return time + _copied(problem, machine, nbytes / problem.ranks, nbytes) + machine.dense_pass(problem.size, nbytes)
 
@@ -410,8 +450,9 @@ def _block_time(problem: Problem, machine: Machine, parts: int) -> float:
 
 
 def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
-    work = _block_time(problem, machine, problem.ranks)
-    return split_time(problem, machine, work) + _dense_gather(problem, machine)
+    parts = problem.blocks
+    work = parts.entries * _block_time(problem, machine, problem.ranks)
+    return split_time(problem, machine, work, max(parts.entries, problem.lopsided)) + _dense_gather(problem, machine, parts.gathered)
 
 
 def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) -> float:
@@ -421,8 +462,10 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
     time = 0.0
     if group * groups < problem.ranks:
         time += step_time(problem, machine, problem.ranks, k, size, pair_time(problem, machine, k, size))
-    work = _block_time(problem, machine, group)
-    time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work)
+    parts = problem.even_blocks
+    work = parts.entries * _block_time(problem, machine, group)
+    fullest = max(parts.entries, problem.lopsided)
+    time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work, fullest)
     halved = size / group
     while groups > 1:
         halved /= 2
@@ -430,7 +473,7 @@ def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) 
         time += machine.alpha + nbytes * machine.beta + _copied(problem, machine, nbytes, nbytes)
         time += machine.dense_pass(halved, nbytes, problem.on_device)
         groups //= 2
-    return time + _dense_gather(problem, machine)
+    return time + _dense_gather(problem, machine, parts.gathered)
 
 
 def outer_problem(problem: Problem) -> Problem:
@@ -449,13 +492,17 @@ def outer_problem(problem: Problem) -> Problem:
         local=1,
         hosts=1,
         lanes=1,
+        parts=Figures(),
+        blocks=Figures(),
+        even_blocks=Figures(),
+        host_parts=Figures(),
     )
 
 
 def _hierarchical(problem: Problem, machine: Machine) -> float:
     outer = outer_problem(problem)
     each = max(1, round(problem.ranks / problem.hosts))
-    time = min(_MODELS[name](outer, machine) for name in _FLAT) if outer.ranks > 1 else 0.0
+    time, parts = min(_MODELS[name](outer, machine) for name in _FLAT) if outer.ranks > 1 else 0.0, problem.host_parts
     if each == 1:
         return time
     extent, total = problem.size / problem.lanes, problem.held(problem.ranks) / problem.lanes
@@ -464,11 +511,11 @@ def _hierarchical(problem: Problem, machine: Machine) -> float:
     time += _copied(problem, machine, problem.bytes(problem.entries, problem.size) + part, part + problem.lanes * part, 2)
     if problem.share_memory:  # as for the split in memory: written once, added up where it lies, and the result lies there for all
         wait = machine.alpha if machine.alpha_local is None else machine.alpha_local
-        copied = problem.entries + problem.imbalance * total
-        return time + 4 * wait + machine.gamma / 2 * copied + problem.imbalance * tree_time(here, machine, problem.lanes)
-    time += (each - 1) * step_time(here, machine, 1, problem.imbalance * problem.entries / problem.lanes, extent)
-    time += problem.imbalance * tree_time(here, machine, problem.lanes)
-    time += (each - 1) * step_time(here, machine, 1, problem.imbalance * total, extent)
+        copied = problem.entries + parts.summed * total
+        return time + 4 * wait + machine.gamma / 2 * copied + parts.entries * tree_time(here, machine, problem.lanes)
+    time += (each - 1) * step_time(here, machine, 1, parts.entries * problem.entries / problem.lanes, extent)
+    time += parts.entries * tree_time(here, machine, problem.lanes)
+    time += (each - 1) * step_time(here, machine, 1, parts.summed * total, extent)
     return time + concatenation_time(here._replace(ranks=problem.lanes), machine, total, extent)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
 from sparseallreduce.algorithms.exchange import exchange_parts
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
-from sparseallreduce.streams.partition import parts_of
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["DenseBlock", "dsar_split_allgather"]
 
 
-def dsar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
+def dsar_split_allgather(
+    stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None
+) -> Schedule:
     """As SSAR_Split_AlGa, where the sum is known to be too full for indices to pay.
 
     The algorithm has two steps:
@@ -24,8 +26,13 @@ def dsar_split_allgather(stream: SparseStream, rank: int, ranks: int, reduction:
 
     Latency ((P - 1) + log2 P) alpha; bandwidth from (P - 1)/P N beta to (k + (P - 1)/P N) beta, (P - 1)/P (k + N) beta expected
     for uniform indices (thesis table 3.1).
+
+    Parameters
+    ----------
+    cut : callable, optional
+        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths.
     """
-    bounds = parts_of(stream, ranks)
+    bounds = bounds_of(stream, ranks, cut)
     block = DenseBlock(reduction, ranks)
     yield from exchange_parts(stream, bounds, rank, 0, block.add)
     result: SparseStream = yield DenseAllgather((yield Quantise(block.result(), rank, rank)), tuple(pairwise(bounds)), reduction.op)

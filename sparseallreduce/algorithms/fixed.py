@@ -17,15 +17,18 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
+from sparseallreduce.algorithms.choose import informed
 from sparseallreduce.algorithms.cost import Machine, Problem, predicted_time
 from sparseallreduce.algorithms.exchange import gather_parts, halvings, lower_power_of_two
 from sparseallreduce.algorithms.groups import on_group
 from sparseallreduce.algorithms.hierarchical import Hosts
-from sparseallreduce.algorithms.steps import Exchange, Layout, Quantise, Recv, RecvAny, Send, Share, Step
+from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_bytes, sample_of, share_records
+from sparseallreduce.algorithms.steps import Exchange, Layout, Quantise, Recv, RecvAny, Send, Step
 from sparseallreduce.streams import kernels, memory
 from sparseallreduce.streams.merging import Arriving, Merging
 from sparseallreduce.streams.operator import Operator
-from sparseallreduce.streams.partition import boundaries, split
+from sparseallreduce.streams.partition import split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 from sparseallreduce.streams.wire import decoded
@@ -197,8 +200,8 @@ class Doubling:
 class Split:
     """A reduce-scatter: the index space is cut in parts, and what is on each goes straight to a rank, which adds it up."""
 
-    def __init__(self, place: int, ranks: int, parts: int, kind: Kind) -> None:
-        self._place, self._ranks, self._parts, self._kind = place, ranks, parts, kind
+    def __init__(self, place: int, ranks: int, parts: int, kind: Kind, cut: Cutter | None = None) -> None:
+        self._place, self._ranks, self._parts, self._kind, self._cut = place, ranks, parts, kind, cut
 
     def _others(self) -> list[int]:
         """The ranks with parts, starting behind ourselves, so that no rank is sent everything at once."""
@@ -206,7 +209,8 @@ class Split:
         return [other for other in turn if other != self._place]
 
     def configure(self, indices: Array, size: int) -> Steps:
-        parts = split(set_of(indices, size), boundaries(size, self._parts))
+        ours = set_of(indices, size)
+        parts = split(ours, bounds_of(ours, self._parts, self._cut))
         self._cuts = [0, *np.cumsum([part.stored for part in parts]).tolist()]
         for other in self._others():
             yield Send(other, parts[other])
@@ -283,7 +287,7 @@ class FixedSum:
         One of :data:`FIXED`.
     """
 
-    def __init__(self, algorithm: str, kind: Kind, rank: int, ranks: int, hosts: Hosts) -> None:
+    def __init__(self, algorithm: str, kind: Kind, rank: int, ranks: int, hosts: Hosts, cut: Cutter | None = None) -> None:
         self.algorithm, self._reduction = algorithm, Reduction(kind.op)
         everyone = tuple(range(ranks))
         # A stage, the ranks that it is among, our place with them, and whether values may be sent with loss there: not inside a host.
@@ -291,11 +295,12 @@ class FixedSum:
         if ranks > 1 and algorithm == "ssar_recursive_doubling":
             self._stages = [(Doubling(rank, ranks, kind), everyone, rank, True)]
         elif ranks > 1 and algorithm == "ssar_split_allgather":
-            self._stages = [(stage(rank, ranks, ranks, kind), everyone, rank, True) for stage in (Split, Gather)]
+            stages = Split(rank, ranks, ranks, kind, cut), Gather(rank, ranks, ranks, kind)
+            self._stages = [(stage, everyone, rank, True) for stage in stages]
         elif ranks > 1:
             host, place = hosts.place_of(rank)
             members, lanes = hosts.members[host], hosts.lanes
-            self._stages = [(Split(place, len(members), lanes, kind), members, place, False)]
+            self._stages = [(Split(place, len(members), lanes, kind, cut), members, place, False)]
             if place < lanes and len(hosts.members) > 1:
                 self._stages.append((Doubling(host, len(hosts.members), kind), hosts.lane(place), host, True))
             self._stages.append((Gather(place, len(members), lanes, kind), members, place, False))
@@ -342,15 +347,23 @@ def configured(
     machine : Machine, optional
     """
     hosts: Hosts = yield Layout()
-    if algorithm == "auto":
-        counts = [_COUNT.unpack(record)[0] for record in (yield Share(_COUNT.pack(len(indices))))]
-        algorithm = _fastest(sum(counts) / ranks, size, kind, ranks, machine or Machine(), hosts)
-    fixed = FixedSum(algorithm, kind, rank, ranks, hosts)
+    overlap, cut = None, None
+    if ranks > 1 and algorithm != FIXED[0]:
+        record = _COUNT.pack(len(indices)) + sample_of(set_of(indices, size), rank, ranks)
+        records = yield from share_records(record, _COUNT.size + sample_bytes(size))
+        entries = sum(_COUNT.unpack_from(each)[0] for each in records) / ranks
+        overlap = estimated([each[_COUNT.size :] for each in records], size)
+        cut = None if overlap is None or overlap.spread is None else overlap.spread.cutter()
+        if algorithm == "auto":
+            algorithm = _fastest(entries, size, kind, ranks, machine or Machine(), hosts, overlap)
+    fixed = FixedSum(FIXED[0] if algorithm == "auto" else algorithm, kind, rank, ranks, hosts, cut)
     yield from fixed.configure(indices, size)
     return fixed
 
 
-def _fastest(entries: float, size: int, kind: Kind, ranks: int, machine: Machine, hosts: Hosts) -> str:
+def _fastest(
+    entries: float, size: int, kind: Kind, ranks: int, machine: Machine, hosts: Hosts, overlap: Overlap | None
+) -> str:
     """By the model, for indices that take no bytes: dense forms then never pay."""
     problem = Problem(
         entries=entries,
@@ -363,6 +376,7 @@ def _fastest(entries: float, size: int, kind: Kind, ranks: int, machine: Machine
         hosts=len(hosts.members),
         lanes=hosts.lanes,
     )
+    problem = problem if overlap is None else informed(problem, overlap)
     names = FIXED if len(hosts.members) > 1 and hosts.lanes > 1 else FIXED[:2]
     return min(names, key=lambda name: predicted_time(name, problem, machine))
 

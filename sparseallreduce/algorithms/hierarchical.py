@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
 from sparseallreduce.algorithms.groups import on_group
 from sparseallreduce.algorithms.steps import HostGather, HostReduceScatter, Recv, RecvAny, Schedule, Send, Step
-from sparseallreduce.streams.partition import boundaries, concatenate, slice_range, split
+from sparseallreduce.streams.partition import concatenate, slice_range, split
 from sparseallreduce.streams.reduction import Reduction, Tree
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire import decoded
@@ -75,6 +76,7 @@ def hierarchical(
     run: Mapping[str, Any],
     inner: str = SPLIT,
     outer: str = "ssar_recursive_doubling",
+    cut: Cutter | None = None,
 ) -> Schedule:
     """Add up inside every host, and send the sums of hosts alone between them.
 
@@ -95,12 +97,14 @@ def hierarchical(
     inner : str
         "split", by which each of the L ranks adds a part up; or an algorithm by which all of them come to the whole sum of the host.
     outer : str
+    cut : callable, optional
+        Of the index space into L parts, by where the ranks' entries lie; by default they are of equal widths.
     """
     if ranks == 1:
         return stream
     host, place = hosts.place_of(rank)
     members, lanes = hosts.members[host], hosts.lanes
-    bounds = tuple(boundaries(stream.size, lanes))
+    bounds = tuple(bounds_of(stream, lanes, cut))
     if inner == SPLIT:
         part = yield HostReduceScatter(stream, members, bounds, reduction)
     else:

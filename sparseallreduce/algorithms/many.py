@@ -7,10 +7,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from sparseallreduce.algorithms import ALGORITHMS, AUTO, Hosts
+from sparseallreduce.algorithms import ALGORITHMS, Hosts
 from sparseallreduce.algorithms.agreement import STREAMS, Intent, digest_of
-from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, memory_term, operator_term
+from sparseallreduce.algorithms.allreduce import Call, allreduce, arguments_of, checked, memory_term, operator_term, takes_samples
+from sparseallreduce.algorithms.choose import is_worth_a_sample
 from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_bytes, sample_of, share_records
 from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.errors import StreamTypeError
 from sparseallreduce.streams.fusion import Fusion, fusion_of
@@ -19,6 +21,8 @@ from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["ListCall", "allreduce_list", "make_fused_call", "make_list_call"]
+
+_ONCE = 16  # times as long as for samples that are remembered, as which messages have to take
 
 
 class ListCall(NamedTuple):
@@ -68,15 +72,33 @@ def allreduce_list(
     """The reduced stream of each group, one after the other."""
     groups = len(call.fused)
     entries: list[Sequence[int]] = [()] * groups
+    overlaps: list[Overlap | None] = [None] * groups
     algorithm = call.call.algorithm
-    if groups and (algorithm == AUTO or ALGORITHMS[algorithm].by_hosts):
+    if groups and ranks > 1 and (takes_samples(algorithm) or ALGORITHMS[algorithm].by_hosts):
         layout = struct.Struct(f"<{groups}q")
         records: list[bytes] = yield Share(layout.pack(*[stream.stored for stream in call.fused]))
         entries = list(zip(*map(layout.unpack, records), strict=True))
+        if takes_samples(algorithm):
+            overlaps = yield from _overlaps(call, entries, rank, ranks, machine, hosts)
     results = []
     for group, reduction in enumerate(reductions):
-        results.append((yield from allreduce(call.of(group), entries[group], rank, ranks, machine, reduction, hosts=hosts)))
+        given = entries[group] or (call.fused[group].stored,)
+        results.append((yield from allreduce(call.of(group), given, rank, ranks, machine, reduction, overlaps[group], hosts)))
     return tuple(results)
+
+
+def _overlaps(
+    call: ListCall, entries: Sequence[Sequence[int]], rank: int, ranks: int, machine: Machine | None, hosts: Hosts | None
+) -> Generator[Step, Any, list[Overlap | None]]:
+    """What is known of each group's sets, of which samples are taken for this sum alone."""
+    machine, near, found = call.call.machine or machine or Machine(), hosts is None or len(hosts.members) == 1, []
+    for stream, counts in zip(call.fused, entries, strict=True):
+        overlap = None
+        if is_worth_a_sample(stream, sum(counts) / ranks / _ONCE, ranks, machine, near):
+            samples = yield from share_records(sample_of(stream, rank, ranks), sample_bytes(stream.size))
+            overlap = estimated(samples, stream.size)
+        found.append(overlap)
+    return found
 
 
 def _cut(fusion: Fusion, density: float | None, is_sum: bool, result: Any) -> list[SparseStream]:

@@ -1,98 +1,125 @@
-"""How much the index sets of the ranks overlap, from a sample of each that travels with the agreement.
+"""How much the index sets of the ranks overlap and where they lie, from a sample of each that travels with the agreement.
 
 A sample holds the indices whose hash is below a threshold, about 128 of them: of all indices, wherever they are, the same share. As the
 hash is the same on all ranks, what they have in common is in all of their samples (a KMV sketch, Beyer et al. 2007). From the smallest
-threshold follows the size of the union of any of them, with a standard error below 10 %.
+threshold follows the size of the union of any of them, with a standard error below 10 %. Some quantiles of the indices tell where they lie
+(:mod:`~sparseallreduce.algorithms.boundaries`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.partition import boundaries
+from sparseallreduce.algorithms.boundaries import MOST_POSITIONS, QUANTILES, UNIT, Spread, quantile_places
+from sparseallreduce.algorithms.steps import Share, Step
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["SAMPLE_BYTES", "Overlap", "estimated", "sample_of"]
+__all__ = ["Overlap", "estimated", "sample_bytes", "sample_of", "share_records"]
 
-_SAMPLE = 128  # indices
-_MOST = 256  # that are sent, should a hash bring so many together
-SAMPLE_BYTES = 8 + 8 * _MOST  # at most
+_SAMPLE, _SHARE = 128, 256  # indices of a rank, and one of so many if these are more, which other ranks then take of theirs, too
+_LARGEST, _IN_ALL = 512, 1 << 13  # indices of a rank at most, and of all of them
+_MOST = 640  # that are sent, should a hash bring more together
+_BLOCK = 64  # sampled positions next to each other that tell how much the sets overlap there
 _HASH = 1 << 32
 _FACTOR, _FACTOR_64 = np.uint32(2654435761), np.uint64(11400714819323198485)  # of Fibonacci hashing
-_THRESHOLD = struct.Struct("<Q")
-_SHARE = struct.Struct("<Id")
+_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<QQ")  # the threshold, which is zero for a dense stream, and the number of entries
 
 
 class Overlap(NamedTuple):
-    """What the ranks' sets have in common."""
+    """What the ranks' sets have in common, and where they lie."""
 
     union: tuple[tuple[int, float], ...]  # (m, entries of the union of m ranks' sets for each that they put in)
-    imbalance: float  # entries in the fullest of P equal parts of the index space for each in a part of mean size
+    spread: Spread | None  # where there are too many positions, they are not known to lie anywhere
 
-    def pack(self) -> bytes:
-        """Its bytes."""
-        return b"".join(_SHARE.pack(*pair) for pair in (*self.union, (0, self.imbalance)))
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> Overlap:
-        """The overlap of these bytes."""
-        *union, (_, imbalance) = _SHARE.iter_unpack(packed)
-        return cls(tuple(union), imbalance)
+    @property
+    def digest(self) -> bytes:
+        """What stands for it in eight bytes."""
+        return hashlib.blake2b(repr(self.union).encode() + (b"" if self.spread is None else self.spread.digest), digest_size=8).digest()
 
 
-def sample_of(stream: SparseStream) -> bytes:
-    """A sample of the indices of a sparse stream, which takes a pass over them.
+def sample_bytes(size: int) -> int:
+    """Return the most bytes of a sample of a stream of this size."""
+    return _HEADER.size + (QUANTILES + _MOST) * index_dtype(size).itemsize
 
-    >>> len(sample_of(SparseStream([1, 5, 7], [1.0, 1.0, 1.0], 100)))
-    20
+
+def sample_of(stream: SparseStream, rank: int, ranks: int) -> bytes:
+    """Return quantiles and a sample of the indices of a stream, which takes a pass over them if it is sparse.
+
+    >>> len(sample_of(SparseStream([1, 5, 7], [1.0, 1.0, 1.0], 100), 0, 2))
+    284
     """
+    if stream.is_dense:
+        return _HEADER.pack(0, stream.stored)
     indices = stream._entries()[0]
-    threshold = min(_HASH - 1, _HASH * _SAMPLE // max(len(indices), 1))
+    wanted = max(1, min(max(_SAMPLE, len(indices) // _SHARE), _LARGEST, _IN_ALL // ranks))
+    threshold = max(1, min(_HASH - 1, _HASH * wanted // max(len(indices), 1)))
     chosen = indices[_hashes(indices) < threshold][:_MOST]
-    return _THRESHOLD.pack(threshold) + chosen.tobytes()
+    quantiles = indices[quantile_places(len(indices), rank, ranks)] if len(indices) else indices
+    return _HEADER.pack(threshold, len(indices)) + quantiles.tobytes() + chosen.tobytes()
+
+
+def share_records(record: bytes, most: int) -> Generator[Step, Any, list[bytes]]:
+    """Return the records of all ranks, of different lengths up to ``most`` bytes."""
+    records: list[bytes] = yield Share(_LENGTH.pack(len(record)) + record.ljust(most, b"\0"))
+    return [each[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(each)[0]] for each in records]
 
 
 def estimated(samples: Sequence[bytes], size: int) -> Overlap | None:
-    """The overlap of the sets of which these are the samples, in the order of the ranks; None if there is nothing in them.
+    """Return what is known of the sets of which these are the samples, in the order of the ranks; None if that is nothing.
 
     Every rank computes the same: of counts, and IEEE 754's quotients.
     """
     dtype, ranks = index_dtype(size), len(samples)
-    threshold = min(_THRESHOLD.unpack_from(sample)[0] for sample in samples)
-    sets = [np.frombuffer(sample, dtype, offset=_THRESHOLD.size) for sample in samples]
+    thresholds, counts = zip(*map(_HEADER.unpack_from, samples), strict=True)
+    sparse = [rank for rank in range(ranks) if thresholds[rank] and counts[rank]]
+    if not sparse:
+        return None
+    threshold = min(thresholds[rank] for rank in sparse)
+    found = {rank: np.frombuffer(samples[rank], dtype, offset=_HEADER.size) for rank in sparse}
+    sets = [found[rank][QUANTILES:] if rank in found else np.empty(0, dtype) for rank in range(ranks)]
     sets = [chosen[_hashes(chosen) < threshold] for chosen in sets]
     positions, place = np.unique(np.concatenate(sets), return_inverse=True)
     if not len(positions):
         return None
     holds = np.zeros((ranks, len(positions)), np.bool_)
     holds[np.repeat(np.arange(ranks), [len(chosen) for chosen in sets]), place] = True
+    dense = np.array([not each for each in thresholds])
     widths = [1 << bit for bit in range(ranks.bit_length())]
     if widths[-1] != ranks:
         widths.append(ranks)
-    return Overlap(tuple((width, _union(holds, width)) for width in widths), _imbalance(holds, positions, size))
+    every = size * threshold // _HASH  # positions that would be sampled of a dense stream
+    union = tuple((width, _union(holds, dense, every, width)) for width in widths)
+    return Overlap(union, None if size > MOST_POSITIONS else _spread(found, counts, holds, positions, size))
 
 
-def _union(holds: NDArray[np.bool_], width: int) -> float:
+def _union(holds: NDArray[np.bool_], dense: NDArray[np.bool_], every: int, width: int) -> float:
     """Of groups of so many ranks next to each other."""
     groups = len(holds) // width
-    grouped = holds[: groups * width].reshape(groups, width, -1)
-    put_in = int(grouped.sum())
-    return int(grouped.any(axis=1).sum()) / put_in if put_in else 1.0
+    grouped, full = holds[: groups * width].reshape(groups, width, -1), dense[: groups * width].reshape(groups, width)
+    put_in = int(grouped.sum()) + every * int(full.sum())
+    left = int(grouped[~full.any(axis=1)].any(axis=1).sum()) + every * int(full.any(axis=1).sum())
+    return left / put_in if put_in else 1.0
 
 
-def _imbalance(holds: NDArray[np.bool_], positions: NDArray[Any], size: int) -> float:
-    """As far as chance alone does not make it."""
-    ranks = len(holds)
-    inner = np.array(boundaries(size, ranks)[1:-1], positions.dtype)
-    part = np.searchsorted(inner, positions, side="right")
-    counts = np.bincount(part, weights=holds.sum(axis=0), minlength=ranks)
-    fullest, mean = float(counts.max()), float(counts.sum()) / ranks
-    return max(1.0, (fullest - 2.5 * float(np.sqrt(fullest))) / mean)
+def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArray[np.bool_], positions: NDArray[Any], size: int) -> Spread:
+    """Of all ranks; those with dense streams have entries everywhere."""
+    everywhere = size * np.arange(1, 2 * QUANTILES, 2, dtype=np.int64) // (2 * QUANTILES)
+    of_ranks = [found[rank][:QUANTILES].astype(np.int64) if rank in found else everywhere for rank in range(len(counts)) if counts[rank]]
+    places, weights = np.concatenate(of_ranks), np.repeat([count for count in counts if count], QUANTILES)
+    if len(found) < len(of_ranks):
+        return Spread(size, places, weights, None, max(counts))
+    blocks = max(1, len(positions) // _BLOCK)
+    edges = np.arange(blocks + 1) * len(positions) // blocks
+    shares = np.diff(edges) * UNIT // np.add.reduceat(holds.sum(axis=0, dtype=np.int64), edges[:-1])
+    block = np.searchsorted(positions[edges[1:-1]], places, side="right")
+    return Spread(size, places, weights.astype(np.int64), shares[block], max(counts))
 
 
 def _hashes(indices: NDArray[Any]) -> NDArray[Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
 from sparseallreduce.algorithms.steps import Quantise, Schedule, Shift
 from sparseallreduce.streams.merging import Merging
-from sparseallreduce.streams.partition import concatenate, parts_of, split
+from sparseallreduce.streams.partition import concatenate, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["ssar_ring"]
 
 
-def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction) -> Schedule:
+def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, cut: Cutter | None = None) -> Schedule:
     """Partial sums of each part of the index space travel once around the ring, then the sums do.
 
     The algorithm has two steps:
@@ -21,11 +22,16 @@ def ssar_ring(stream: SparseStream, rank: int, ranks: int, reduction: Reduction)
 
     Latency 2 (P - 1) alpha; bandwidth from 2 (P - 1)/P k beta (the same k indices on all ranks) to (P - 1)/2 k + (P - 1) k beta
     (disjoint ones, where a partial sum grows by k/P at each of its hops); messages go to the nearest neighbour only.
+
+    Parameters
+    ----------
+    cut : callable, optional
+        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths.
     """
     if ranks == 1:
         return stream
     behind, ahead = (rank - 1) % ranks, (rank + 1) % ranks
-    parts = split(stream, parts_of(stream, ranks))
+    parts = split(stream, bounds_of(stream, ranks, cut))
     partial = parts[rank]
     for hop in range(1, ranks):
         partial = yield Quantise(partial, rank, hop)

@@ -78,7 +78,7 @@ class Channel:
         self.in_pieces = True  # whether those to other hosts do not
         self.assumed = 0.0  # seconds a byte, before anything is measured
         self.hosts = Hosts((tuple(range(self.ranks)),))  # those whose ranks may share memory
-        self.overlaps = Overlaps()
+        self.overlaps = Overlaps(self.rank, self.ranks)
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
         self.sequence = 0  # number of the last operation that has been called
         self.begun = 0  # of the last that has begun

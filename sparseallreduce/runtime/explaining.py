@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sparseallreduce.algorithms.allreduce import Call, make_call
 from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
 from sparseallreduce.algorithms.cost import Machine, Problem, copy_time, sent_bytes
-from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, estimated, sample_of
-from sparseallreduce.algorithms.steps import Share, Step
+from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_of, share_records
+from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.runtime.communicators import channel_of, resolve
 from sparseallreduce.runtime.launching import Telling, launch
 from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _ALONE = "alone"
-_RECORD = struct.Struct("<q16sI")  # entries, what would begin on this rank, bytes of the sample
+_RECORD = struct.Struct("<q16s")  # entries, and what would begin on this rank; the sample follows
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Explanation:
         Dimension of the vector.
     copies : dict of float
         Of the seconds expected, those of copies between a GPU and the host, by way; empty where streams lie on the host.
+    largest_part : float
+        Entries of all ranks that are expected in the fullest of the P parts into which a split cuts the index space, by where entries lie;
+        the mean is that of ``entries``. Zero where the ranks do not ask each other: inside one host, and on a GPU.
     """
 
     choice: str
@@ -62,12 +65,14 @@ class Explanation:
     entries: list[int]
     size: int
     copies: dict[str, float] = field(default_factory=dict)
+    largest_part: float = 0.0
 
     def __str__(self) -> str:
         share = self.union / self.size if self.size else 0.0
         lines = [
             f"auto takes {self.choice}: N = {self.size:,}, {sum(self.entries):,} entries on {len(self.entries)} ranks, "
             f"about {self.union:,.0f} in their sum ({share:.3%})",
+            *self._parts(),
             f"{'way':<26}{'expected':>12}{'      copies' if self.copies else ''}{'bytes in':>16}",
         ]
         for name, seconds in sorted(self.predicted.items(), key=lambda item: item[1]):
@@ -75,6 +80,12 @@ class Explanation:
             copied = f"{1e3 * self.copies[name]:>9.3f} ms" if self.copies else ""
             lines.append(f"{mark} {name:<24}{1e3 * seconds:>9.3f} ms{copied}{self.bytes[name]:>16,.0f}")
         return "\n".join(lines)
+
+    def _parts(self) -> list[str]:
+        if not self.largest_part:
+            return []
+        mean = sum(self.entries) / len(self.entries)
+        return [f"a split has {self.largest_part:,.0f} entries of all ranks in its largest part, {mean:,.0f} in the mean one"]
 
 
 def explain(
@@ -128,18 +139,19 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         "hosts": channel.hosts,
     }
     ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # which takes streams of the host
-    sample = b"" if stream.is_dense else sample_of(stream)
-    record = _RECORD.pack(stream.stored, ours.encode()[:16], len(sample)) + sample
-    records: list[bytes] = yield Share(record.ljust(_RECORD.size + SAMPLE_BYTES, b"\0"))
+    record = _RECORD.pack(stream.stored, ours.encode()[:16]) + sample_of(stream, channel.rank, ranks)
+    records = yield from share_records(record, _RECORD.size + sample_bytes(stream.size))
     known = [_RECORD.unpack_from(record) for record in records]
-    entries = [count for count, _, _ in known]
-    samples = [record[_RECORD.size : _RECORD.size + length] for record, (_, _, length) in zip(records, known, strict=True)]
-    overlap = estimated(samples, stream.size) if all(samples) else None
+    entries = [count for count, _ in known]
+    overlap = estimated([record[_RECORD.size :] for record in records], stream.size)
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
     problem = problem._replace(on_device=on_device)
-    # "auto" asks how the sets overlap between hosts alone: inside one, and on a GPU, it takes them for random.
-    considered = problem._replace(union=(), imbalance=1.0) if near or on_device else problem
-    begins = {name.rstrip(b"\0").decode() for _, name, _ in known}
+    # "auto" asks where entries lie between hosts alone: inside one, and on a GPU, it takes them for random.
+    considered, parts = problem, None if overlap is None or overlap.spread is None else overlap.spread.parts(0, stream.size, ranks)
+    if near or on_device:
+        considered, parts = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts), None
+        considered = considered._replace(on_device=on_device)
+    begins = {name.rstrip(b"\0").decode() for _, name in known}
     predicted = predicted_times(problem, machine)
     if not on_device:
         predicted |= beginning_times(stream, sum(entries) / ranks, ranks, reduction, machine, **shared)
@@ -154,6 +166,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         entries,
         stream.size,
         {name: copy_time(name, problem, machine) for name in predicted} if on_device else {},
+        0.0 if parts is None else parts.figures.entries * sum(entries) / ranks,
     )
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
-from sparseallreduce.algorithms.allreduce import Call, allreduce
-from sparseallreduce.algorithms.choose import rounded
+from sparseallreduce.algorithms.allreduce import Call, allreduce, takes_samples
+from sparseallreduce.algorithms.choose import is_worth_a_sample, rounded
 from sparseallreduce.algorithms.cost import Machine
-from sparseallreduce.algorithms.overlap import SAMPLE_BYTES, Overlap
+from sparseallreduce.algorithms.overlap import Overlap, sample_bytes, share_records
 from sparseallreduce.algorithms.steps import Schedule, Share
 from sparseallreduce.runtime.collectives import DIRECT_RANKS, has_native_sum, takes_collective
+from sparseallreduce.runtime.overlaps import REMEMBERED
 from sparseallreduce.runtime.predictions import byte_limits, dense_share, expected_beginning, uneven_beginning
 from sparseallreduce.runtime.shortcuts.base import Shortcut
 from sparseallreduce.runtime.shortcuts.dense_shared import DenseShared
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Signature"]
 
 _REMEMBERED = 256  # choices
-_LENGTH = struct.Struct("<I")
-_LONG = 1e-3  # seconds that messages take, from which on it pays to find out how the ranks' sets overlap
+_NOTED = 9  # bytes of a note of what is remembered
+_ROUNDS = 50  # of short messages that other messages have to take as long as, before the ranks exchange notes in messages of their own
 
 _EVEN = 1 / 8  # of the fewest entries of a rank, by which others may have more before each rank's choice is another
 
@@ -110,8 +110,8 @@ class Signature(Work):
         if self._call.algorithm == AUTO:
             self.learn(stream, entries)
         if any(notes):
-            return self._schedule(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
-        if self._asks(sum(entries) / len(entries)):
+            return self._reviewed(stream, entries, self._channel.overlaps.learn(self.digest, notes, stream.size))
+        if self._asks(stream, sum(entries) / len(entries)):
             return self._after_notes(stream, entries)
         return self._schedule(stream, entries, None)
 
@@ -120,31 +120,42 @@ class Signature(Work):
         reduction = Reduction(call.op, call.switch_density)
         return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.hosts)
 
-    def _asks(self, entries: float) -> bool:
-        """Whether the ranks, too many for notes with their records, exchange them first: where that takes a hundredth of the time."""
+    def _reviewed(self, stream: SparseStream, entries: Sequence[int], overlap: Overlap | None) -> Schedule:
+        """By what is known of the ranks' sets, which the result may show to hold no longer."""
+        result = yield from self._schedule(stream, entries, overlap)
+        if overlap is not None:
+            self._channel.overlaps.review(self.digest, result)
+        return result
+
+    def _worth(self, stream: SparseStream, entries: float) -> bool:
         channel, machine = self._channel, self._channel.machine
-        if machine is None or self._call.algorithm != AUTO or len(channel.near) == channel.ranks or channel.ranks <= DIRECT_RANKS:
+        if machine is None or not takes_samples(self._call.algorithm):
             return False
-        return entries * (self.itemsize + 1) * machine.beta > 100 * (SAMPLE_BYTES * machine.beta + machine.alpha)
+        return is_worth_a_sample(stream, entries, channel.ranks, machine, len(channel.near) == channel.ranks)
+
+    def _asks(self, stream: SparseStream, entries: float) -> bool:
+        """Whether the ranks, too many for notes with their records, exchange them first."""
+        channel, machine = self._channel, self._channel.machine
+        if channel.ranks <= DIRECT_RANKS or machine is None or not self._worth(stream, entries):
+            return False
+        received = (channel.ranks - 1) * entries * (self.itemsize + 1) * machine.beta
+        return received > _ROUNDS * (channel.ranks - 1).bit_length() * machine.alpha
 
     def _after_notes(self, stream: SparseStream, entries: Sequence[int]) -> Schedule:
+        """What all remember alike, or new samples of all ranks; then the sum."""
         overlaps = self._channel.overlaps
-        ours = b"" if stream.is_dense or self.on_device else overlaps.note(self.digest, stream)
-        padded: list[bytes] = yield Share(_LENGTH.pack(len(ours)) + ours.ljust(SAMPLE_BYTES + 1, b"\0"))
-        notes = [note[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(note)[0]] for note in padded]
-        overlap = overlaps.learn(self.digest, notes, stream.size) if any(notes) else None
-        return (yield from self._schedule(stream, entries, overlap))
+        ours = overlaps.note(self.digest, stream)
+        notes: list[bytes] = yield Share(ours if ours[:1] == REMEMBERED else bytes(_NOTED))
+        if notes[0][:1] != REMEMBERED or any(note != notes[0] for note in notes):
+            ours = overlaps.sample(stream) if ours[:1] == REMEMBERED else ours
+            notes = yield from share_records(ours, 1 + sample_bytes(stream.size))
+        return (yield from self._reviewed(stream, entries, overlaps.learn(self.digest, notes, stream.size)))
 
     def note(self, stream: SparseStream | None) -> bytes:
-        """How the sets of the ranks overlap, or a sample of ours, where the messages are expected to take long."""
-        channel, machine = self._channel, self._channel.machine
-        if stream is None or machine is None or stream.is_dense or self.on_device:
+        """Where our entries lie, or that we remember it of all ranks, where the messages are expected to take long enough."""
+        if stream is None or not self._worth(stream, stream.stored):
             return b""
-        if self._call.algorithm != AUTO or len(channel.near) == channel.ranks:
-            return b""
-        if (channel.ranks - 1) * stream.stored * (self.itemsize + 1) * machine.beta < _LONG:
-            return b""
-        return channel.overlaps.note(self.digest, stream)
+        return self._channel.overlaps.note(self.digest, stream)
 
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
         """Taking all ranks to have as many entries.

@@ -57,7 +57,7 @@ def check(results, streams):
 def test_the_ranks_choose_by_how_their_sets_overlap(world, streams):
     found = world.run(lambda rank: [rank.sar.allreduce(streams[rank.number], rank.comm) for _ in range(2)], RandomOrder(1, 0.05))
 
-    expected = estimated([sample_of(stream) for stream in streams], SIZE)
+    expected = estimated([sample_of(stream, rank, RANKS) for rank, stream in enumerate(streams)], SIZE)
     for rank in world.ranks:
         assert rank.known == [expected, expected]
     for number in range(2):
@@ -84,14 +84,16 @@ def test_some_block_and_some_do_not(world, streams):
     assert all(sorted(rank.known, key=str) == sorted(overlaps, key=str) for rank in world.ranks)
 
 
-def test_a_rank_that_is_dense_leaves_all_without_what_they_would_choose_by(world, streams):
+def test_a_rank_that_is_dense_says_so(world, streams):
     given = [*streams[:-1], sar.SparseStream.from_dense(streams[-1].to_dense() + np.float32(1))]
     assert given[-1].is_dense
 
     found = world.run(lambda rank: rank.sar.allreduce(given[rank.number], rank.comm))
 
     check(found, given)
-    assert all(rank.known == [None] for rank in world.ranks)
+    expected = estimated([sample_of(stream, rank, RANKS) for rank, stream in enumerate(given)], SIZE)
+    assert dict(expected.union)[RANKS] * sum(stream.stored for stream in given) == pytest.approx(SIZE, rel=0.1)
+    assert all(rank.known == [expected] for rank in world.ranks)
 
 
 @pytest.mark.parametrize("where", ["note", "learn"])
@@ -138,4 +140,4 @@ def test_a_sample_fits_in_what_travels():
     """However many hashes a set brings together."""
     indices = np.arange(1 << 20, dtype=np.uint64)
     chosen = indices[overlap._hashes(indices) < 1 << 20]
-    assert len(sample_of(sar.SparseStream(chosen, np.ones(len(chosen), np.float32), 1 << 40))) <= overlap.SAMPLE_BYTES
+    assert len(sample_of(sar.SparseStream(chosen, np.ones(len(chosen), np.float32), 1 << 40), 0, 2)) <= overlap.sample_bytes(1 << 40)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparseallreduce.algorithms.boundaries import nearest_cut
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.reducers.oktopk.consensus import total
 from sparseallreduce.streams import kernels
@@ -93,7 +94,7 @@ def rebalanced(
         if known.keys() >= set(places):
             break
         known |= yield from _counted(indices, places, k, rank, ranks)
-        bounds = _quantiles(known, ranks)
+        bounds = nearest_cut(known, ranks)
         sums += 1
     return bounds
 
@@ -113,19 +114,6 @@ def _counted(indices: NDArray[Any], places: Bounds, k: int, rank: int, ranks: in
 def _fullest(known: dict[int, int], bounds: Bounds) -> int:
     """The most entries that a region has."""
     return max(known[hi] - known[lo] for lo, hi in pairwise(bounds))
-
-
-def _quantiles(known: dict[int, int], parts: int) -> Bounds:
-    """Those places, of which it is known how much lies below, that cut all in parts as equal as possible.
-
-    >>> _quantiles({0: 0, 10: 90, 40: 130, 100: 200}, 2)
-    [0, 10, 100]
-    """
-    places, below = zip(*sorted(known.items()))
-    wanted = np.arange(1, parts) * below[-1] // parts
-    after = np.maximum(np.searchsorted(below, wanted), 1)
-    nearer = np.take(below, after) - wanted < wanted - np.take(below, after - 1)
-    return [0, *(places[at] for at in np.where(nearer, after, after - 1).tolist()), places[-1]]
 
 
 def _places(known: dict[int, int], parts: int) -> Bounds:

@@ -8,7 +8,7 @@ from typing import Any
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import StreamError
-from sparseallreduce.runtime.simulator.agreement import expect_agreement
+from sparseallreduce.runtime.simulator.agreement import expect_agreement, overlap_of
 from sparseallreduce.runtime.simulator.delivery import Chooser
 from sparseallreduce.runtime.simulator.engine import run
 from sparseallreduce.runtime.simulator.lossy import SimulatedReducer, simulate_reducers
@@ -98,7 +98,8 @@ def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, 
     """One for each rank; where the algorithm is "auto", it is chosen for this network."""
     hosts = network.layout(len(calls))
     machine = machine_of(network, len(calls) / len(hosts.members))
-    return [allreduce(call, entries, rank, len(calls), machine, reductions[rank], None, hosts) for rank, call in enumerate(calls)]
+    overlap = overlap_of(calls, machine, hosts)
+    return [allreduce(call, entries, rank, len(calls), machine, reductions[rank], overlap, hosts) for rank, call in enumerate(calls)]
 
 
 def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:

@@ -1,0 +1,252 @@
+"""Cut the index space into parts that cost their ranks about as much, by what is known of where the ranks' entries lie.
+
+A rank tells the others some quantiles of its positions, those of every 64th part of its entries, each rank beginning at another, so that
+ranks whose sets are alike name different positions. From all of them follows how many entries lie below any position, and from the
+positions that they sample (:mod:`~sparseallreduce.algorithms.overlap`) how many of these are left in the sum. All is computed in integers,
+so that every rank finds the same boundaries.
+
+A part costs its rank the entries that it receives and adds up, and then all ranks its share of the sum. Where sets are skewed no cut makes
+both equal: frequent positions bring many entries, and few of the sum. So some mixtures of the two are tried, and that one is taken by which
+a rank receives the least in both phases together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
+from sparseallreduce.streams.partition import boundaries, parts_of
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["MOST_POSITIONS", "QUANTILES", "UNIT", "Cutter", "Figures", "Parts", "Spread", "bounds_of", "nearest_cut", "quantile_places"]
+
+QUANTILES = 64  # of a rank
+MOST_POSITIONS = 1 << 40  # up to which products of positions and shares are 64-bit integers
+UNIT = 1 << 20  # of which shares of all entries are counted
+_MIXTURES = 4  # quarters of the sum's entries in a mixture
+_EVEN = 27, 25  # what equal widths may cost for what parts that are all alike would: 1.08, which is the noise of the samples
+_BINS = 64  # of as many entries each, in which positions are taken for uniformly random
+
+Counts: TypeAlias = NDArray[np.int64]
+Cutter: TypeAlias = Callable[[int, int, int], Sequence[int]]  # from a range and a number of parts to their bounds
+
+
+class Figures(NamedTuple):
+    """What is expected of a cut: how many times as much as if all parts were alike."""
+
+    entries: float = 1.0  # that come to the fullest part
+    summed: float = 1.0  # entries in the sum of the fullest part
+    gathered: float = 1.0  # bytes that the slowest rank waits for in an allgather of the sums
+
+
+class Parts(NamedTuple):
+    """A cut of a range."""
+
+    bounds: tuple[int, ...]
+    figures: Figures = Figures()
+    even: Figures = Figures()  # of equal widths
+
+
+def quantile_places(count: int, rank: int, ranks: int) -> Counts:
+    """Return the places, among so many entries of a rank, of those whose positions it tells the other ranks.
+
+    >>> quantile_places(128, 0, 2)[:3], quantile_places(128, 1, 2)[:3]
+    (array([0, 2, 4]), array([1, 3, 5]))
+    """
+    fractions = 2 * ranks * np.arange(QUANTILES, dtype=np.int64) + 2 * rank + 1
+    whole, rest = divmod(count, 2 * ranks * QUANTILES)
+    return fractions * whole + fractions * rest // (2 * ranks * QUANTILES)
+
+
+def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
+    """Return those of some places, given how much lies below each, that cut all in parts as equal as possible.
+
+    Where places were counted, as by Ok-Topk (section 3.1.1), and nothing is known of what lies between.
+
+    >>> nearest_cut({0: 0, 10: 90, 40: 130, 100: 200}, 2)
+    [0, 10, 100]
+    """
+    places, counts = zip(*sorted(below.items()), strict=True)
+    wanted = np.arange(1, parts) * counts[-1] // parts
+    after = np.maximum(np.searchsorted(counts, wanted), 1)
+    nearer = np.take(counts, after) - wanted < wanted - np.take(counts, after - 1)
+    return [0, *(places[at] for at in np.where(nearer, after, after - 1).tolist()), places[-1]]
+
+
+def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None) -> Sequence[int]:
+    """Return the bounds of so many parts of a stream's range: those of ``cut``, or of equal widths."""
+    return parts_of(stream, parts) if cut is None else cut(stream.lo, stream.hi, parts)
+
+
+class Spread:
+    """Where the entries of all ranks lie, and those of their sum.
+
+    Parameters
+    ----------
+    size : int
+        N, at most ``MOST_POSITIONS``.
+    places : ndarray of int64
+        Positions, in any order.
+    weights : ndarray of int64
+        How many entries of all ranks each of them stands for, times ``QUANTILES``; not all zero.
+    shares : ndarray of int64, optional
+        Entries of the sum for each that the ranks put in near each of them, as shares of ``UNIT``; by default the sum is dense.
+    most : int
+        Entries of the rank with most.
+    """
+
+    def __init__(self, size: int, places: Counts, weights: Counts, shares: Counts | None, most: int) -> None:
+        order = np.argsort(places, kind="stable")
+        places, weights = places[order], weights[order]
+        self.size, self.most = size, most
+        self.total = max(1, int(weights.sum()) // QUANTILES)
+        self._places = np.concatenate([[0], places, [size]])
+        self._entries = _below(weights)
+        if shares is None:
+            self.union, self._sum = size, self._places * UNIT // size
+        else:
+            weights = weights >> max(0, int(weights.sum()).bit_length() - 40)
+            left = weights * shares[order]
+            self.union = max(1, self.total * int(left.sum()) // (UNIT * int(weights.sum())))
+            self._sum = _below(left)
+        self._found: dict[tuple[int, int, int, int], Parts] = {}
+        digest = hashlib.blake2b(repr((size, most, self.total, self.union)).encode(), digest_size=8)
+        for array in (self._places, self._entries, self._sum):
+            digest.update(array.astype("<i8").tobytes())
+        self.digest = digest.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spread) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def cutter(self, dense_bits: int = 0) -> Cutter:
+        """Return what tells the bounds of :meth:`parts`."""
+        return lambda lo, hi, parts: self.parts(lo, hi, parts, dense_bits).bounds
+
+    def parts(self, lo: int, hi: int, parts: int, dense_bits: int = 0) -> Parts:
+        """Return the best cut of a range, or equal widths where these cost about as little.
+
+        Parameters
+        ----------
+        lo, hi : int
+            The range.
+        parts : int
+        dense_bits : int
+            Where the sums of parts are gathered as dense blocks, bits of a value; a zero takes one bit.
+        """
+        key = lo, hi, parts, dense_bits
+        if key not in self._found:
+            even = boundaries(hi - lo, parts, lo)
+            self._found[key] = Parts(tuple(even)) if parts == 1 or hi - lo < 2 else self._best(np.array(even, np.int64), dense_bits)
+        return self._found[key]
+
+    @cached_property
+    def crowding(self) -> tuple[float, float]:
+        """The share of all positions on which as many at random would be as far from each other: of entries, and of those of the sum.
+
+        The geometric mean, since an index takes as many bits as the logarithm of the distance to the next has.
+        """
+        return self._crowding(self._entries), self._crowding(self._sum)
+
+    def _crowding(self, below: Counts) -> float:
+        widths = np.maximum(np.diff(_cut(self._places, below, _BINS)), 1) * _BINS
+        # Logarithms to 0.09, of operations that all machines round alike; the inverse likewise.
+        mantissas, exponents = np.frexp(widths / self.size)
+        mean = (int(exponents.sum()) - 2 * _BINS + int((mantissas * 2 * UNIT).astype(np.int64).sum()) / UNIT) / _BINS
+        whole = int(mean // 1)
+        return min(1.0, (1.0 + mean - whole) * (2.0**whole))
+
+    def _best(self, even: Counts, dense_bits: int) -> Parts:
+        lo, hi, parts = int(even[0]), int(even[-1]), len(even) - 1
+        inside = slice(*np.searchsorted(self._places, [lo + 1, hi]))
+        places = np.concatenate([even[:1], self._places[inside], even[-1:]])
+        found, amounts = [], []
+        for below, total in ((self._entries, self.total), (self._sum, self.union)):
+            low, high = _at(self._places, below, even[[0, -1]]).tolist()
+            found.append(_full(np.concatenate([[0], below[inside] - low, [high - low]])))
+            amounts.append(total * (high - low) // UNIT)
+        (put_in, left), gathered = amounts, found[1]
+        if dense_bits:  # an entry of the sum takes a half of what one of a rank does, or more
+            bits = max(1, left * dense_bits + hi - lo)
+            share = left * dense_bits * UNIT // bits
+            gathered = _full(gathered * share + (places - lo) * UNIT // (hi - lo) * (UNIT - share))
+            left = bits // (2 * dense_bits)
+        below = np.stack([*found, gathered])
+        sent, evenly = self.most * put_in // self.total * UNIT, int(_waited(np.full((1, parts), UNIT // parts, np.int64))[0])
+
+        def costing(bounds: Counts) -> tuple[Counts, list[int]]:
+            """What lies in the parts of some cuts, and what these cost."""
+            each = np.diff(_at(places, below, bounds), axis=-1)
+            fullest, waited = each[0].max(axis=1).tolist(), _waited(each[2]).tolist()
+            return each, [max(most * put_in, sent) + last * left for most, last in zip(fullest, waited, strict=True)]
+
+        def figures_of(each: Counts) -> Figures:
+            """Of one cut, from what lies in its parts."""
+            fullest = (each[:2].max(axis=1) * parts / UNIT).tolist()
+            return Figures(*(max(1.0, figure) for figure in (*fullest, int(_waited(each[2:])[0]) / evenly)))
+
+        each, costs = costing(even[np.newaxis])
+        chosen, evens = even, figures_of(each[:, 0])
+        least = max(UNIT // parts * put_in, sent) + evenly * left
+        if costs[0] * _EVEN[1] > least * _EVEN[0]:
+            mixed = [(_MIXTURES - mixture) * below[0] + mixture * gathered for mixture in range(_MIXTURES + 1)]
+            bounds = np.stack([even, *(_cut(places, each, parts) for each in mixed)])
+            each, costs = costing(bounds)
+            best = costs.index(min(costs))
+            chosen, each = bounds[best], each[:, best : best + 1]
+        return Parts(tuple(chosen.tolist()), figures_of(each[:, 0]), evens)
+
+
+def _below(weights: Counts) -> Counts:
+    """Return the share of all weights below each of some positions and their ends, half of whose own weight lies on either side."""
+    weights = weights >> max(0, int(weights.sum()).bit_length() - 40)
+    ends = np.cumsum(weights)
+    return _full(np.concatenate([[0], ends - weights // 2, ends[-1:]]))
+
+
+def _full(below: Counts) -> Counts:
+    """Return increasing numbers from zero on as shares of the last, which becomes ``UNIT`` unless all are zero."""
+    below = below >> max(0, int(below[-1]).bit_length() - 42)
+    return below * UNIT // max(1, int(below[-1]))
+
+
+def _cut(places: Counts, below: Counts, parts: int) -> Counts:
+    """Return the bounds of parts as equal as possible, where so much lies below each place, and what lies between two is spread evenly."""
+    wanted = int(below[-1]) * np.arange(1, parts, dtype=np.int64) // parts
+    after = np.clip(np.searchsorted(below, wanted), 1, len(below) - 1)
+    low, high, first, last = below[after - 1], below[after], places[after - 1], places[after]
+    inner = first + (last - first) * (wanted - low) // np.maximum(high - low, 1)
+    return np.concatenate([places[:1], inner, places[-1:]])
+
+
+def _at(places: Counts, below: Counts, positions: Counts) -> Counts:
+    """Return how much lies below some positions; ``below`` may have more axes in front."""
+    after = np.clip(np.searchsorted(places, positions), 1, len(places) - 1)
+    low, high, first, last = below[..., after - 1], below[..., after], places[after - 1], places[after]
+    found: Counts = low + (high - low) * (positions - first) // np.maximum(last - first, 1)
+    return found
+
+
+def _waited(sizes: Counts) -> Counts:
+    """Return what the slowest rank waits for, round by round, in an allgather of parts of these sizes, a row for each cut."""
+    ranks, held = sizes.shape[1], 1
+    waited = np.zeros(len(sizes), np.int64)
+    if ranks == lower_power_of_two(ranks):
+        for distance in halvings(ranks):
+            waited += sizes.max(axis=1)
+            sizes = sizes + sizes[:, np.arange(ranks) ^ distance]
+        return waited
+    ends = np.cumsum(np.concatenate([np.zeros_like(sizes[:, :1]), sizes, sizes], axis=1), axis=1)
+    while held < ranks:
+        width = min(held, ranks - held)
+        waited += (ends[:, width : width + ranks] - ends[:, :ranks]).max(axis=1)
+        held *= 2
+    return waited
