@@ -55,7 +55,7 @@ class Overlaps:
     def note(self, digest: int, stream: SparseStream) -> bytes:
         """Return what to tell the others: the digest of what is remembered, or a sample."""
         known = self._known.get(digest)
-        if known is not None and known.uses > 0:
+        if known is not None and known.uses > 0 and known.overlap.digest in self._latest:
             known.uses -= 1
             return REMEMBERED + known.overlap.digest
         return self.sample(stream)
@@ -68,6 +68,7 @@ class Overlaps:
         """Return the overlap that all ranks go by, from what all of them have told; None if they told different things."""
         known, first = self._known.get(digest), notes[0]
         if first[:1] == REMEMBERED and all(note == first for note in notes):
+            self._latest.move_to_end(first[1:])
             return self._latest[first[1:]]
         if any(note[:1] != _SAMPLED for note in notes):
             if known is not None:

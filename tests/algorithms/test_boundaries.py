@@ -13,6 +13,7 @@ from strategies import cases, deliveries
 import sparseallreduce as sar
 from sparseallreduce.algorithms.boundaries import QUANTILES, UNIT, Parts, Spread, quantile_places
 from sparseallreduce.algorithms.overlap import Overlap, estimated, sample_of
+from sparseallreduce.runtime import overlaps
 from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.simulator import api
 from sparseallreduce.streams.reduction import Reduction
@@ -206,3 +207,17 @@ def test_what_holds_is_remembered_for_twice_as_long():
         lengths.append(len(note))
         overlaps.learn(7, [note, note], SIZE)
     assert [number for number, length in enumerate(lengths) if length > 9] == [0, 17, 17 + 33, 17 + 33 + 65]
+
+
+def test_what_others_have_displaced_is_told_anew(monkeypatch):
+    """One kind of operation is renewed again and again, between two of another kind."""
+    monkeypatch.setattr(overlaps, "_KINDS", 2)
+    streams, remembering = streams_of("zipf", 8), Overlaps(0, 2)
+    first = remembering.note(7, streams[0])
+    learned = remembering.learn(7, [first, first], SIZE)
+    for stream in streams[1:]:
+        note = remembering.sample(stream)
+        remembering.learn(8, [note, note], SIZE)
+    again = remembering.note(7, streams[0])
+    assert len(again) > 9
+    assert remembering.learn(7, [again, again], SIZE) == learned

@@ -271,6 +271,20 @@ def case_a_time_that_is_none_is_refused(comm, timeout):
     check_usable(comm)
 
 
+def case_a_wrong_call_for_a_sum_of_a_plan_concerns_its_rank_alone(comm):
+    """What `wait` and `test` refuse is told to no other rank, whose sum is right."""
+    inputs = Inputs(comm.size, 300, "float32")
+    plan = sar.allreduce_init(inputs.stream(comm.rank), comm)
+    if comm.rank == 0:
+        for call in (plan.wait, plan.test):
+            assert "has not been started" in str(failed(call))
+    plan.start(inputs.stream(comm.rank))
+    if comm.rank == 0:
+        assert "not -1" in str(failed(lambda: plan.wait(timeout=-1)))
+    inputs.check(plan.wait())
+    check_usable(comm)
+
+
 @limit(30)
 def case_a_result_is_not_lost_for_messages_that_are_still_under_way(comm):
     """The time is over when all has come, and the last large messages have not been taken."""
