@@ -9,10 +9,10 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike
 
-from sparseallreduce.linear.kernels import dual, feature_numbers, weight_changes
+from sparseallreduce.linear.kernels import dual, dual_classes, feature_numbers, magnitudes, weight_changes
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 
-__all__ = ["warm_up"]
+__all__ = ["warm_up", "warm_up_classes"]
 
 
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
@@ -33,13 +33,14 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         return types.Array(dtype, 1, "C", readonly=True)
 
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
-    rows = fixed(whole), fixed(place), fixed(value), fixed(types.float64)
+    rows = fixed(whole), fixed(place), fixed(value), float64, fixed(types.float64)
     compiled_entry(feature_numbers.mark, (fixed(index), whole, whole, uint64))
     compiled_entry(feature_numbers.marked, (uint64, int64, index[::1]))
     compiled_entry(feature_numbers.count_and_renumber, (fixed(index), whole, whole, uint64, int64, places, int64))
     compiled_entry(feature_numbers.order_by_count, (int64, places, whole, places))
     compiled_entry(feature_numbers.renumber, (places, places))
-    compiled_entry(dual.squared_norms, (fixed(whole), fixed(value), types.float64, float64))
+    compiled_entry(dual.squared_norms, (*rows[:4], types.float64, float64))
+    compiled_entry(magnitudes.column_sums, (*rows[:3], float64, float64))
     compiled_entry(dual.margins, (*rows, float64, whole, float64))
     state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
     compiled_entry(dual.ascend, (whole, *rows, *state))
@@ -57,3 +58,18 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         compiled_entry(weight_changes.assign, (index[::1], places, index[::1], float64, float64))
         compiled_entry(weight_changes.squared_length, (fixed(summed),))
         compiled_entry(weight_changes.add_scaled, (fixed(place), fixed(summed), types.float64, float64))
+
+
+def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
+    """As :func:`warm_up`, of the loops over samples of several classes in one."""
+    place, value = (numba.from_dtype(np.dtype(dtype)) for dtype in (place_dtype, value_dtype))
+    whole, number, matrix = types.int64, types.float64, types.float64[:, ::1]
+
+    def fixed(dtype: Any) -> Any:
+        return types.Array(dtype, 1, "C", readonly=True)
+
+    rows = fixed(whole), fixed(place), fixed(value), number[::1], fixed(number)
+    state = number[::1], number[::1], matrix, number[::1], whole, number, whole[::1], whole, types.uint64[::1]
+    compiled_entry(dual_classes.ascend_classes, (*rows, *state))
+    compiled_entry(dual_classes.certify_classes, (*rows, number[::1], number[::1], whole, matrix))
+    compiled_entry(dual_classes.entropies, (number[::1], matrix))

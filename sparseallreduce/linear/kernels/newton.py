@@ -1,0 +1,76 @@
+"""The loops of Newton's method over one rank's samples, for few features: scores, slopes and second derivatives, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import kernel
+
+__all__ = ["add_curvature", "add_slopes", "products"]
+
+Array = NDArray[Any]
+
+
+@kernel
+def products(indptr: Array, indices: Array, values: Array, frame: Array, weights: Array, intercept: int, out: Array) -> None:
+    """Write the score of every row; ``intercept`` is the place of that among the weights, or -1; ``frame`` as of the dual's loops."""
+    for row in range(out.size):
+        score = weights[intercept] if intercept >= 0 else 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            score += weights[place] * value
+        out[row] = score
+
+
+@kernel
+def add_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slopes: Array, intercept: int, out: Array) -> None:
+    """Add each row times its slope."""
+    for row in range(slopes.size):
+        slope = slopes[row]
+        if slope != 0.0:
+            if intercept >= 0:
+                out[intercept] += slope
+            for entry in range(indptr[row], indptr[row + 1]):
+                place, value = np.int64(indices[entry]), np.float64(values[entry])
+                if frame.size:
+                    value = (value - frame[2 * place]) * frame[2 * place + 1]
+                out[place] += slope * value
+
+
+@kernel
+def add_curvature(indptr: Array, indices: Array, values: Array, frame: Array, curvatures: Array, intercept: int, out: Array) -> None:
+    """Add the outer product of each row with itself times its curvature: of columns up to that of the row alone, the rest follows.
+
+    Rows that have all columns are added without looking up where.
+    """
+    row_values, places = np.empty(out.shape[0]), np.empty(out.shape[0], np.int64)
+    features = out.shape[0] - (intercept >= 0)
+    for row in range(curvatures.size):
+        curvature = curvatures[row]
+        if curvature == 0.0:
+            continue
+        count = 0
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            places[count], row_values[count] = place, value
+            count += 1
+        full = count == features
+        if intercept >= 0:
+            places[count], row_values[count] = intercept, 1.0
+            count += 1
+        for i in range(count):
+            factor = curvature * row_values[i]
+            if full:
+                for j in range(i + 1):
+                    out[i, j] += factor * row_values[j]
+            else:
+                target = places[i]
+                for j in range(i + 1):
+                    out[target, places[j]] += factor * row_values[j]

@@ -1,0 +1,388 @@
+"""Newton's method for few features: the second derivatives of all ranks' samples are summed, and every rank takes the same step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DivergenceError
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.kernels import newton as kernels
+from sparseallreduce.linear.models import Hinge, Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
+from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.linear.solvers.cocoa import PHASES, Round
+from sparseallreduce.linear.solvers.frames import frame_of_few
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.runtime.api import allreduce
+from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, together, told
+from sparseallreduce.runtime.stalls import collective
+from sparseallreduce.runtime.trace import trace
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["MOST_WEIGHTS", "Newton", "has_curvature"]
+
+Array = NDArray[Any]
+
+#: Weights of all scores together up to which second derivatives are worth their memory and time.
+MOST_WEIGHTS = 400
+
+_KNOWN = (Logistic, Hinge, SquaredHinge, Squared, Huber, Poisson, Multinomial)
+_HALVINGS = 40  # of a step that does not lower the objective enough
+_ENOUGH = 1e-4  # share of the fall that the slope promises
+_NARROWER = 0.5  # times the width of a hinge's corner, when the objective with that is at its least
+_NARROWEST = 1e-9
+_SETTLED = 0.1  # share of what is rounded off the objective, below which the rest of the way to its least no longer matters
+_RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
+_FINER = 1e-4  # times the tolerance: the last step of a smooth loss makes an error of about its square
+
+
+def has_curvature(model: LinearModel) -> bool:
+    """Return True if Newton's method knows the second derivative of a loss."""
+    return type(model) in _KNOWN
+
+
+class Newton:
+    """Finds the weights of a linear model by Newton's method, for few features.
+
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses; the intercept is not penalised. An
+    iteration solves for the step at which the second-order expansion of the objective is least, and halves it until the objective falls.
+    The number of iterations, 5 to 10, does not depend on the number of ranks: what they exchange are sums of first and second derivatives.
+
+    The hinge has a corner, which is rounded over a width (Nesterov's smoothing, 2005). The rounded loss is below the hinge: so what it is
+    below by, and what is left to its own least, are together no less than what the hinge is above its least; the width is made narrower
+    until that is small enough.
+
+    It has the interface of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
+    Ranks make their solvers together.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples.
+    model : LinearModel
+        One that :func:`has_curvature` knows.
+    l2 : float
+        At least 0.
+    comm : communicator
+    tolerance : float
+        Share of the objective that it may be above its least, as far as half the square of Newton's decrement tells, and what is rounded
+        off; without a corner the former is brought below 1e-4 of that.
+    enough : float
+        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
+    rounds : int
+        Iterations at most.
+    intercept : bool
+    scale_features : bool or None
+        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
+
+    Attributes
+    ----------
+    history : list of Round
+    converged : bool
+    best_state : ndarray or None
+        The weights of the lowest objective, of the values as the solver takes them.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> samples = Dataset.from_scipy([[0.0, 2.0], [1.0, 0.0], [2.0, 2.0]], [1, 2, 5])
+    >>> Newton(samples, Squared(), l2=0.0, comm=sar.SERIAL).fit().round(3)
+    array([ 2. ,  0.5,  0. ])
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        model: LinearModel,
+        *,
+        l2: float,
+        comm: Any = None,
+        tolerance: float = 1e-3,
+        enough: float = 0.0,
+        rounds: int = 100,
+        intercept: bool = True,
+        scale_features: bool | None = None,
+    ) -> None:
+        self.comm = resolve(comm)
+        self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
+        self.intercept, self.scale_features = intercept, scale_features
+        self.history: list[Round] = []
+        self.converged = False
+        self.best_state: Array | None = None
+        together(self.comm, lambda: self._make(dataset))
+
+    def _make(self, dataset: Dataset) -> None:
+        """Check what has been given, and find out what values are taken for; collective."""
+        self.dataset = dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
+        agreed(self.comm, lambda: check_labels(dataset, self.model))
+        names = ("l2", "tolerance", "enough", "rounds", "intercept", "scale_features")
+        check_alike(self.comm, {"model": self.model.title} | {name: getattr(self, name) for name in names})
+        check_parts(dataset, self.comm, self.comm.size)
+        self._columns = self.model.columns or 1
+        self._frame, pairs = frame_of_few(dataset, self.comm, self.intercept, self.scale_features)
+        begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+        indptr = read_only(dataset.indptr - begin)
+        self._rows = indptr, read_only(dataset.indices[begin:end]), read_only(dataset.values[begin:end]), pairs
+        self._place = dataset.features if self.intercept else -1
+        self._size = dataset.features + self.intercept
+        self._shares = (np.ones(dataset.rows) if dataset.weights is None else dataset.weights) / dataset.total_samples
+        self._loss: Any = _Rounded() if type(self.model) is Hinge else _Smooth(self.model)
+        self._weights = np.zeros((self._size, self._columns))
+        self._scores = np.zeros((dataset.rows, self._columns))
+        self._best, self._value = math.inf, math.inf
+
+    @collective("fit")
+    def fit(self) -> Array:
+        """Make iterations until the objective is near enough to its least, or as many as are allowed; collective.
+
+        Returns
+        -------
+        ndarray
+            As :meth:`weights_of`.
+
+        Raises
+        ------
+        DivergenceError
+            On all ranks alike, if the objective is no finite number.
+        """
+
+        def iterations() -> Array:
+            limit = len(self.history) + self.rounds
+            while not self.converged and len(self.history) < limit:
+                self.advance()
+            return self.weights_of(self.best_state)
+
+        return together(self.comm, iterations)
+
+    def advance(self, certify: bool = False) -> Round:
+        """Make one iteration; collective. Objectives are computed in any case.
+
+        Raises
+        ------
+        DivergenceError
+            As :meth:`fit`.
+        """
+        clock = Clock()
+        with trace() as traffic:
+            found = agreed(self.comm, self._own)
+            clock.lap("compute")
+            sums = self._summed(found)
+            clock.lap("communicate")
+            primal, gap = self._step(_Sums.of(sums, self._size, self._columns))
+            clock.lap("compute")
+        seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
+        number = len(self.history) + 1
+        self.history.append(Round(number, primal - gap, primal, gap, self.dataset.total_samples, 1.0, seconds, traffic.bytes_sent))
+        return self.history[-1]
+
+    def scores(self) -> Array:
+        """The scores of this rank's samples, float64: of one score of shape (samples,), else (samples, K)."""
+        return self._scores[:, 0] if self.model.columns is None else self._scores
+
+    def state(self) -> Array:
+        """A copy of what :meth:`weights_of` makes weights of."""
+        return self._weights.copy()
+
+    def weights_of(self, state: Array | None = None) -> Array:
+        """The weights of a state, or the present ones, the intercept last: of one score of shape (features + 1,), else with K columns."""
+        whole = (self._weights if state is None else state).copy()
+        if self._frame is not None:
+            for column in range(self._columns):
+                self._frame.undo(whole[:, column], self.intercept)
+        return whole[:, 0] if self.model.columns is None else whole
+
+    def _own(self) -> Array:
+        """This rank's part of the sums that a step goes by, in one vector."""
+        labels, size, columns = self.dataset.labels, self._size, self._columns
+        slopes, curvatures = self._loss.derivatives(self._squeezed(self._scores), labels)
+        slopes = slopes.reshape(len(labels), columns) * self._shares[:, np.newaxis]
+        sums = np.zeros(2 + size * columns + size * size * (columns * (columns + 1) // 2))
+        sums[:2] = self._loss.totals(self._squeezed(self._scores), labels, self._shares)
+        parts = _Sums.of(sums, size, columns)
+        block = 0
+        for a in range(columns):
+            kernels.add_slopes(*self._rows, np.ascontiguousarray(slopes[:, a]), self._place, parts.slope[a])
+            for b in range(a + 1):
+                kernels.add_curvature(*self._rows, curvatures(a, b) * self._shares, self._place, parts.blocks[block])
+                block += 1
+        return sums
+
+    def _summed(self, own: Array) -> Array:
+        if self.comm.size == 1:
+            return own
+        return np.array(allreduce(SparseStream.from_dense(own), self.comm).to_dense())
+
+    def _step(self, sums: _Sums) -> tuple[float, float]:
+        """Take a step; the objective before it, and how far that is above its least."""
+        weights, features = self._weights, self.dataset.features
+        penalty = self.l2 / 2 * float(np.square(weights[:features]).sum())
+        primal = float(sums.totals[0]) + penalty
+        if not math.isfinite(primal):
+            raise DivergenceError("the objective is no longer a finite number: scale the values down, or raise l2")
+        slope = sums.slope.copy()
+        slope[:, :features] += self.l2 * weights[:features].T
+        step = self._solved(slope, sums.curvature(self._size, self._columns))
+        decrement = max(0.0, -float((slope * step).sum()))
+        rounding = float(sums.totals[0] - sums.totals[1])
+        gap = rounding + decrement / 2
+        if primal < self._best:
+            self._best, self.best_state = primal, weights.copy()
+        self.converged = gap <= max(self.tolerance * primal, self.enough) * (1.0 if self._loss.has_corner else _FINER)
+        if self._loss.has_corner and (self.converged or self._loss.narrowed(decrement / 2, rounding)):
+            return primal, gap
+        falls = self._searched(step.T, float(sums.totals[1]) + penalty, decrement)
+        if not self._loss.has_corner:
+            self.best_state, self.converged = self._weights.copy(), self.converged or not falls
+        elif not falls:
+            self.converged = not self._loss.narrowed(0.0, rounding)
+        return primal, gap
+
+    def _solved(self, slope: Array, curvature: Array) -> Array:
+        """The step of all weights, the same on every rank."""
+        features, size = self.dataset.features, self._size
+
+        def own() -> dict[str, Array]:
+            penalties = np.tile(np.r_[np.full(features, self.l2), np.zeros(size - features)], self._columns)
+            whole = curvature + np.diag(penalties)
+            ridge = _RIDGE * (np.trace(whole) / len(whole) or 1.0)
+            while True:
+                try:
+                    step = -np.linalg.solve(whole + ridge * np.eye(len(whole)), slope.reshape(-1))
+                    if np.isfinite(step).all() and np.dot(step, slope.reshape(-1)) <= 0:
+                        return {"step": self._sum_free(step.reshape(slope.shape))}
+                except np.linalg.LinAlgError:
+                    pass
+                ridge = max(1e3 * ridge, 1e-300)
+
+        found = agreed(self.comm, lambda: own() if self.comm.rank == 0 else None)
+        return broadcast_arrays(self.comm, found)["step"] if self.comm.size > 1 else found["step"]
+
+    def _sum_free(self, step: Array) -> Array:
+        """The step without what all intercepts of a softmax have in common, which decides nothing, and would be rounding errors."""
+        if self.intercept and isinstance(self.model, Multinomial):
+            step[:, -1] -= step[:, -1].mean()
+        return step
+
+    def _searched(self, step: Array, value: float, decrement: float) -> bool:
+        """Go so far along a step that the objective, whose value is given, falls enough; False if it cannot fall any more."""
+        along = agreed(self.comm, lambda: self._products(step))
+        weights, scores, features, length = self._weights, self._scores, self.dataset.features, 1.0
+        for _ in range(_HALVINGS):
+            trial, trial_scores = weights + length * step, scores + length * along
+            losses = sum(told(self.comm, partial(self._loss_of, trial_scores)))
+            new = losses + self.l2 / 2 * float(np.square(trial[:features]).sum())
+            if new <= value - _ENOUGH * length * decrement:
+                self._weights, self._scores = trial, trial_scores
+                return True
+            length /= 2
+        return False
+
+    def _loss_of(self, scores: Array) -> float:
+        """The mean loss that steps are to lower, this rank's part."""
+        return float(self._loss.totals(self._squeezed(scores), self.dataset.labels, self._shares)[1])
+
+    def _products(self, weights: Array) -> Array:
+        out = np.empty((self.dataset.rows, self._columns))
+        for column in range(self._columns):
+            scores = np.empty(self.dataset.rows)
+            kernels.products(*self._rows, np.ascontiguousarray(weights[:, column]), self._place, scores)
+            out[:, column] = scores
+        return out
+
+    def _squeezed(self, scores: Array) -> Array:
+        return scores[:, 0] if self.model.columns is None else scores
+
+
+@dataclass
+class _Sums:
+    """Views of the vector that ranks sum."""
+
+    totals: Array  # of losses; of losses with a rounded corner
+    slope: Array  # (K, size)
+    blocks: Array  # (K * (K + 1) / 2, size, size): of scores a and b <= a, the lower triangle
+
+    @classmethod
+    def of(cls, sums: Array, size: int, columns: int) -> _Sums:
+        end = 2 + size * columns
+        return cls(sums[:2], sums[2:end].reshape(columns, size), sums[end:].reshape(-1, size, size))
+
+    def curvature(self, size: int, columns: int) -> Array:
+        """The second derivatives by all weights, score by score."""
+        whole, block = np.empty((columns, size, columns, size)), 0
+        for a in range(columns):
+            for b in range(a + 1):
+                lower = np.tril(self.blocks[block])
+                symmetric = lower + np.tril(lower, -1).T
+                whole[a, :, b, :] = symmetric
+                whole[b, :, a, :] = symmetric
+                block += 1
+        return whole.reshape(columns * size, columns * size)
+
+
+class _Smooth:
+    """A loss with a second derivative almost everywhere."""
+
+    has_corner = False
+
+    def __init__(self, model: LinearModel) -> None:
+        self._model = model
+
+    def totals(self, scores: Array, labels: Array, shares: Array) -> tuple[float, float]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(np.dot(shares, self._model.loss(scores, labels)))
+        return total, total
+
+    def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
+        """The slopes, and a function of two scores that gives the second derivatives by them."""
+        model = self._model
+        slopes = model.derivative(scores, labels)
+        if isinstance(model, Multinomial):
+            shares = model.probabilities(scores)
+            return slopes, lambda a, b: shares[:, a] * ((a == b) - shares[:, b])
+        curvatures = _curvatures(model, scores, labels, slopes)
+        return slopes, lambda a, b: curvatures
+
+
+def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array) -> Array:
+    if isinstance(model, Logistic):
+        return np.abs(slopes) * (1 - np.abs(slopes))
+    if isinstance(model, SquaredHinge):
+        return np.where(slopes != 0, 2.0, 0.0)
+    if isinstance(model, Huber):
+        return np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon))  # of a parabola above the loss
+    return model.prediction(scores) if isinstance(model, Poisson) else np.ones(len(labels))
+
+
+class _Rounded:
+    """The hinge with its corner rounded over a width."""
+
+    has_corner = True
+
+    def __init__(self) -> None:
+        self._width = 2.0  # the slack that all samples have at first is within
+
+    def totals(self, scores: Array, labels: Array, shares: Array) -> tuple[float, float]:
+        slack = np.maximum(0.0, 1 - labels * scores)
+        dual = np.minimum(slack / self._width, 1.0)
+        rounded = dual * (slack - dual * self._width / 2)
+        return float(np.dot(shares, slack)), float(np.dot(shares, rounded))
+
+    def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
+        slack = 1 - labels * scores
+        inside = (slack > 0) & (slack < self._width)
+        curvatures = np.where(inside, 1 / self._width, 0.0)
+        return -labels * np.clip(slack / self._width, 0.0, 1.0), lambda a, b: curvatures
+
+    def narrowed(self, rest: float, rounding: float) -> bool:
+        """Make the width less if the rest of the way to the least objective is little beside what is rounded off; True if so."""
+        if rest > _SETTLED * rounding:
+            return False
+        self._width = max(_NARROWEST, self._width * _NARROWER)
+        return self._width > _NARROWEST
