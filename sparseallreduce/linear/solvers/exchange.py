@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear.data.dataset import read_only
-from sparseallreduce.linear.kernels import weight_changes
+from sparseallreduce.linear.kernels import feature_numbers, weight_changes
 from sparseallreduce.linear.solvers.local import LocalProblem
-from sparseallreduce.linear.solvers.sharing import SharedFeatures
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -20,6 +19,7 @@ Array = NDArray[Any]
 
 _MARGIN = 1.1  # by which sigma is above what the last round needed
 _SLOWEST = 0.5  # of its value, that sigma falls to at once at most
+_ONE_RANK = 1 << 40  # added to how often a rank has a feature: the sum tells how many ranks have it, and how often
 _TOLD = 4  # numbers that are summed with a change: a gap, two squared lengths, and how many ranks have failed
 
 
@@ -43,16 +43,26 @@ class Exchange:
     """
 
     def __init__(self, local: LocalProblem, features: int, comm: Any, dtype: DTypeLike) -> None:
-        self._local, self._comm = local, comm
+        self._local, self._features, self._comm = local, features, comm
         self.sigma = float(comm.size)
-        self._shared = SharedFeatures(local.numbering, features, comm)
+        self._own = local.numbering.features
+        self._shared, counts = self._own[:0], np.zeros(0, np.int64)
+        if comm.size > 1:
+            occurring = allreduce(SparseStream(self._own, local.numbering.counts + _ONE_RANK, features), comm)
+            several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
+            self._shared = np.ascontiguousarray(occurring.indices[several], self._own.dtype)
+            counts = occurring.values[several] % _ONE_RANK
+        self._slots_of = np.empty(len(counts), local.numbering.places.dtype)
+        feature_numbers.order_by_count(counts, self._slots_of[:0], 0, self._slots_of)
+        local.numbering.arrange(self._shared, self._slots_of.astype(np.int64), comm.size == 1)
         intercept = local.numbering.intercept >= 0
-        self.weights = np.zeros(len(self._shared) + intercept if comm.size > 1 else 0)
-        numbering = local.numbering
+        self.weights = np.zeros((len(self._shared) + intercept) * local.width if comm.size > 1 else 0)
+        # A slot a weight, of which a feature has several where there are several scores.
+        self._own_slots = (local.numbering.slots[:, np.newaxis] * local.width + np.arange(local.width)).reshape(-1)
         size = len(self.weights)
-        self._slots = np.empty(len(numbering.slots) + _TOLD, index_dtype(size + _TOLD))
-        self._change = np.empty(len(numbering.slots) + _TOLD, dtype)
-        self._before, self._dual_before = np.zeros(numbering.size), np.zeros(local.rows)
+        self._slots = np.empty(len(self._own_slots) + _TOLD, index_dtype(size + _TOLD))
+        self._change = np.empty(len(self._own_slots) + _TOLD, dtype)
+        self._before, self._dual_before = np.zeros(len(local.weights)), local.dual.copy()
 
     @property
     def shared_features(self) -> int:
@@ -69,8 +79,8 @@ class Exchange:
         gap : float
             Of the samples that made the change.
         """
-        local, numbering = self._local, self._local.numbering
-        count, whole, part = weight_changes.change(local.weights, self._before, self.sigma, numbering.slots, self._slots, self._change)
+        given = self._local.weights, self._before, self.sigma, self._own_slots
+        count, whole, part = weight_changes.change(*given, self._slots, self._change)
         return self._told(count, gap, whole, whole - part, 0.0)
 
     def failure(self) -> SparseStream:
@@ -79,7 +89,7 @@ class Exchange:
 
     def add(self, change: SparseStream) -> float | None:
         """Add up the changes of all ranks; the sum of the gaps, or None if a rank has failed, and nothing has changed. Collective."""
-        local, numbering, size = self._local, self._local.numbering, len(self.weights)
+        local, size = self._local, len(self.weights)
         total = allreduce(change, self._comm)
         told = np.zeros(_TOLD)
         if total.is_dense:
@@ -103,8 +113,8 @@ class Exchange:
         else:
             weight_changes.add_scaled(slots, values, share, self.weights)
         if share < 1:
-            weight_changes.step_back(local.dual, self._dual_before, share)
-        weight_changes.settle(self.weights, numbering.slots, share, local.weights, self._before)
+            weight_changes.step_back(local.dual.reshape(-1), self._dual_before.reshape(-1), share)
+        weight_changes.settle(self.weights, self._own_slots, share, local.weights, self._before)
         self._dual_before[:] = local.dual
         self.sigma = min(float(self._comm.size), max(_MARGIN * needed, _SLOWEST * self.sigma, 1.0))
         return float(gap)
@@ -115,12 +125,19 @@ class Exchange:
         Dual variables that go with them are set before.
         """
         local = self._local
-        weight_changes.assign(self._shared.features, self._shared.slots, features, weights, self.weights)
+        weight_changes.assign(self._shared, self._slots_of, features, weights, self.weights)
         local.assign(features, weights)
         if local.numbering.intercept >= 0:
             self.weights[-1] = local.weights[local.numbering.intercept] = intercept
         self._before[:] = local.weights
         self._dual_before[:] = local.dual
+
+    def move_intercept(self, change: Array) -> None:
+        """Add to the intercepts, on all ranks alike, what belongs to no dual variable."""
+        self._local.move_intercept(change)
+        if self._comm.size > 1:
+            self.weights[-self._local.width :] += change
+            self._before[:] = self._local.weights
 
     def _told(self, count: int, *numbers: float) -> SparseStream:
         size = len(self.weights)
@@ -138,5 +155,29 @@ class Exchange:
 
     def assembled(self, state: tuple[Array, Array] | None) -> Array:
         """The whole vector of a state, or the present one, the same on every rank; the intercept last if there is one. Collective."""
-        shared, own = state or (self.weights, self._local.weights)
-        return self._shared.assembled(shared, own)
+        whole = self._assembled(*(state or (self.weights, self._local.weights)))
+        if self._local.frame is not None:
+            for column in whole.T:
+                self._local.frame.undo(column, self._local.numbering.intercept >= 0)
+        return whole[:, 0] if self._local.width == 1 else whole
+
+    def _assembled(self, shared: Array, own: Array) -> Array:
+        """The whole vector, of what values are taken for, with a column a score."""
+        numbering, width = self._local.numbering, self._local.width
+        shared, own = shared.reshape(-1, width), own.reshape(-1, width)
+        whole = np.zeros((self._features + (numbering.intercept >= 0), width))
+        if self._comm.size == 1:
+            whole[self._own] = own[numbering.places]
+            if numbering.intercept >= 0:
+                whole[-1] = own[numbering.intercept]
+            return whole
+        private = numbering.places >= len(numbering.slots)
+        values = own[numbering.places[private]]
+        alone = allreduce(SparseStream(self._own[private], values[:, 0] if width == 1 else values, self._features), self._comm)
+        if alone.is_dense:
+            whole[: self._features] = alone.to_dense().reshape(-1, width)
+        else:
+            whole[alone.indices] = alone.values.reshape(-1, width)
+        whole[self._shared] = shared[self._slots_of]
+        whole[self._features :] = shared[len(self._shared) :]
+        return whole
