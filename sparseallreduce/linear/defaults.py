@@ -14,9 +14,9 @@ from sparseallreduce.linear.solvers.rounds import DUAL, NEWTON
 __all__ = ["AUTO", "COCOA", "DUAL", "NEWTON", "PENALTIES", "SGD", "SOLVERS", "Factors", "Penalty", "chosen_solver", "in_rounds"]
 
 AUTO, COCOA, SGD = "auto", "cocoa", "sgd"
-#: Names of solvers: dual coordinate ascent in rounds, the same with an intercept that is penalised as LIBLINEAR's is, and steps. "auto"
-#: may take Newton's method, too, where features are few.
-SOLVERS = (AUTO, DUAL, COCOA, SGD)
+#: Names of solvers: dual coordinate ascent in rounds, the same with an intercept that is penalised as LIBLINEAR's is, Newton's method, and
+#: steps. "auto" takes Newton's method where features are few.
+SOLVERS = (AUTO, DUAL, COCOA, NEWTON, SGD)
 PENALTIES = (AUTO, "l2", "l1", "elasticnet", None)
 _STANDARD = 10_000  # samples that a C of one is meant for where nobody says how many there will be, or C is None
 

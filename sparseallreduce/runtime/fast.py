@@ -46,16 +46,8 @@ def start(
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
     It cannot while others of this channel have not begun, or are in flight and it is ``blocking``; while the arguments need checking; and
-    while another thread moves operations of this channel on; and while another rank is more than four operations behind.
-
-    Parameters
-    ----------
-    stream : SparseStream
-    op, algorithm : str
-    channel : Channel
-    blocking : bool
-    fusion : Fusion, optional
-        Of a list's streams that have been fused to this one.
+    while another thread moves operations of this channel on; and while another rank is more than four operations behind. ``fusion`` is
+    that of a list's streams, which ``stream`` is made of.
 
     Raises
     ------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.torch.buckets import Bucket, Member
 
 __all__ = ["Flight", "translated"]
+
+T = TypeVar("T")
 
 _FAILED = "another sum of this step has failed"
 
@@ -137,6 +139,20 @@ class Flight:
         with suppress(KeyboardInterrupt, SystemExit, GeneratorExit):  # which the caller raises
             self._add(None, start)
         mark_known(self.comm, error)
+
+    def agreed(self, agree: Callable[[], T]) -> T:
+        """Return what the ranks agree on for the step, by ``agree``. Raise the error of a sum that has failed, as the other ranks do."""
+        if self.has_failed():
+            self.give_up()
+        self.agreeing = True
+        try:
+            return agree()
+        except SparseAllreduceError:
+            if self.early:  # another rank may have given up because of a sum
+                self.wait()
+                if self.failure is not None:
+                    raise self.failure from None
+            raise
 
     def give_up(self) -> NoReturn:
         """Tell the other ranks, in place of the agreement on the step, that a sum has failed, and raise its error."""

@@ -385,18 +385,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             factor *= 1.0 if infinite else self._clip(factor)
         except Exception as error:
             flight.error = flight.error or error
-        if flight.has_failed():
-            flight.give_up()
         check = self.check_every > 0 and (self._fresh or self.steps % self.check_every == 0)
-        flight.agreeing = True
-        try:
-            found = header.exchange(self.comm, self._members, self.param_groups, self.steps, infinite, check, flight.error)
-        except SparseAllreduceError:
-            if flight.early:  # another rank may have given up because of a sum, whose error all raise
-                flight.wait()
-                if flight.failure is not None:
-                    raise flight.failure from None
-            raise
+        given = self.comm, self._members, self.param_groups, self.steps, infinite, check
+        found = flight.agreed(lambda: header.exchange(*given, flight.error))
         self._fresh = False
         if found.infinite:
             return True

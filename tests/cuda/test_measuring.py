@@ -57,7 +57,7 @@ def _all_alike(names):
 def test_an_explanation_has_a_column_of_copies_and_no_shortcuts(monkeypatch):
     hosts, machine = Hosts(((0, 1),)), sar.Machine()
     near = {"near": {0, 1}, "shares_memory": True, "sparse_memory": SimpleNamespace(capacity=1 << 30)}
-    monkeypatch.setattr(explaining, "channel_of", lambda _: SimpleNamespace(machine=machine, ranks=2, hosts=hosts, **near))
+    monkeypatch.setattr(explaining, "channel_of", lambda _: SimpleNamespace(machine=machine, rank=0, ranks=2, hosts=hosts, **near))
 
     def explained(stream):
         call, _ = make_call(stream, "sum", "auto", {})

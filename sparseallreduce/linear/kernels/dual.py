@@ -23,12 +23,14 @@ __all__ = [
     "HINGE",
     "LOGISTIC",
     "SQUARED_HINGE",
+    "add",
     "ascend",
     "certify",
     "conjugates",
     "fetch_row",
     "framed",
     "margins",
+    "product",
     "shuffle",
     "squared_norms",
 ]
@@ -71,7 +73,7 @@ def framed(value: float, frame: Array, place: Any) -> float:
 
 
 @inlined
-def _product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
+def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
     """The inner product of a row with the weights; values of none stand for ones."""
     entry = begin
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
@@ -104,7 +106,8 @@ def _product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, 
 
 
 @inlined
-def _add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+    """Add a row, times a factor, to the weights; values of none stand for ones."""
     entry = begin
     if values.size == 0:
         while entry < end:
@@ -141,7 +144,7 @@ def margins(
 ) -> None:
     """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
     for row in range(out.size):
-        score = _product(indices, values, frame, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
+        score = product(indices, values, frame, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
         if intercept >= 0:
             score += weights[intercept]
         out[row] = labels[row] * score
@@ -277,7 +280,7 @@ def ascend(
         row = active[i]
         bound, before = bounds[row], dual[row]
         begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
-        margin = _product(indices, values, frame, begin, end, weights)
+        margin = product(indices, values, frame, begin, end, weights)
         if intercept >= 0:
             margin += weights[intercept]
         margin *= labels[row]
@@ -311,7 +314,7 @@ def ascend(
         if after != before:
             dual[row] = after
             factor = sigma * (after - before) * labels[row]
-            _add(indices, values, frame, begin, end, factor, weights)
+            add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
                 weights[intercept] += factor
     limits[0] = highest if highest > 0 else math.inf

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear.data.dataset import read_only
-from sparseallreduce.linear.kernels import feature_numbers, weight_changes
+from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.sharing import SharedFeatures
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
@@ -19,7 +20,6 @@ Array = NDArray[Any]
 
 _MARGIN = 1.1  # by which sigma is above what the last round needed
 _SLOWEST = 0.5  # of its value, that sigma falls to at once at most
-_ONE_RANK = 1 << 40  # added to how often a rank has a feature: the sum tells how many ranks have it, and how often
 _TOLD = 4  # numbers that are summed with a change: a gap, two squared lengths, and how many ranks have failed
 
 
@@ -43,18 +43,9 @@ class Exchange:
     """
 
     def __init__(self, local: LocalProblem, features: int, comm: Any, dtype: DTypeLike) -> None:
-        self._local, self._features, self._comm = local, features, comm
+        self._local, self._comm = local, comm
         self.sigma = float(comm.size)
-        self._own = local.numbering.features
-        self._shared, counts = self._own[:0], np.zeros(0, np.int64)
-        if comm.size > 1:
-            occurring = allreduce(SparseStream(self._own, local.numbering.counts + _ONE_RANK, features), comm)
-            several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
-            self._shared = np.ascontiguousarray(occurring.indices[several], self._own.dtype)
-            counts = occurring.values[several] % _ONE_RANK
-        self._slots_of = np.empty(len(counts), local.numbering.places.dtype)
-        feature_numbers.order_by_count(counts, self._slots_of[:0], 0, self._slots_of)
-        local.numbering.arrange(self._shared, self._slots_of.astype(np.int64), comm.size == 1)
+        self._shared = SharedFeatures(local.numbering, features, comm)
         intercept = local.numbering.intercept >= 0
         self.weights = np.zeros((len(self._shared) + intercept) * local.width if comm.size > 1 else 0)
         # A slot a weight, of which a feature has several where there are several scores.
@@ -125,7 +116,7 @@ class Exchange:
         Dual variables that go with them are set before.
         """
         local = self._local
-        weight_changes.assign(self._shared, self._slots_of, features, weights, self.weights)
+        weight_changes.assign(self._shared.features, self._shared.slots, features, weights, self.weights)
         local.assign(features, weights)
         if local.numbering.intercept >= 0:
             self.weights[-1] = local.weights[local.numbering.intercept] = intercept
@@ -155,29 +146,9 @@ class Exchange:
 
     def assembled(self, state: tuple[Array, Array] | None) -> Array:
         """The whole vector of a state, or the present one, the same on every rank; the intercept last if there is one. Collective."""
-        whole = self._assembled(*(state or (self.weights, self._local.weights)))
+        shared, own = state or (self.weights, self._local.weights)
+        whole = self._shared.assembled(shared, own, self._local.width)
         if self._local.frame is not None:
             for column in whole.T:
                 self._local.frame.undo(column, self._local.numbering.intercept >= 0)
         return whole[:, 0] if self._local.width == 1 else whole
-
-    def _assembled(self, shared: Array, own: Array) -> Array:
-        """The whole vector, of what values are taken for, with a column a score."""
-        numbering, width = self._local.numbering, self._local.width
-        shared, own = shared.reshape(-1, width), own.reshape(-1, width)
-        whole = np.zeros((self._features + (numbering.intercept >= 0), width))
-        if self._comm.size == 1:
-            whole[self._own] = own[numbering.places]
-            if numbering.intercept >= 0:
-                whole[-1] = own[numbering.intercept]
-            return whole
-        private = numbering.places >= len(numbering.slots)
-        values = own[numbering.places[private]]
-        alone = allreduce(SparseStream(self._own[private], values[:, 0] if width == 1 else values, self._features), self._comm)
-        if alone.is_dense:
-            whole[: self._features] = alone.to_dense().reshape(-1, width)
-        else:
-            whole[alone.indices] = alone.values.reshape(-1, width)
-        whole[self._shared] = shared[self._slots_of]
-        whole[self._features :] = shared[len(self._shared) :]
-        return whole

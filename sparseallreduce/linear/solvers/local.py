@@ -66,7 +66,7 @@ class LocalProblem:
         self.numbering = numbering = Numbering(dataset, intercept)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._norms = np.empty(dataset.rows)
-        values = dataset.values[begin:end]
+        values = self._values = dataset.values[begin:end]
         indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
         ones = kernels.squared_norms(indptr, read_only(numbering.indices), values, frame, float(intercept), self._norms)
         if not np.isfinite(self._norms).all():
@@ -94,7 +94,8 @@ class LocalProblem:
         """Take values for others from now on, before the first pass; its features have their places."""
         if frame is None:
             return
-        indptr, indices, values, _, labels = self._rows
+        indptr, indices, _, _, labels = self._rows
+        values = self._values  # also if all are ones here: those of other ranks are not
         self.frame, pairs = frame, frame.by_place(self.numbering)
         self._rows = indptr, indices, values, pairs, labels
         kernels.squared_norms(indptr, indices, values, pairs, float(self._settings[2]), self._norms)

@@ -18,7 +18,8 @@ from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
 from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
 from sparseallreduce.linear.solvers.losses import dual_loss
-from sparseallreduce.linear.solvers.newton import Newton, has_curvature
+from sparseallreduce.linear.solvers.newton import MOST_WEIGHTS, Newton, has_curvature
+from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import divided
 from sparseallreduce.linear.training.class_metrics import evaluate_classes
@@ -50,7 +51,7 @@ class RoundOptions:
     gap: float | None = None
     seed: int = 0  # of the order of visits, and of which samples are held out
     intercept: bool = False  # whether a number, which is penalised, is added to every score
-    solver: str = DUAL  # or NEWTON, of few features, whose rounds are iterations
+    solver: str = DUAL  # or NEWTON, whose rounds are iterations
     free_intercept: bool = False  # whether it is not penalised
     scale_features: bool | None = False  # whether features are brought to one scale; None: where their units differ
     evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
@@ -148,6 +149,7 @@ class RoundTrainer:
     def _make(self, dataset: Dataset, l2: float | None) -> None:
         """Check what has been given, and make the solvers; collective."""
         comm, model = self.comm, self.model
+        self._features = dataset.features
         agreed(comm, self._checked)
         check_alike(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
@@ -168,6 +170,8 @@ class RoundTrainer:
         for base in self._bases():
             if self.options.solver == DUAL:
                 _ = self._is_joint or dual_loss(base)
+            elif not self._has_few_weights(base):
+                newton_loss(base)
             elif not has_curvature(base):
                 raise AlgorithmError(f"Newton's method knows no second derivative of {type(base).__name__}: train it by SGD")
         watch = "" if self.stopping is None else self.stopping.watch
@@ -194,7 +198,11 @@ class RoundTrainer:
         for column in range(self.model.columns):
             yield np.where(self.dataset.labels == column, 1.0, -1.0)
 
-    def _solver(self, signs: Array) -> CoCoA | Newton:
+    def _has_few_weights(self, base: LinearModel) -> bool:
+        """Whether a solver has so few that it takes their second derivatives all."""
+        return (self._features + 1) * (base.columns or 1) <= MOST_WEIGHTS
+
+    def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
         # Samples that are held out count nothing, and the others as much more as there are fewer.
         counts, out = self.dataset.weights, self.division.held_out
         if out is not None:
@@ -203,6 +211,19 @@ class RoundTrainer:
             counts[out] = 0.0
         options, labelled, base = self.options, replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
         tolerance, enough = (options.gap, 0.0) if options.gap is not None else (_GAP, _SHARE_OF_NOTHING * _without_weights(base))
+        if options.solver == NEWTON and not self._has_few_weights(base):
+            return TruncatedNewton(
+                labelled,
+                base,
+                l2=self.l2,
+                comm=self.comm,
+                tolerance=tolerance,
+                enough=enough,
+                rounds=max(1, options.rounds),
+                intercept=options.intercept,
+                free_intercept=options.free_intercept,
+                scale_features=options.scale_features,
+            )
         if options.solver == NEWTON:
             return Newton(
                 labelled,

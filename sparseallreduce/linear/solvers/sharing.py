@@ -1,0 +1,90 @@
+"""Which features several ranks have, and the whole vector of weights that the ranks' parts make up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.kernels import feature_numbers
+from sparseallreduce.linear.solvers.numbering import Numbering
+from sparseallreduce.runtime.api import allreduce
+from sparseallreduce.streams.stream import SparseStream
+
+__all__ = ["SharedFeatures"]
+
+Array = NDArray[Any]
+
+_ONE_RANK = 1 << 40  # added to how often a rank has a feature: the sum tells how many ranks have it, and how often
+
+
+class SharedFeatures:
+    """The features that occur at several ranks, in slots that have the same numbers on all of them, the most frequent first.
+
+    Making it is collective, and arranges the rank's numbering.
+
+    Parameters
+    ----------
+    numbering : Numbering
+        Of this rank's features.
+    features : int
+        Dimension N.
+    comm : communicator
+
+    Attributes
+    ----------
+    features : ndarray
+        In increasing order.
+    slots : ndarray
+        Of each of them.
+    """
+
+    def __init__(self, numbering: Numbering, features: int, comm: Any) -> None:
+        self._numbering, self._size, self._comm = numbering, features, comm
+        self.features, counts = numbering.features[:0], np.zeros(0, np.int64)
+        if comm.size > 1:
+            occurring = allreduce(SparseStream(numbering.features, numbering.counts + _ONE_RANK, features), comm)
+            several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
+            self.features = np.ascontiguousarray(occurring.indices[several], numbering.features.dtype)
+            counts = occurring.values[several] % _ONE_RANK
+        self.slots = np.empty(len(counts), numbering.places.dtype)
+        feature_numbers.order_by_count(counts, self.slots[:0], 0, self.slots)
+        numbering.arrange(self.features, self.slots.astype(np.int64), comm.size == 1)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def assembled(self, shared: Array, own: Array, width: int = 1) -> Array:
+        """Return the weights of all features, the same on every rank, of shape (features, width); last those of the intercept, if any.
+
+        Collective.
+
+        Parameters
+        ----------
+        shared : ndarray
+            The weights of all slots, and behind them those of the intercept.
+        own : ndarray
+            The weights of this rank's places.
+        width : int
+            Weights of a feature, which lie one behind the other.
+        """
+        numbering = self._numbering
+        shared, own = shared.reshape(-1, width), own.reshape(-1, width)
+        whole = np.zeros((self._size + (numbering.intercept >= 0), width))
+        if self._comm.size == 1:
+            whole[numbering.features] = own[numbering.places]
+            if numbering.intercept >= 0:
+                whole[-1] = own[numbering.intercept]
+            return whole
+        private = numbering.places >= len(numbering.slots)
+        values = own[numbering.places[private]]
+        given = SparseStream(numbering.features[private], values[:, 0] if width == 1 else values, self._size)
+        alone = allreduce(given, self._comm)
+        if alone.is_dense:
+            whole[: self._size] = alone.to_dense().reshape(-1, width)
+        else:
+            whole[alone.indices] = alone.values.reshape(-1, width)
+        whole[self.features] = shared[self.slots]
+        whole[self._size :] = shared[len(self.features) :]
+        return whole
