@@ -23,7 +23,7 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype
 __all__ = ["Overlap", "estimated", "sample_bytes", "sample_of", "share_records"]
 
 _SAMPLE, _SHARE = 128, 256  # indices of a rank, and one of so many if these are more, which other ranks then take of theirs, too
-_LARGEST, _IN_ALL = 512, 1 << 13  # indices of a rank at most, and of all of them
+_LARGEST, _IN_ALL = 512, 1 << 13  # of these at most, and of all ranks' where none has many
 _MOST = 640  # that are sent, should a hash bring more together
 _BLOCK = 64  # sampled positions next to each other that tell how much the sets overlap there
 _HASH = 1 << 32
@@ -58,7 +58,7 @@ def sample_of(stream: SparseStream, rank: int, ranks: int) -> bytes:
     if stream.is_dense:
         return _HEADER.pack(0, stream.stored)
     indices = stream._entries()[0]
-    wanted = max(1, min(max(_SAMPLE, len(indices) // _SHARE), _LARGEST, _IN_ALL // ranks))
+    wanted = max(1, min(_SAMPLE, _IN_ALL // ranks), min(_LARGEST, len(indices) // _SHARE))
     threshold = max(1, min(_HASH - 1, _HASH * wanted // max(len(indices), 1)))
     chosen = indices[_hashes(indices) < threshold][:_MOST]
     quantiles = indices[quantile_places(len(indices), rank, ranks)] if len(indices) else indices

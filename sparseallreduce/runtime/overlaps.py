@@ -24,6 +24,7 @@ __all__ = ["REMEMBERED", "Overlaps"]
 
 _SAMPLED, REMEMBERED = b"\1", b"\2"  # what a note begins with
 _USES, _MOST_USES = 16, 256  # of what is remembered
+_REVIEWED = 4  # sums, of one of which the result is looked at, which takes 30 microseconds
 _MISSES = 4  # operations in which others did not remember the same, as those that are in flight when samples come
 _KINDS = 256  # of operations
 _LOOKS = 4096  # values of a dense result that are looked at
@@ -87,9 +88,12 @@ class Overlaps:
         return overlap
 
     def review(self, digest: int, result: SparseStream) -> None:
-        """Look whether what is remembered still holds for a result, the same on all ranks; if not, the next operation takes samples."""
+        """Look, now and then, whether what is remembered still holds for a result; if not, the next operation takes samples.
+
+        The result is the same on all ranks, and so is what they find.
+        """
         known = self._known.get(digest)
-        if known is None or known.overlap.spread is None:
+        if known is None or known.overlap.spread is None or (known.shares is not None and known.uses % _REVIEWED):
             return
         bounds = known.overlap.spread.parts(0, result.size, self._ranks).bounds
         counts, found = _counts(result, bounds), known.shares

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparseallreduce.algorithms import ALGORITHMS, AUTO
 from sparseallreduce.algorithms.agreement import Intent, digest_of
 from sparseallreduce.algorithms.allreduce import Call, allreduce, takes_samples
-from sparseallreduce.algorithms.choose import is_worth_a_sample, rounded
+from sparseallreduce.algorithms.choose import LONG, is_worth_a_sample, rounded
 from sparseallreduce.algorithms.cost import Machine
 from sparseallreduce.algorithms.overlap import Overlap, sample_bytes, share_records
 from sparseallreduce.algorithms.steps import Schedule, Share
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Signature"]
 
 _REMEMBERED = 256  # choices
+_LONG = LONG  # seconds of messages from which on the ranks tell each other where their entries lie
 _NOTED = 9  # bytes of a note of what is remembered
 _ROUNDS = 50  # of short messages that other messages have to take as long as, before the ranks exchange notes in messages of their own
 
@@ -131,7 +132,7 @@ class Signature(Work):
         channel, machine = self._channel, self._channel.machine
         if machine is None or not takes_samples(self._call.algorithm):
             return False
-        return is_worth_a_sample(stream, entries, channel.ranks, machine, len(channel.near) == channel.ranks)
+        return is_worth_a_sample(stream, entries, channel.ranks, machine, len(channel.near) == channel.ranks, _LONG)
 
     def _asks(self, stream: SparseStream, entries: float) -> bool:
         """Whether the ranks, too many for notes with their records, exchange them first."""

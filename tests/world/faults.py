@@ -571,6 +571,7 @@ LISTS: dict[str, list[tuple[int, Any]]] = {
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
 FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
 NO_MEMORY: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.inside_hosts": {"_LEAST": 1 << 40}}
+ASKING: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.signature": {"_LONG": 0.0}}
 SMALL_AREA: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
 
 
@@ -586,6 +587,9 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(f"{P}sparse shared, dense result {how}", operation(SPARSE_SHARED, 0.45), "kernel store_word", ranks)
             yield Scenario(f"{P}dense {how}", operation(DENSE), "", ranks)
             yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=1, eager=0)
+            for algorithm in ("auto", "ssar_split_allgather", "ssar_ring"):
+                cut, name = operation(MESSAGES, algorithm=algorithm), f"{P}{algorithm}, cut where entries lie {how}"
+                yield Scenario(name, cut, "MPI.Isend", ranks, hosts=1, eager=0, constants=ASKING)
             yield Scenario(f"{P}split, agreed in memory {how}", operation(MESSAGES), "MPI.Isend", ranks)
             yield Scenario(f"{P}max, packed {how}", operation(PACKED, op="max"), "", ranks)
             for algorithm in ALGORITHMS:
@@ -608,6 +612,8 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{P}several in flight", several(SPARSE_SHARED, PACKED, MESSAGES), "", ranks)
         yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=1)
         yield Scenario(f"{P}several in flight in pieces", several(SPARSE_SHARED, MESSAGES, RECURSIVE), "wire._frame", **far)
+        cut = several(MESSAGES, MESSAGES, DENSE)
+        yield Scenario(f"{P}several in flight, cut where entries lie", cut, "", ranks, hosts=1, constants=ASKING)
         yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
         yield Scenario(f"{P}in a row", in_a_row(DENSE, SPARSE_SHARED, PACKED, DENSE, SPARSE_SHARED), "", ranks)
         for name in ("OkTopk", "GTopk", "TopkA"):
