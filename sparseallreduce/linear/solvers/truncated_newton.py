@@ -189,6 +189,7 @@ class TruncatedNewton:
         self._places = np.concatenate([numbering.slots, self._common + np.arange(own)])
         self._size = self._common + own
         self._intercept = numbering.intercept if comm.size == 1 or not self.intercept else len(self._shared)
+        self._rows: tuple[Array, ...] = ()
         agreed(comm, lambda: self._arrange(numbering))
         self._frame = frame_of(self.dataset, numbering, comm, self.free_intercept, self.scale_features)
         if self._frame is not None:
@@ -229,7 +230,8 @@ class TruncatedNewton:
             raise DatasetError(f"{dataset.source}: a value is no finite number")
         places = self._places.astype(index_dtype(self._size))
         indices = read_only(numbering.indices if self.comm.size == 1 else places[numbering.indices])
-        self._rows = read_only(dataset.indptr - begin), indices, values[:0] if (values == 1).all() else values, np.empty(0)
+        values = values[:0] if (values == 1).all() else values
+        self._rows = read_only(dataset.indptr - begin), indices, values, np.empty(0)
         counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds = counts / (dataset.total_samples * self.l2)
         self._slots = numbering.slots
