@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from sparseallreduce.linear.models import Hinge, LinearModel
+from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import OneVsRest
 from sparseallreduce.linear.solvers.losses import has_dual
 from sparseallreduce.linear.solvers.newton import MOST_WEIGHTS, has_curvature
@@ -122,11 +122,11 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
 
     Examples
     --------
-    >>> from sparseallreduce.linear.models import Hinge, Quantile
+    >>> from sparseallreduce.linear.models import Logistic, Quantile
     >>> some, none = Factors(1e-3, 0.0), Factors(0.0, 0.0)
-    >>> chosen_solver("auto", Hinge(), 10, some, False, False), chosen_solver("auto", Hinge(), 10**6, some, False, False)
+    >>> chosen_solver("auto", Logistic(), 10, some, False, False), chosen_solver("auto", Logistic(), 10**6, some, False, False)
     ('newton', 'dual')
-    >>> chosen_solver("auto", Hinge(), 10**6, none, False, False), chosen_solver("auto", Quantile(), 10, some, False, False)
+    >>> chosen_solver("auto", Logistic(), 10**6, none, False, False), chosen_solver("auto", Quantile(), 10, some, False, False)
     ('sgd', 'sgd')
     """
     if solver != AUTO:
@@ -135,6 +135,6 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
         return SGD
     base: Any = model.base if isinstance(model, OneVsRest) else model
     weights = (features + 1) * (1 if base is not model else model.columns or 1)
-    if weights <= MOST_WEIGHTS and has_curvature(base) and not holds_out and (factors.l2 or not isinstance(base, Hinge)):
+    if weights <= MOST_WEIGHTS and has_curvature(base) and not holds_out:
         return NEWTON
     return DUAL if factors.l2 and has_dual(base) else SGD

@@ -99,16 +99,17 @@ def test_the_dual_finds_the_optimum_of_scikit_learn_without_a_penalty_of_the_int
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-3)
 
 
-def test_the_hinge_is_certified_by_newtons_method_too():
+def test_support_vector_machines_are_those_of_scikit_learn():
     X, y = classes(samples=300)
-    by_newton, by_dual = LinearSVM(tol=1e-5).fit(X, y), LinearSVM(tol=1e-5, solver="dual", max_iter=20_000).fit(X, y)
-    assert (by_newton.solver_, by_dual.solver_) == ("newton", "dual")
-    np.testing.assert_allclose(by_newton.coef_, by_dual.coef_, atol=0.02)
-    last = by_newton.history_[0][-1]
-    assert last.gap <= 1e-5 * last.loss and by_newton.n_iter_ < 100
-    X, y = X - X.mean(axis=0), y
+    X -= X.mean(axis=0)
     theirs = LinearSVC(loss="squared_hinge", dual=False, tol=1e-10, intercept_scaling=1000, max_iter=100_000).fit(X, y)
-    np.testing.assert_allclose(LinearSVM(loss="squared_hinge", tol=1e-8).fit(X, y).coef_, theirs.coef_, atol=1e-3)
+    ours = LinearSVM(loss="squared_hinge", tol=1e-8).fit(X, y)
+    assert ours.solver_ == "newton" and LinearSVM().fit(X, y).solver_ == "dual"
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+    hinge = LinearSVM(tol=1e-4, max_iter=20_000).fit(X, y)
+    last = hinge.history_[0][-1]
+    assert last.gap <= 1e-4 * last.loss
+    assert LinearSVM().fit(X, y).score(X, y) >= hinge.score(X, y) - 0.01
 
 
 @pytest.mark.parametrize("solver", ["auto", "dual"])
@@ -173,7 +174,7 @@ def test_the_command_and_the_estimators_choose_alike(tmp_path, model, make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = estimator().fit(X.astype(np.float32), y)
-    solver = "sgd" if model == "linear" and make is wide else "newton" if make is classes else "dual"
+    solver = "sgd" if model == "linear" and make is wide else "newton" if make is classes and model != "svm" else "dual"
     assert report["results"]["solver"] == ours.solver_ == solver
     if solver != "sgd":
         assert f"solver {solver}, C 1" in done.output or model == "linear"

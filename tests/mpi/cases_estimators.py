@@ -268,6 +268,8 @@ def case_defaults_come_to_one_model_and_that_of_one_rank(comm, estimator, classe
     bounds = np.linspace(0, SAMPLES, comm.size).astype(int)  # the last rank has no samples
     own = slice(*np.append(bounds, SAMPLES)[comm.rank : comm.rank + 2])
     settings = {"tol": 1e-6, "max_iter": 5000} if estimator is not LinearRegression or features < 100 else {"tol": None, "max_iter": 3}
+    if estimator is LinearSVM:
+        settings["loss"] = "squared_hinge"
     ours = estimator(comm=comm, **settings).fit(X[own], y[own])
     assert same(comm, ours.coef_, ours.intercept_, ours.n_iter_)
     assert ours.solver_ == ("newton" if features < 60 else "sgd" if estimator is LinearRegression else "dual")

@@ -14,7 +14,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import newton as kernels
-from sparseallreduce.linear.models import Hinge, Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
+from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.cocoa import PHASES, Round
 from sparseallreduce.linear.solvers.frames import frame_of_few
@@ -33,12 +33,9 @@ Array = NDArray[Any]
 #: Weights of all scores together up to which second derivatives are worth their memory and time.
 MOST_WEIGHTS = 400
 
-_KNOWN = (Logistic, Hinge, SquaredHinge, Squared, Huber, Poisson, Multinomial)
+_KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial)
 _HALVINGS = 40  # of a step that does not lower the objective enough
 _ENOUGH = 1e-4  # share of the fall that the slope promises
-_NARROWER = 0.5  # times the width of a hinge's corner, when the objective with that is at its least
-_NARROWEST = 1e-9
-_SETTLED = 0.1  # share of what is rounded off the objective, below which the rest of the way to its least no longer matters
 _RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
 _FINER = 1e-4  # times the tolerance: the last step of a smooth loss makes an error of about its square
 
@@ -55,10 +52,6 @@ class Newton:
     iteration solves for the step at which the second-order expansion of the objective is least, and halves it until the objective falls.
     The number of iterations, 5 to 10, does not depend on the number of ranks: what they exchange are sums of first and second derivatives.
 
-    The hinge has a corner, which is rounded over a width (Nesterov's smoothing, 2005). The rounded loss is below the hinge: so what it is
-    below by, and what is left to its own least, are together no less than what the hinge is above its least; the width is made narrower
-    until that is small enough.
-
     It has the interface of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
     Ranks make their solvers together.
 
@@ -72,8 +65,8 @@ class Newton:
         At least 0.
     comm : communicator
     tolerance : float
-        Share of the objective that it may be above its least, as far as half the square of Newton's decrement tells, and what is rounded
-        off; without a corner the former is brought below 1e-4 of that.
+        Share of the objective that it may be above its least, of which 1e-4 are asked for of half the square of Newton's decrement, which
+        estimates that before the last step.
     enough : float
         As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
     rounds : int
@@ -87,7 +80,7 @@ class Newton:
     history : list of Round
     converged : bool
     best_state : ndarray or None
-        The weights of the lowest objective, of the values as the solver takes them.
+        The weights after the last iteration, of the values as the solver takes them.
 
     Examples
     --------
@@ -133,10 +126,9 @@ class Newton:
         self._place = dataset.features if self.intercept else -1
         self._size = dataset.features + self.intercept
         self._shares = (np.ones(dataset.rows) if dataset.weights is None else dataset.weights) / dataset.total_samples
-        self._loss: Any = _Rounded() if type(self.model) is Hinge else _Smooth(self.model)
+        self._loss = _Smooth(self.model)
         self._weights = np.zeros((self._size, self._columns))
         self._scores = np.zeros((dataset.rows, self._columns))
-        self._best, self._value = math.inf, math.inf
 
     @collective("fit")
     def fit(self) -> Array:
@@ -203,8 +195,8 @@ class Newton:
         labels, size, columns = self.dataset.labels, self._size, self._columns
         slopes, curvatures = self._loss.derivatives(self._squeezed(self._scores), labels)
         slopes = slopes.reshape(len(labels), columns) * self._shares[:, np.newaxis]
-        sums = np.zeros(2 + size * columns + size * size * (columns * (columns + 1) // 2))
-        sums[:2] = self._loss.totals(self._squeezed(self._scores), labels, self._shares)
+        sums = np.zeros(1 + size * columns + size * size * (columns * (columns + 1) // 2))
+        sums[0] = self._loss_of(self._scores)
         parts = _Sums.of(sums, size, columns)
         block = 0
         for a in range(columns):
@@ -223,25 +215,17 @@ class Newton:
         """Take a step; the objective before it, and how far that is above its least."""
         weights, features = self._weights, self.dataset.features
         penalty = self.l2 / 2 * float(np.square(weights[:features]).sum())
-        primal = float(sums.totals[0]) + penalty
+        primal = float(sums.loss[0]) + penalty
         if not math.isfinite(primal):
             raise DivergenceError("the objective is no longer a finite number: scale the values down, or raise l2")
         slope = sums.slope.copy()
         slope[:, :features] += self.l2 * weights[:features].T
         step = self._solved(slope, sums.curvature(self._size, self._columns))
         decrement = max(0.0, -float((slope * step).sum()))
-        rounding = float(sums.totals[0] - sums.totals[1])
-        gap = rounding + decrement / 2
-        if primal < self._best:
-            self._best, self.best_state = primal, weights.copy()
-        self.converged = gap <= max(self.tolerance * primal, self.enough) * (1.0 if self._loss.has_corner else _FINER)
-        if self._loss.has_corner and (self.converged or self._loss.narrowed(decrement / 2, rounding)):
-            return primal, gap
-        falls = self._searched(step.T, float(sums.totals[1]) + penalty, decrement)
-        if not self._loss.has_corner:
-            self.best_state, self.converged = self._weights.copy(), self.converged or not falls
-        elif not falls:
-            self.converged = not self._loss.narrowed(0.0, rounding)
+        gap = decrement / 2
+        self.converged = gap <= max(self.tolerance * primal, self.enough) * _FINER
+        falls = self._searched(step.T, primal, decrement)
+        self.best_state, self.converged = self._weights.copy(), self.converged or not falls
         return primal, gap
 
     def _solved(self, slope: Array, curvature: Array) -> Array:
@@ -285,8 +269,8 @@ class Newton:
         return False
 
     def _loss_of(self, scores: Array) -> float:
-        """The mean loss that steps are to lower, this rank's part."""
-        return float(self._loss.totals(self._squeezed(scores), self.dataset.labels, self._shares)[1])
+        """The mean loss, this rank's part."""
+        return self._loss.total(self._squeezed(scores), self.dataset.labels, self._shares)
 
     def _products(self, weights: Array) -> Array:
         out = np.empty((self.dataset.rows, self._columns))
@@ -304,14 +288,14 @@ class Newton:
 class _Sums:
     """Views of the vector that ranks sum."""
 
-    totals: Array  # of losses; of losses with a rounded corner
+    loss: Array  # of one number
     slope: Array  # (K, size)
     blocks: Array  # (K * (K + 1) / 2, size, size): of scores a and b <= a, the lower triangle
 
     @classmethod
     def of(cls, sums: Array, size: int, columns: int) -> _Sums:
-        end = 2 + size * columns
-        return cls(sums[:2], sums[2:end].reshape(columns, size), sums[end:].reshape(-1, size, size))
+        end = 1 + size * columns
+        return cls(sums[:1], sums[1:end].reshape(columns, size), sums[end:].reshape(-1, size, size))
 
     def curvature(self, size: int, columns: int) -> Array:
         """The second derivatives by all weights, score by score."""
@@ -329,15 +313,12 @@ class _Sums:
 class _Smooth:
     """A loss with a second derivative almost everywhere."""
 
-    has_corner = False
-
     def __init__(self, model: LinearModel) -> None:
         self._model = model
 
-    def totals(self, scores: Array, labels: Array, shares: Array) -> tuple[float, float]:
+    def total(self, scores: Array, labels: Array, shares: Array) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            total = float(np.dot(shares, self._model.loss(scores, labels)))
-        return total, total
+            return float(np.dot(shares, self._model.loss(scores, labels)))
 
     def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
         """The slopes, and a function of two scores that gives the second derivatives by them."""
@@ -358,31 +339,3 @@ def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array)
     if isinstance(model, Huber):
         return np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon))  # of a parabola above the loss
     return model.prediction(scores) if isinstance(model, Poisson) else np.ones(len(labels))
-
-
-class _Rounded:
-    """The hinge with its corner rounded over a width."""
-
-    has_corner = True
-
-    def __init__(self) -> None:
-        self._width = 2.0  # the slack that all samples have at first is within
-
-    def totals(self, scores: Array, labels: Array, shares: Array) -> tuple[float, float]:
-        slack = np.maximum(0.0, 1 - labels * scores)
-        dual = np.minimum(slack / self._width, 1.0)
-        rounded = dual * (slack - dual * self._width / 2)
-        return float(np.dot(shares, slack)), float(np.dot(shares, rounded))
-
-    def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
-        slack = 1 - labels * scores
-        inside = (slack > 0) & (slack < self._width)
-        curvatures = np.where(inside, 1 / self._width, 0.0)
-        return -labels * np.clip(slack / self._width, 0.0, 1.0), lambda a, b: curvatures
-
-    def narrowed(self, rest: float, rounding: float) -> bool:
-        """Make the width less if the rest of the way to the least objective is little beside what is rounded off; True if so."""
-        if rest > _SETTLED * rounding:
-            return False
-        self._width = max(_NARROWEST, self._width * _NARROWER)
-        return self._width > _NARROWEST
