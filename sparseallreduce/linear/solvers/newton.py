@@ -236,7 +236,7 @@ class Newton:
             penalties = np.tile(np.r_[np.full(features, self.l2), np.zeros(size - features)], self._columns)
             whole = curvature + np.diag(penalties)
             ridge = _RIDGE * (np.trace(whole) / len(whole) or 1.0)
-            while True:
+            while math.isfinite(ridge):
                 try:
                     step = -np.linalg.solve(whole + ridge * np.eye(len(whole)), slope.reshape(-1))
                     if np.isfinite(step).all() and np.dot(step, slope.reshape(-1)) <= 0:
@@ -244,9 +244,11 @@ class Newton:
                 except np.linalg.LinAlgError:
                     pass
                 ridge = max(1e3 * ridge, 1e-300)
+            raise DivergenceError("a derivative is no longer a finite number: scale the values down, or raise l2")
 
-        found = agreed(self.comm, lambda: own() if self.comm.rank == 0 else None)
-        return broadcast_arrays(self.comm, found)["step"] if self.comm.size > 1 else found["step"]
+        found = agreed(self.comm, lambda: own() if self.comm.rank == 0 else {})
+        step: Array = (broadcast_arrays(self.comm, found) if self.comm.size > 1 else found)["step"]
+        return step
 
     def _sum_free(self, step: Array) -> Array:
         """The step without what all intercepts of a softmax have in common, which decides nothing, and would be rounding errors."""
@@ -333,9 +335,9 @@ class _Smooth:
 
 def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array) -> Array:
     if isinstance(model, Logistic):
-        return np.abs(slopes) * (1 - np.abs(slopes))
+        return np.asarray(np.abs(slopes) * (1 - np.abs(slopes)))
     if isinstance(model, SquaredHinge):
         return np.where(slopes != 0, 2.0, 0.0)
     if isinstance(model, Huber):
-        return np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon))  # of a parabola above the loss
+        return np.asarray(np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon)))  # of a parabola above it
     return model.prediction(scores) if isinstance(model, Poisson) else np.ones(len(labels))
