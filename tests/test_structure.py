@@ -25,7 +25,6 @@ ROOMS = (
     ("strategies",),
     ("training",),
     ("solvers",),
-    ("defaults",),
     ("estimators",),
 )
 STOREYS = {room: storey for storey, rooms in enumerate(ROOMS) for room in rooms}
