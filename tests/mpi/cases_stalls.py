@@ -19,7 +19,7 @@ from sparseallreduce.runtime.memory.meeting import Meeting, neighbours
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
 
 RANKS = (2, 3)
-SECONDS, LATE = "0.1", 0.5
+SECONDS = "0.1"
 
 
 class Told(logging.Handler):
@@ -40,7 +40,7 @@ TAG = 77
 
 
 def come_late(comm):
-    """Come once all others have said that they wait."""
+    """Come once all others have said that they wait, or that they have waited."""
     for rank in range(comm.size):
         while rank != comm.rank and not comm.iprobe(rank, TAG):
             time.sleep(0.01)
@@ -199,12 +199,14 @@ def case_the_default_timeout_ends_every_wait_on_all_ranks_alike(comm, shared):
             ours.Barrier()
             with told("0", "0.2"):
                 if comm.rank == late:
-                    time.sleep(LATE)
+                    come_late(ours)
                 try:
                     call()
                     outcome = None
                 except sar.WaitTimeoutError as error:
                     outcome = str(error)
+                if comm.rank != late:
+                    ours.send(None, late, TAG)
             outcomes = ours.allgather(outcome)
             assert None not in outcomes, (name, outcomes)
             assert len({text[text.index("not done") :] for text in outcomes}) == 1, (name, outcomes)
@@ -220,12 +222,14 @@ def case_a_timeout_holds_in_score(comm):
     model = LogisticRegression(max_iter=2, tol=None, comm=comm).fit(X, y)
     with told("0", "0.2"):
         if comm.rank == 0:
-            time.sleep(LATE)
+            come_late(comm)
         try:
             model.score(X, y)
             outcome = None
         except sar.WaitTimeoutError as error:
             outcome = str(error)
+        if comm.rank != 0:
+            comm.send(None, 0, TAG)
     assert all(text and "rank 0 has not come" in text for text in comm.allgather(outcome))
     assert 0 <= model.score(X, y) <= 1
 
