@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -74,6 +74,7 @@ def test_a_weighted_sample_counts_as_often_as_it_says(name):
 )
 @settings(deadline=None, max_examples=60)
 def test_the_objective_never_rises_and_the_gap_bounds_it(name, rows, features, seed, l2, scale):
+    assume(scale**2 / l2 < 1e11)  # above, rounding errors of the gradient may keep the gap open
     X, y = samples(rows, features, seed, name, density=0.4, scale=scale)
     found = solver(X, y, LOSSES[name](), l2=l2, tolerance=1e-9, rounds=200)
     weights = found.fit()

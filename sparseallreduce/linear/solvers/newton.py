@@ -34,7 +34,9 @@ Array = NDArray[Any]
 # A subclass may have another loss, so it is not taken for its base.
 _KNOWN: dict[type[LinearModel], int] = {Logistic: LOGISTIC, SquaredHinge: SQUARED_HINGE, Squared: kernels.SQUARED}
 _TOLD = 6  # numbers that are summed with a vector
-_INNER = 0.1  # of its length, to which the residual of a step is reduced
+# Of its length, to which the residual of a step is reduced: at first; at last; and how many times less after a step that brings little.
+_INNER, _INNERMOST, _FINER = 0.1, 1e-7, 0.1
+_LITTLE = 0.5  # of the gap, from which on a step brings little if that much is left
 _DIAGONAL = 0.01  # share of the Hessian's diagonal in what residuals are divided by; the rest is ones (Hsia et al. 2018)
 _ENOUGH, _GOOD = 0.5, 0.1  # of the slope, to which a step has to bring it down, and to which the line search does where it has not
 _SEARCHES = 50  # points that the line search looks at, at most
@@ -87,7 +89,8 @@ class Newton:
 
     Residuals are divided by a mixture of the Hessian's diagonal and ones (Hsia, Chiang and Lin 2018), and a step that overshoots is cut
     by a line search that is nearly exact, with which the squared hinge comes to its optimum in finitely many steps (Keerthi and DeCoste
-    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021).
+    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021). Where squares of values are some 1e12 times
+    ``l2``, rounding errors of the gradient may keep the gap open.
 
     Parameters
     ----------
@@ -181,7 +184,7 @@ class Newton:
         self._weights, self._scores = np.zeros(self._size), np.zeros(self.dataset.rows)
         self._second = np.zeros(self.dataset.rows)
         self._gradient, self._diagonal = np.zeros(self._size), np.ones(self._size)
-        self._objective, self._dual = math.inf, -math.inf
+        self._objective, self._dual, self._inner = math.inf, -math.inf, _INNER
         self.best_state: State | None = None
 
     def _checked(self) -> int:
@@ -260,7 +263,10 @@ class Newton:
             if self.best_state is None:
                 self._accept(self._tried(None, 0.0, clock))
             if not self._is_done():
+                before = self._objective - self._dual
                 self._move(self._solved(clock), clock)
+                if self._objective - self._dual > _LITTLE * before:
+                    self._inner = max(_INNERMOST, _FINER * self._inner)
         self.best_state = self.state()
         self.converged = self.converged or self._is_done()
         sent = sum(gather(self.comm, traffic.bytes_sent))
@@ -315,7 +321,7 @@ class Newton:
             scaled_image[: self._common] = image[: self._common] / self._diagonal[: self._common]
             length, crossed, imaged, first = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
             if left == math.inf:
-                left, aim = first, _INNER**2 * first
+                left, aim = first, self._inner**2 * first
             if not curvature + length > 0:
                 break
             stride = left / (curvature + length)
