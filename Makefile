@@ -77,7 +77,7 @@ SECONDS := build/test-seconds.json
 test test-oldest test-torch: export TEST_SECONDS := $(SECONDS)
 
 ifdef ROOM
-# One folder of tests, within a minute: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
+# One folder of tests: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
 ROOM_FOLDERS = $(or $(wildcard tests/$(ROOM) sparseallreduce/$(ROOM)),$(error there is no folder tests/$(ROOM)))
 ifneq ($(filter cuda cuda_training,$(ROOM)),)
 test: export NUMBA_ENABLE_CUDASIM := 1

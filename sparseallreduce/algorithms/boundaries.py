@@ -38,7 +38,7 @@ Cutter: TypeAlias = Callable[[int, int, int], Sequence[int]]  # from a range and
 
 
 class Figures(NamedTuple):
-    """What is expected of a cut: how many times as much as if all parts were alike."""
+    """Expected loads of a cut, each as a multiple of that of a cut into equal parts."""
 
     entries: float = 1.0  # that come to the fullest part
     summed: float = 1.0  # entries in the sum of the fullest part
@@ -85,7 +85,7 @@ def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None) -> Sequence[
 
 
 class Spread:
-    """Where the entries of all ranks lie, and those of their sum.
+    """The distribution over positions of the entries of all ranks, and of the entries of their sum.
 
     Parameters
     ----------
@@ -183,13 +183,13 @@ class Spread:
         sent, evenly = self.most * put_in // self.total * UNIT, int(_waited(np.full((1, parts), UNIT // parts, np.int64))[0])
 
         def costing(bounds: Counts) -> tuple[Counts, list[int]]:
-            """What lies in the parts of some cuts, and what these cost."""
+            """Return the loads of the parts of some cuts, and the cost of each cut."""
             each = np.diff(_at(places, below, bounds), axis=-1)
             fullest, waited = each[0].max(axis=1).tolist(), _waited(each[2]).tolist()
             return each, [max(most * put_in, sent) + last * left for most, last in zip(fullest, waited, strict=True)]
 
         def figures_of(each: Counts) -> Figures:
-            """Of one cut, from what lies in its parts."""
+            """Return the figures of one cut, given the loads of its parts."""
             fullest = (each[:2].max(axis=1) * parts / UNIT).tolist()
             return Figures(*(max(1.0, figure) for figure in (*fullest, int(_waited(each[2:])[0]) / evenly)))
 

@@ -131,7 +131,7 @@ class Problem(NamedTuple):
         return of_rank + min(max(place, 0.0), 1.0) * (of_sum - of_rank)
 
     def fullest(self, ranks: int) -> float:
-        """How many times as many entries as others the group of so many ranks has to which the rank with most belongs."""
+        """Return the entries of the group of `ranks` that holds the fullest rank, divided by the mean of all groups."""
         if self.lopsided == 1.0:
             return 1.0
         return (self.lopsided + (ranks - 1) * (self.ranks - self.lopsided) / (self.ranks - 1)) / ranks
@@ -342,9 +342,9 @@ def gather_time(
     dense: bool = False,
     fullest: Callable[[int], float] = lambda _: 1.0,
 ) -> float:
-    """Of the allgather by recursive doubling, from far to near, or by dissemination, of a stream of each rank.
+    """Return the predicted seconds of an allgather of one stream a rank, by recursive doubling or by dissemination.
 
-    ``fullest`` is how many times as many entries as others the streams of some ranks have, where they have most.
+    ``fullest`` maps a number of ranks to the entries of the fullest group of so many, divided by the mean of such groups.
     """
     time, held, core = 0.0, 1, lower_power_of_two(problem.ranks)
     while held < problem.ranks:

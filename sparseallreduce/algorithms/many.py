@@ -90,7 +90,7 @@ def allreduce_list(
 def _overlaps(
     call: ListCall, entries: Sequence[Sequence[int]], rank: int, ranks: int, machine: Machine | None, hosts: Hosts | None
 ) -> Generator[Step, Any, list[Overlap | None]]:
-    """What is known of each group's sets, of which samples are taken for this sum alone."""
+    """Exchange samples of each group's index sets, and return the overlap estimated for each group."""
     machine, near, found = call.call.machine or machine or Machine(), hosts is None or len(hosts.members) == 1, []
     for stream, counts in zip(call.fused, entries, strict=True):
         overlap = None

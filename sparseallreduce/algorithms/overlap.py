@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<QQ")  # the threshold, which is zero for a dense strea
 
 
 class Overlap(NamedTuple):
-    """What the ranks' sets have in common, and where they lie."""
+    """The estimated overlap of the ranks' index sets, and the distribution of their entries over positions."""
 
     union: tuple[tuple[int, float], ...]  # (m, entries of the union of m ranks' sets for each that they put in)
     spread: Spread | None  # where there are too many positions, they are not known to lie anywhere
