@@ -41,7 +41,10 @@ FLAT: dict[str, Algorithm] = {
     "ssar_ring": Algorithm(ssar_ring, cuts="sparse"),
     "dsar_split_allgather": Algorithm(dsar_split_allgather, (DenseAllgather,), cuts="dense"),
     "dsar_early_switch": Algorithm(
-        dsar_early_switch, (DenseAllgather,), {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1}
+        dsar_early_switch,
+        (DenseAllgather,),
+        {"group_size": lambda value: isinstance(value, Integral) and int(value) >= 1},
+        cuts="dense",
     ),
 }
 

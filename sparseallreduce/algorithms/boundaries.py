@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
+from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two, places_of
 from sparseallreduce.streams.partition import boundaries, parts_of
 from sparseallreduce.streams.stream import SparseStream
 
@@ -34,7 +34,7 @@ _EVEN = 27, 25  # what equal widths may cost for what parts that are all alike w
 _BINS = 64  # of as many entries each, in which positions are taken for uniformly random
 
 Counts: TypeAlias = NDArray[np.int64]
-Cutter: TypeAlias = Callable[[int, int, int], Sequence[int]]  # from a range and a number of parts to their bounds
+Cutter: TypeAlias = Callable[[int, int, int, int], Sequence[int]]  # from a range, a number of parts, and the ranks of a group, to bounds
 
 
 class Figures(NamedTuple):
@@ -43,6 +43,7 @@ class Figures(NamedTuple):
     entries: float = 1.0  # that come to the fullest part
     summed: float = 1.0  # entries in the sum of the fullest part
     gathered: float = 1.0  # bytes that the slowest rank waits for in an allgather of the sums
+    grouped: float = 1.0  # entries that one group of ranks has in its fullest section, where groups split
 
 
 class Parts(NamedTuple):
@@ -50,7 +51,6 @@ class Parts(NamedTuple):
 
     bounds: tuple[int, ...]
     figures: Figures = Figures()
-    even: Figures = Figures()  # of equal widths
 
 
 def quantile_places(count: int, rank: int, ranks: int) -> Counts:
@@ -79,9 +79,9 @@ def nearest_cut(below: Mapping[int, int], parts: int) -> list[int]:
     return [0, *(places[at] for at in np.where(nearer, after, after - 1).tolist()), places[-1]]
 
 
-def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None) -> Sequence[int]:
-    """Return the bounds of so many parts of a stream's range: those of ``cut``, or of equal widths."""
-    return parts_of(stream, parts) if cut is None else cut(stream.lo, stream.hi, parts)
+def bounds_of(stream: SparseStream, parts: int, cut: Cutter | None, group: int = 0) -> Sequence[int]:
+    """Return the bounds of so many parts of a stream's range: those of ``cut`` (see :meth:`Spread.parts`), or of equal widths."""
+    return parts_of(stream, parts) if cut is None else cut(stream.lo, stream.hi, parts, group or parts)
 
 
 class Spread:
@@ -99,9 +99,12 @@ class Spread:
         Entries of the sum for each that the ranks put in near each of them, as shares of ``UNIT``; by default the sum is dense.
     most : int
         Entries of the rank with most.
+    owners : ndarray of int64, optional
+        The rank that has each of the positions; by default all ranks are alike.
     """
 
-    def __init__(self, size: int, places: Counts, weights: Counts, shares: Counts | None, most: int) -> None:
+    def __init__(self, size: int, places: Counts, weights: Counts, shares: Counts | None, most: int, owners: Counts | None = None) -> None:
+        self._given = places, weights, owners
         order = np.argsort(places, kind="stable")
         places, weights = places[order], weights[order]
         self.size, self.most = size, most
@@ -115,7 +118,7 @@ class Spread:
             left = weights * shares[order]
             self.union = max(1, self.total * int(left.sum()) // (UNIT * int(weights.sum())))
             self._sum = _below(left)
-        self._found: dict[tuple[int, int, int, int], Parts] = {}
+        self._found: dict[tuple[int, int, int, int, int], Parts] = {}
         digest = hashlib.blake2b(repr((size, most, self.total, self.union)).encode(), digest_size=8)
         for array in (self._places, self._entries, self._sum):
             digest.update(array.astype("<i8").tobytes())
@@ -129,9 +132,9 @@ class Spread:
 
     def cutter(self, dense_bits: int = 0) -> Cutter:
         """Return what tells the bounds of :meth:`parts`."""
-        return lambda lo, hi, parts: self.parts(lo, hi, parts, dense_bits).bounds
+        return lambda lo, hi, parts, group: self.parts(lo, hi, parts, dense_bits, group).bounds
 
-    def parts(self, lo: int, hi: int, parts: int, dense_bits: int = 0) -> Parts:
+    def parts(self, lo: int, hi: int, parts: int, dense_bits: int = 0, group: int = 0) -> Parts:
         """Return the best cut of a range, or equal widths where these cost about as little.
 
         Parameters
@@ -141,11 +144,16 @@ class Spread:
         parts : int
         dense_bits : int
             Where the sums of parts are gathered as dense blocks, bits of a value; a zero takes one bit.
+        group : int, default parts
+            Ranks of a group. Each group splits the range in as many sections of parts, and halves these among the groups: see
+            :func:`~sparseallreduce.algorithms.exchange.places_of`.
         """
-        key = lo, hi, parts, dense_bits
+        group = group or parts
+        key = lo, hi, parts, dense_bits, group
         if key not in self._found:
             even = boundaries(hi - lo, parts, lo)
-            self._found[key] = Parts(tuple(even)) if parts == 1 or hi - lo < 2 else self._best(np.array(even, np.int64), dense_bits)
+            alone = parts == 1 or hi - lo < 2
+            self._found[key] = Parts(tuple(even)) if alone else self._best(np.array(even, np.int64), dense_bits, group)
         return self._found[key]
 
     @cached_property
@@ -164,7 +172,7 @@ class Spread:
         whole = int(mean // 1)
         return min(1.0, (1.0 + mean - whole) * (2.0**whole))
 
-    def _best(self, even: Counts, dense_bits: int) -> Parts:
+    def _best(self, even: Counts, dense_bits: int, group: int) -> Parts:
         lo, hi, parts = int(even[0]), int(even[-1]), len(even) - 1
         inside = slice(*np.searchsorted(self._places, [lo + 1, hi]))
         places = np.concatenate([even[:1], self._places[inside], even[-1:]])
@@ -181,28 +189,52 @@ class Spread:
             left = bits // (2 * dense_bits)
         below = np.stack([*found, gathered])
         sent, evenly = self.most * put_in // self.total * UNIT, int(_waited(np.full((1, parts), UNIT // parts, np.int64))[0])
+        groups = parts // group
 
-        def costing(bounds: Counts) -> tuple[Counts, list[int]]:
-            """Return the loads of the parts of some cuts, and the cost of each cut."""
+        def loads(bounds: Counts, interleaved: bool) -> tuple[Counts, Counts, Counts]:
+            """Return the entries of sections, the sums of parts, and what a rank waits for in the allgather, a row for each cut."""
             each = np.diff(_at(places, below, bounds), axis=-1)
-            fullest, waited = each[0].max(axis=1).tolist(), _waited(each[2]).tolist()
-            return each, [max(most * put_in, sent) + last * left for most, last in zip(fullest, waited, strict=True)]
+            held = places_of(parts, group, interleaved)
+            return each[0][:, held].reshape(-1, groups, group).sum(axis=1), each[1], _waited(each[2][:, held])
 
-        def figures_of(each: Counts) -> Figures:
-            """Return the figures of one cut, given the loads of its parts."""
-            fullest = (each[:2].max(axis=1) * parts / UNIT).tolist()
-            return Figures(*(max(1.0, figure) for figure in (*fullest, int(_waited(each[2:])[0]) / evenly)))
+        def costs_of(entries: Counts, waited: Counts) -> list[int]:
+            return [
+                max(most * put_in // groups, sent) + last * left
+                for most, last in zip(entries.max(axis=1).tolist(), waited.tolist(), strict=True)
+            ]
 
-        each, costs = costing(even[np.newaxis])
-        chosen, evens = even, figures_of(each[:, 0])
+        entries, summed, waited = loads(even[np.newaxis], False)
+        chosen, best = even, 0
+        cost = costs_of(entries, waited)[0]
         least = max(UNIT // parts * put_in, sent) + evenly * left
-        if costs[0] * _EVEN[1] > least * _EVEN[0]:
+        if cost * _EVEN[1] > least * _EVEN[0]:
             mixed = [(_MIXTURES - mixture) * below[0] + mixture * gathered for mixture in range(_MIXTURES + 1)]
-            bounds = np.stack([even, *(_cut(places, each, parts) for each in mixed)])
-            each, costs = costing(bounds)
-            best = costs.index(min(costs))
-            chosen, each = bounds[best], each[:, best : best + 1]
-        return Parts(tuple(chosen.tolist()), figures_of(each[:, 0]), evens)
+            bounds = np.stack([_cut(places, each, parts) for each in mixed])
+            tried = loads(bounds, True)
+            costs = costs_of(tried[0], tried[2])
+            if min(costs) < cost:
+                best = costs.index(min(costs))
+                chosen, (entries, summed, waited) = bounds[best], tried
+        figures = (
+            int(entries[best].max()) * group / UNIT,
+            int(summed[best].max()) * parts / UNIT,
+            int(waited[best]) / evenly,
+            self._grouped(chosen, group, chosen is not even),
+        )
+        return Parts(tuple(chosen.tolist()), Figures(*(max(1.0, figure) for figure in figures)))
+
+    def _grouped(self, bounds: Counts, group: int, interleaved: bool) -> float:
+        """Return the entries that a group has in its fullest section, divided by the mean of all groups and sections."""
+        places, weights, owners = self._given
+        parts = len(bounds) - 1
+        groups = parts // group
+        if groups == 1 or owners is None:
+            return 1.0
+        part = np.searchsorted(bounds[1:-1], places, side="right")
+        section = part % group if interleaved else part // groups
+        put_in = np.zeros((groups, group), np.int64)
+        np.add.at(put_in, (owners % parts // group, section), weights)
+        return int(put_in.max()) * parts / max(1, int(put_in.sum()))
 
 
 def _below(weights: Counts) -> Counts:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from sparseallreduce.algorithms.cost import Machine, Problem, outer_problem, predicted_time
+from sparseallreduce.algorithms.dsar_early_switch import core_of
 from sparseallreduce.algorithms.hierarchical import SPLIT, Hosts
 from sparseallreduce.algorithms.overlap import Overlap
 from sparseallreduce.streams.reduction import Reduction
@@ -137,13 +138,14 @@ def informed(problem: Problem, overlap: Overlap) -> Problem:
     problem, spread = problem._replace(union=overlap.union), overlap.spread
     if spread is None:
         return problem
+    group, groups = core_of(problem.ranks)
     blocks = spread.parts(0, problem.size, problem.ranks, 8 * problem.value_bytes)
     return problem._replace(
         lopsided=max(1.0, rounded(spread.most * problem.ranks) / rounded(spread.total)),
         crowding=spread.crowding,
         parts=spread.parts(0, problem.size, problem.ranks).figures,
         blocks=blocks.figures,
-        even_blocks=blocks.even,
+        early_blocks=spread.parts(0, problem.size, group * groups, 8 * problem.value_bytes, group).figures,
         host_parts=spread.parts(0, problem.size, problem.lanes).figures,
     )
 

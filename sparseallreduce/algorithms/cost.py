@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sparseallreduce.algorithms.boundaries import Figures
+from sparseallreduce.algorithms.dsar_early_switch import core_of
 from sparseallreduce.algorithms.exchange import halvings, lower_power_of_two
 from sparseallreduce.streams.reduction import CACHE_LINE
 from sparseallreduce.streams.wire import BITMAP, GAPS, Encoding, piece_bytes
@@ -102,7 +103,7 @@ class Problem(NamedTuple):
     crowding: tuple[float, float] = (1.0, 1.0)  # as of Spread: of the entries of a rank, and of the sum
     parts: Figures = Figures()  # where the index space is cut for all ranks
     blocks: Figures = Figures()  # the same for dense blocks
-    even_blocks: Figures = Figures()  # and for those of equal widths
+    early_blocks: Figures = Figures()  # and where groups of ranks split, and each part is halved among the groups
     host_parts: Figures = Figures()  # and for those of a host
     local: int = 1  # ranks next to each other that are on one host
     hosts: int = 1
@@ -455,24 +456,24 @@ def _dsar_split_allgather(problem: Problem, machine: Machine) -> float:
     return split_time(problem, machine, work, max(parts.entries, problem.lopsided)) + _dense_gather(problem, machine, parts.gathered)
 
 
-def _dsar_early_switch(problem: Problem, machine: Machine, group_size: int = 8) -> float:
-    group = min(group_size, problem.ranks)
-    groups = lower_power_of_two(problem.ranks // group)
+def _dsar_early_switch(problem: Problem, machine: Machine) -> float:
+    group, groups = core_of(problem.ranks)
     k, size = problem.entries, problem.size
     time = 0.0
     if group * groups < problem.ranks:
         time += step_time(problem, machine, problem.ranks, k, size, pair_time(problem, machine, k, size))
-    parts = problem.even_blocks
+    parts = problem.early_blocks
     work = parts.entries * _block_time(problem, machine, group)
-    fullest = max(parts.entries, problem.lopsided)
+    fullest = max(parts.entries, parts.grouped, problem.lopsided)
     time += split_time(problem._replace(ranks=group, local=min(problem.local, group)), machine, work, fullest)
-    halved = size / group
-    while groups > 1:
-        halved /= 2
-        nbytes = halved * problem.value_bytes
-        time += machine.alpha + nbytes * machine.beta + _copied(problem, machine, nbytes, nbytes)
-        time += machine.dense_pass(halved, nbytes, problem.on_device)
-        groups //= 2
+    share, added = parts.gathered / group, group
+    for distance in halvings(groups):
+        share /= 2
+        fullest = max(1.0, parts.grouped * group / added)  # as groups add up, their sections become alike
+        entries, extent = min(fullest * share * problem.held(added), share * size), share * size
+        work = machine.dense_pass(extent, extent * problem.value_bytes, problem.on_device)
+        time += step_time(problem, machine, distance * group, entries, extent, work, dense=True)
+        added *= 2
     return time + _dense_gather(problem, machine, parts.gathered)
 
 
@@ -494,7 +495,7 @@ def outer_problem(problem: Problem) -> Problem:
         lanes=1,
         parts=Figures(),
         blocks=Figures(),
-        even_blocks=Figures(),
+        early_blocks=Figures(),
         host_parts=Figures(),
     )
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from sparseallreduce.algorithms.boundaries import Cutter, bounds_of
 from sparseallreduce.algorithms.dsar_split_allgather import DenseBlock
-from sparseallreduce.algorithms.exchange import exchange_parts, fold, halve, halvings, lower_power_of_two
+from sparseallreduce.algorithms.exchange import (
+    exchange_parts,
+    exchange_sections,
+    fold,
+    halve,
+    halve_streams,
+    halvings,
+    lower_power_of_two,
+    places_of,
+)
 from sparseallreduce.algorithms.steps import DenseAllgather, Quantise, Schedule
-from sparseallreduce.streams.partition import parts_of, slice_range
+from sparseallreduce.streams.partition import parts_of, slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["dsar_early_switch"]
+__all__ = ["GROUP_SIZE", "core_of", "dsar_early_switch"]
+
+GROUP_SIZE = 8  # by default
 
 
-def dsar_early_switch(stream: SparseStream, rank: int, ranks: int, reduction: Reduction, group_size: int = 8) -> Schedule:
+def dsar_early_switch(
+    stream: SparseStream, rank: int, ranks: int, reduction: Reduction, group_size: int = GROUP_SIZE, cut: Cutter | None = None
+) -> Schedule:
     """Where the sum over a few ranks is dense already, the rest of the way is a dense reduce-scatter.
 
     The algorithm has four steps:
@@ -29,36 +46,48 @@ def dsar_early_switch(stream: SparseStream, rank: int, ranks: int, reduction: Re
     ----------
     group_size : int, default 8
         Ranks of a group, the paper's g; all ranks are one group if there are no more than that.
+    cut : callable, optional
+        Of the index space into parts, by where the ranks' entries lie; by default they are of equal widths. Parts of other widths are
+        interleaved: a rank's section has every g-th of them, so that frequent positions are spread over all sections.
     """
-    group = min(group_size, ranks)
-    groups = lower_power_of_two(ranks // group)
+    group, groups = core_of(ranks, group_size)
     core = group * groups
-    blocks = tuple(_block(stream, group, groups, other) for other in range(ranks))
+    bounds = bounds_of(stream, core, cut, group)
+    interleaved = list(bounds) != parts_of(stream, core)
+    places = places_of(core, group, interleaved)
+    blocks = tuple((bounds[part], bounds[part + 1]) for part in places) + ((stream.hi, stream.hi),) * (ranks - core)
     folded = yield from fold(stream, rank, ranks, core, reduction)
     if folded is None:
         mine = reduction.densify(slice_range(stream, stream.hi, stream.hi))
     else:
-        block = DenseBlock(reduction, group)
-        yield from exchange_parts(folded, parts_of(stream, group), rank, rank - rank % group, block.add)
-        mine = block.result()
+        first = rank - rank % group
         partners = [_partner(rank, group, distance) for distance in halvings(groups)]
-        mine = yield from halve(mine, rank, partners, reduction)
+        if interleaved:
+            parts = split(folded, bounds)
+            sections = [tuple(parts[part] for part in places[place::group]) for place in range(group)]
+            sums = [DenseBlock(reduction, group) for _ in range(groups)]
+            yield from exchange_sections(sections, rank, first, partial(_add, sums))
+            (mine,) = yield from halve_streams(tuple(each.result() for each in sums), rank, partners, reduction)
+        else:
+            block, own = DenseBlock(reduction, group), (rank - first) * groups
+            yield from exchange_parts(folded, bounds[::groups], rank, first, block.add)
+            mine = yield from halve(block.result(), rank, partners, reduction, bounds[own : own + groups + 1])
     result: SparseStream = yield DenseAllgather((yield Quantise(mine, rank, rank)), blocks, reduction.op)
     return result
+
+
+def _add(sums: Sequence[DenseBlock], place: int, parts: Sequence[SparseStream]) -> None:
+    """Add the parts of the rank at a place to their sums."""
+    for each, part in zip(sums, parts, strict=True):
+        each.add(place, part)
+
+
+def core_of(ranks: int, group_size: int = GROUP_SIZE) -> tuple[int, int]:
+    """Return the ranks of a group, and how many such groups, a power of two, take part."""
+    group = min(group_size, ranks)
+    return group, lower_power_of_two(ranks // group)
 
 
 def _partner(rank: int, group: int, distance: int) -> int:
     """The rank at the same place of the group whose number differs in the bit ``distance``."""
     return (rank // group ^ distance) * group + rank % group
-
-
-def _block(stream: SparseStream, group: int, groups: int, rank: int) -> tuple[int, int]:
-    """The range of the block that ``rank`` ends up with: empty for ranks in excess."""
-    if rank >= group * groups:
-        return stream.hi, stream.hi
-    number, place = divmod(rank, group)
-    lo, hi = parts_of(stream, group)[place : place + 2]
-    for distance in halvings(groups):
-        middle = (lo + hi) // 2
-        lo, hi = (middle, hi) if number & distance else (lo, middle)
-    return lo, hi

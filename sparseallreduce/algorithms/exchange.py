@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from sparseallreduce.algorithms.steps import Exchange, Quantise, Recv, RecvAny, Send, Shift, Step
+from sparseallreduce.algorithms.steps import Exchange, Payload, Quantise, Recv, RecvAny, Send, Shift, Step
 from sparseallreduce.streams.merging import Merging
 from sparseallreduce.streams.partition import slice_range, split
 from sparseallreduce.streams.reduction import Reduction
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["exchange_parts", "fold", "gather_parts", "halve", "halvings", "lower_power_of_two", "unfold"]
+__all__ = [
+    "exchange_parts",
+    "exchange_sections",
+    "fold",
+    "gather_parts",
+    "halve",
+    "halve_streams",
+    "halvings",
+    "lower_power_of_two",
+    "places_of",
+    "unfold",
+]
 
 
 def lower_power_of_two(ranks: int) -> int:
@@ -28,9 +39,23 @@ def halvings(ranks: int) -> list[int]:
     return [1 << bit for bit in reversed(range(ranks.bit_length() - 1))]
 
 
-def fold(
-    stream: SparseStream, rank: int, ranks: int, core: int, reduction: Reduction
-) -> Generator[Step, Any, SparseStream | None]:
+def places_of(parts: int, group: int, interleaved: bool) -> list[int]:
+    """Return the part that each rank ends up with, where groups of ranks split, and halve their sections among the groups.
+
+    A rank takes the section of its place in its group: adjoining parts, or every so many-th if they are interleaved. Of such sections each
+    half has every second part, so that neighbouring parts, which may be alike, are apart as long as possible.
+
+    >>> places_of(8, 2, False), places_of(8, 2, True)
+    ([0, 4, 1, 5, 2, 6, 3, 7], [0, 1, 4, 5, 2, 3, 6, 7])
+    """
+    groups, bits = parts // group, (parts // group - 1).bit_length()
+    if not interleaved:
+        return [rank % group * groups + rank // group for rank in range(parts)]
+    mirrored = [sum((number >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for number in range(groups)]
+    return [mirrored[rank // group] * group + rank % group for rank in range(parts)]
+
+
+def fold(stream: SparseStream, rank: int, ranks: int, core: int, reduction: Reduction) -> Generator[Step, Any, SparseStream | None]:
     """The pre-step for ranks in excess of ``core`` (thesis section 3.1.4): rank ``core + i`` hands its stream to rank ``i``.
 
     Returns the stream to go on with, or None on a rank that has handed it over; ``core <= ranks <= 2 * core``.
@@ -61,38 +86,69 @@ def exchange_parts(
     ``take(j, part)`` is called with our part of each of these ranks' streams, as soon as it is there, so that adding overlaps
     with what is still on its way (thesis section 4.1.4).
     """
-    parts = split(stream, bounds)
-    place, ranks = rank - first, len(parts)
+    sections = [(part,) for part in split(stream, bounds)]
+    return (yield from exchange_sections(sections, rank, first, lambda place, parts: take(place, *parts)))
+
+
+def exchange_sections(
+    sections: Sequence[tuple[SparseStream, ...]], rank: int, first: int, take: Callable[[int, tuple[SparseStream, ...]], None]
+) -> Generator[Step, Any, None]:
+    """Exchange as :func:`exchange_parts` does, where rank ``first + j`` is given several parts of the stream, in one message."""
+    place, ranks = rank - first, len(sections)
     for distance in range(1, ranks):  # starting behind ourselves, so that no rank is sent everything at once
         other = (place + distance) % ranks
-        yield Send(first + other, (yield Quantise(parts[other], rank, first + other)))
-    take(place, parts[place])
-    missing = set(range(first, first + ranks)) - {rank}
+        yield Send(first + other, (yield from _quantised(sections[other], rank, first + other)))
+    take(place, sections[place])
+    missing, several = set(range(first, first + ranks)) - {rank}, len(sections[place]) > 1
     while missing:
-        source, part = yield RecvAny(missing)
+        source, parts = yield RecvAny(missing, several)
         missing.remove(source)  # a new set each time would cost P**2
-        take(source - first, part)
+        take(source - first, parts if several else (parts,))
+
+
+def _quantised(streams: tuple[SparseStream, ...], holder: int, place: int) -> Generator[Step, Any, Payload]:
+    """Return streams as their receivers will know them; one alone without a tuple around it."""
+    known = []
+    for number, stream in enumerate(streams):
+        known.append((yield Quantise(stream, holder, place if number == 0 else (place << 32) + number)))
+    return tuple(known) if len(known) > 1 else known[0]
 
 
 def halve(
-    block: SparseStream, rank: int, partners: Iterable[int], reduction: Reduction
+    block: SparseStream, rank: int, partners: Iterable[int], reduction: Reduction, bounds: Sequence[int] | None = None
 ) -> Generator[Step, Any, SparseStream]:
-    """A reduce-scatter by recursive halving (thesis figure 3.8): what is left of ``block``, reduced over all ranks concerned.
+    """Reduce-scatter by recursive halving (thesis figure 3.8): return what is left of ``block``, reduced over all ranks concerned.
 
-    With each partner in turn, the lower rank of the two keeps the lower half of the range and the other the upper half.
+    With each partner in turn, the lower rank of the two keeps the lower half of the range and the other the upper half; with ``bounds``,
+    of as many parts of the range as there are ranks, the lower or upper half of the parts.
     """
     for partner in partners:
-        middle = (block.lo + block.hi) // 2
+        half = 0 if bounds is None else len(bounds) // 2
+        middle = (block.lo + block.hi) // 2 if bounds is None else bounds[half]
         halves = slice_range(block, block.lo, middle), slice_range(block, middle, block.hi)
         kept, given = halves if rank < partner else halves[::-1]
+        if bounds is not None:
+            bounds = bounds[: half + 1] if rank < partner else bounds[half:]
         given = yield Quantise(given, rank, partner)
         block = yield Exchange(partner, given, Merging(reduction, kept, first=rank < partner))
     return block
 
 
-def gather_parts(
-    part: SparseStream, rank: int, ranks: int, *, near_first: bool = False
-) -> Generator[Step, Any, list[SparseStream]]:
+def halve_streams(
+    streams: tuple[SparseStream, ...], rank: int, partners: Iterable[int], reduction: Reduction
+) -> Generator[Step, Any, tuple[SparseStream, ...]]:
+    """Reduce-scatter as :func:`halve` does, where the lower rank keeps the first half of several streams, and the other the second."""
+    for partner in partners:
+        half = len(streams) // 2
+        halves = streams[:half], streams[half:]
+        kept, given = halves if rank < partner else halves[::-1]
+        theirs = yield Exchange(partner, (yield from _quantised(given, rank, partner)))
+        pairs = zip(kept, theirs if isinstance(theirs, tuple) else (theirs,), strict=True)
+        streams = tuple(reduction.pair(*(pair if rank < partner else pair[::-1])) for pair in pairs)
+    return streams
+
+
+def gather_parts(part: SparseStream, rank: int, ranks: int, *, near_first: bool = False) -> Generator[Step, Any, list[SparseStream]]:
     """The streams of all ranks, in the order of the ranks, on every rank.
 
     By recursive doubling where the number of ranks is a power of two (thesis figure 3.6), by dissemination (Bruck) otherwise:

@@ -54,7 +54,7 @@ def on_group(
             case Recv():
                 value = yield step._replace(source=members[step.source])
             case RecvAny():
-                source, stream = yield RecvAny(frozenset(members[source] for source in step.sources))
+                source, stream = yield step._replace(sources=frozenset(members[source] for source in step.sources))
                 value = places[source], stream
             case Exchange():
                 value = yield step._replace(partner=members[step.partner])

@@ -113,13 +113,24 @@ def _spread(found: dict[int, NDArray[Any]], counts: Sequence[int], holds: NDArra
     everywhere = size * np.arange(1, 2 * QUANTILES, 2, dtype=np.int64) // (2 * QUANTILES)
     of_ranks = [found[rank][:QUANTILES].astype(np.int64) if rank in found else everywhere for rank in range(len(counts)) if counts[rank]]
     places, weights = np.concatenate(of_ranks), np.repeat([count for count in counts if count], QUANTILES)
+    owners = np.repeat([rank for rank, count in enumerate(counts) if count], QUANTILES)
     if len(found) < len(of_ranks):
-        return Spread(size, places, weights, None, max(counts))
+        return Spread(size, places, weights, None, max(counts), owners)
+    weights = weights.astype(np.int64)
     blocks = max(1, len(positions) // _BLOCK)
     edges = np.arange(blocks + 1) * len(positions) // blocks
-    shares = np.diff(edges) * UNIT // np.add.reduceat(holds.sum(axis=0, dtype=np.int64), edges[:-1])
     block = np.searchsorted(positions[edges[1:-1]], places, side="right")
-    return Spread(size, places, weights.astype(np.int64), shares[block], max(counts))
+    # Of the entries of a block so many are left in the sum as positions for each that ranks hold, in the sample. Where some positions are
+    # held by far more ranks than others, whether they are in the sample decides: there, quantiles tell how many entries the block has.
+    count, held = np.diff(edges), holds.sum(axis=0, dtype=np.int64)
+    entries, squares = np.add.reduceat(held, edges[:-1]), np.add.reduceat(held * held, edges[:-1])
+    put_in = np.zeros(blocks, np.int64)
+    np.add.at(put_in, block, weights)
+    total, all_held = int(weights.sum()), int(held.sum())
+    told = [max(1, all_held * weight // total) for weight in put_in.tolist()]
+    entries = np.where(count * squares <= 2 * entries * entries, entries, np.maximum(told, count))
+    shares = count * UNIT // entries
+    return Spread(size, places, weights, shares[block], max(counts), owners)
 
 
 def _hashes(indices: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,7 @@ step                                   result
 ====================================== =========================================================================================
 ``Send(dest, stream)``                 None, at once; the stream is frozen and travels in the background
 ``Recv(source)``                       the next stream from ``source``
-``RecvAny(sources)``                   ``(source, stream)``, the first that arrives from any of ``sources``
+``RecvAny(sources, ...)``              ``(source, stream)``, the first that arrives from any of ``sources``
 ``Exchange(partner, stream, merging)`` the stream that ``partner`` exchanges for it
 ``Shift(dest, stream, source, ...)``   the stream from ``source``, while ours travels to ``dest``
 ``DenseAllreduce(stream, op, ...)``    the reduction of the dense streams of all ranks
@@ -23,9 +23,9 @@ step                                   result
 ``DeviceMessages()``                   whether messages may carry streams as they lie on a device, at once
 ====================================== =========================================================================================
 
-In an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, and
-the other side gives a tuple too. With a ``merging``, the result is the reduction that it makes of the stream which arrives, on whose
-pieces it may begin before all are there.
+In a ``Send``, an ``Exchange`` or a ``Shift``, a tuple of streams may stand for one: they travel in one message and arrive as a tuple, if
+the other side gives a tuple too, or waits for several streams. With a ``merging``, the result is the reduction that it makes of the stream
+which arrives, on whose pieces it may begin before all are there.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class RecvAny(NamedTuple):
     """Wait for a message from any of ``sources``."""
 
     sources: Set[int]
+    several: bool = False  # whether it is of several streams, and a tuple of them is the result
 
 
 class Exchange(NamedTuple):

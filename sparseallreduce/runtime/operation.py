@@ -328,7 +328,7 @@ class Operation(Failing):
                 return False, None
             source, streams = message
             if isinstance(step, RecvAny):
-                value = source, streams[0]
+                value = source, tuple(streams) if step.several else streams[0]
             else:
                 value = tuple(streams) if isinstance(step, Exchange | Shift) and isinstance(step.stream, tuple) else streams[0]
                 if isinstance(step, Exchange | Shift) and step.merging is not None:

@@ -33,7 +33,7 @@ class Cuts:
     def cutter(self, dense_bits=0):
         return lambda *given: self.parts(*given).bounds
 
-    def parts(self, lo, hi, parts, dense_bits=0):
+    def parts(self, lo, hi, parts, dense_bits=0, group=0):
         places = [lo + int(share * (hi - lo)) + beside for share, beside in zip(self._shares, self._beside, strict=True)]
         inner = [min(max(place, lo), hi) for place in places] * parts
         return Parts((lo, *sorted(inner[: parts - 1]), hi))
@@ -48,10 +48,10 @@ CUTS = st.lists(st.sampled_from([0.0, 0.5, 0.5, 1.0, 0.25, 0.999]), min_size=16,
 def test_sums_are_right_wherever_the_index_space_is_cut(algorithm, case, delivery, shares, beside):
     """With empty parts, all in one, and bounds that lie a position apart."""
     network = sar.Network(hosts=3 if algorithm == "hierarchical" else None)
+    options = {"hierarchical": {"outer": "ssar_split_allgather"}, "dsar_early_switch": {"group_size": 2}}.get(algorithm, {})
     even = sar.simulate(case.streams, algorithm, network, op=case.operator)
     with mock.patch.object(api, "overlap_of", return_value=Overlap(((1, 1.0), (case.ranks, 1.0)), Cuts(shares, beside))):
-        outer = {"outer": "ssar_split_allgather"} if algorithm == "hierarchical" else {}
-        out = sar.simulate(case.streams, algorithm, network, op=case.operator, delivery=delivery, **outer)
+        out = sar.simulate(case.streams, algorithm, network, op=case.operator, delivery=delivery, **options)
     assert_reduction(out.outputs[0], case.entries, case.size, case.operator, case.exact)
     assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
     if algorithm == "ssar_split_allgather":  # whose order of addition is that of the ranks, whoever adds up
@@ -91,13 +91,13 @@ def test_parts_cover_the_range_and_what_is_expected_of_them_comes_true(kind, ran
     union = np.unique(positions)
     for lo, hi in ((0, SIZE), (5000, 90_001), (SIZE // 3, SIZE // 3 + 1), (7, 7)):
         for dense_bits in (0, 32):
-            bounds, figures, _ = spread.parts(lo, hi, ranks, dense_bits)
+            bounds, figures = spread.parts(lo, hi, ranks, dense_bits)
             assert (bounds[0], bounds[-1], len(bounds)) == (lo, hi, ranks + 1)
             assert all(low <= high for low, high in pairwise(bounds))
             assert min(figures) >= 1.0
-            assert spread.cutter(dense_bits)(lo, hi, ranks) is bounds
+            assert spread.cutter(dense_bits)(lo, hi, ranks, ranks) is bounds
     if kind not in ("one place", "the ends"):
-        bounds, figures, _ = spread.parts(0, SIZE, ranks)
+        bounds, figures = spread.parts(0, SIZE, ranks)
         fullest = np.histogram(positions, bounds)[0].max() * ranks / len(positions)
         assert figures.entries == pytest.approx(fullest, rel=0.15)
         assert spread.union == pytest.approx(len(union), rel=0.15)
@@ -121,6 +121,22 @@ def test_skewed_sets_take_as_long_as_if_they_were_permuted():
         assert times[0] <= 1.15 * times[1]
         auto, *fixed = (sar.simulate(streams, name, network).time for name in ("auto", "ssar_split_allgather", "ssar_recursive_doubling"))
         assert auto <= 1.1 * min(fixed)
+
+
+def test_early_switching_takes_as_long_for_skewed_sets_as_if_they_were_permuted():
+    """Whose sections then have every eighth part."""
+    numbers = np.random.default_rng(0).permutation(SIZE)
+    network = sar.Network(latency=1e-6, bandwidth=1.25e8)
+    streams = streams_of("zipf", 32)
+    permuted = [sar.SparseStream(np.sort(numbers[stream.indices]), stream.values, SIZE) for stream in streams]
+    skewed, uniform = (sar.simulate(given, "dsar_early_switch", network).time for given in (streams, permuted))
+    assert skewed <= 1.15 * uniform
+
+
+def test_a_group_whose_ranks_have_their_entries_in_one_section_is_known_to_take_longer():
+    shifted = overlap_of([sar.SparseStream(4096 * rank + np.arange(0, 4096, 4), np.ones(1024), SIZE) for rank in range(64)]).spread
+    assert shifted.parts(0, SIZE, 64, 32, 8).figures.grouped > 4
+    assert overlap_of(streams_of("uniform", 64)).spread.parts(0, SIZE, 64, 32, 8).figures.grouped < 1.3
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ssar_split_allgather"])
@@ -154,7 +170,7 @@ def test_any_spread_is_cut_without_overflow(places, weight, share, parts, dense_
     weights, shares = np.arange(1, count + 1) * weight, np.full(count, share)
     with np.errstate(all="raise"):
         spread = Spread(size, np.array(places), weights, shares, weight)
-        bounds, figures, _ = spread.parts(0, size, parts, dense_bits)
+        bounds, figures = spread.parts(0, size, parts, dense_bits)
         assert all(0.0 < share <= 1.0 for share in spread.crowding)
     assert (bounds[0], bounds[-1]) == (0, size) and all(low <= high for low, high in pairwise(bounds))
     assert max(figures) <= parts * 1.01

@@ -7,11 +7,13 @@ import random
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from itertools import count
-from typing import Protocol, TypeAlias
+from itertools import count, pairwise
+from typing import NamedTuple, Protocol, TypeAlias
 
 from sparseallreduce.runtime.simulator.message import Message
 from sparseallreduce.runtime.simulator.network import Network, Ports
+from sparseallreduce.streams.partition import boundaries
+from sparseallreduce.streams.wire import piece_bytes
 
 __all__ = ["AnyOrder", "ByTime", "Chooser", "Delivery", "delivery_of"]
 
@@ -41,27 +43,44 @@ def delivery_of(order: int | Chooser | None, network: Network, ranks: int) -> De
 
 class _Event(Enum):
     RESUME = "a rank goes on"
-    LEAVES = "the latency of a message has passed; the link of its host may be busy"
-    HEAD = "the first byte of a message is at its receiver, whose port may be busy"
+    LEAVES = "a piece leaves, of the first the latency has passed; the link of its host may be busy"
+    HEAD = "the first byte of a piece is at its receiver, whose port may be busy"
     TAIL = "the last byte of a message has been received and read"
 
 
+class _Piece(NamedTuple):
+    """A part of a message that takes a port, or a link, at a time."""
+
+    message: Message
+    nbytes: int
+    is_first: bool
+    is_last: bool
+
+
 class ByTime:
-    """Messages arrive when the network brings them; of two events at one time, that which was made first comes first."""
+    """Messages arrive when the network brings them; of two events at one time, that which was made first comes first.
+
+    Long messages travel in pieces, as those of the runtime between hosts do. So a message that is early does not keep a receiver from the
+    one that it waits for: the two share the port, piece by piece.
+    """
 
     def __init__(self, network: Network, ranks: int) -> None:
         self._ports = Ports(network, ranks)
         self._numbers = count()
-        self._events: list[tuple[float, int, _Event, int | Message]] = []
-        # Of each rank, messages in the order in which they leave. Only the first of them is among the events, which are few then however
+        self._events: list[tuple[float, int, _Event, int | _Piece]] = []
+        # Of each rank, pieces in the order in which they leave. Only the first of them is among the events, which are few then however
         # many messages there are.
-        self._leaving: list[deque[tuple[int, float, Message]]] = [deque() for _ in range(ranks)]
+        self._leaving: list[deque[tuple[int, float, _Piece]]] = [deque() for _ in range(ranks)]
 
     def send(self, message: Message, ready: float) -> None:
         """Take a message, which leaves when the sender's port is free."""
         leaving = self._leaving[message.source]
-        leaving.append((next(self._numbers), ready, message))
-        if len(leaving) == 1:
+        is_free = not leaving
+        count = max(1, -(-message.nbytes // piece_bytes(message.nbytes)))
+        ends = boundaries(message.nbytes, count)
+        for number, (low, high) in enumerate(pairwise(ends)):
+            leaving.append((next(self._numbers), ready, _Piece(message, high - low, number == 0, number == count - 1)))
+        if is_free:
             self._first_leaves(message.source)
 
     def run(self, ranks: int, resume: Resume, deliver: Callable[[Message], bool]) -> None:
@@ -70,33 +89,37 @@ class ByTime:
             self._at(0.0, _Event.RESUME, rank)
         while self._events:
             now, _, event, what = heapq.heappop(self._events)
-            if not isinstance(what, Message):
+            if not isinstance(what, _Piece):
                 resume(what, now)
-            elif event is _Event.LEAVES:
-                head = self._ports.depart(what.source, what.dest, what.nbytes, now)
-                self._leaving[what.source].popleft()
-                self._first_leaves(what.source)
+                continue
+            message = what.message
+            if event is _Event.LEAVES:
+                head = self._ports.depart(message.source, message.dest, what.nbytes, now)
+                self._leaving[message.source].popleft()
+                self._first_leaves(message.source)
                 if head > now:
                     self._at(head, _Event.HEAD, what)
                 else:
                     self._arrives(what, now)
             elif event is _Event.HEAD:
                 self._arrives(what, now)
-            elif deliver(what):
-                self._at(now, _Event.RESUME, what.dest)
+            elif deliver(message):
+                self._at(now, _Event.RESUME, message.dest)
 
     def _first_leaves(self, source: int) -> None:
-        """Make an event of the first message that a rank has not sent yet, if any."""
+        """Make an event of the first piece that a rank has not sent yet, if any."""
         if self._leaving[source]:
-            number, ready, message = self._leaving[source][0]
-            time = self._ports.leaves(source, message.dest, ready)
-            heapq.heappush(self._events, (time, number, _Event.LEAVES, message))
+            number, ready, piece = self._leaving[source][0]
+            time = self._ports.leaves(source, piece.message.dest, ready, piece.is_first)
+            heapq.heappush(self._events, (time, number, _Event.LEAVES, piece))
 
-    def _arrives(self, message: Message, head: float) -> None:
-        tail = self._ports.arrive(message.source, message.dest, message.nbytes, head)
-        self._at(tail + message.coding, _Event.TAIL, message)
+    def _arrives(self, piece: _Piece, head: float) -> None:
+        message = piece.message
+        tail = self._ports.arrive(message.source, message.dest, piece.nbytes, head)
+        if piece.is_last:
+            self._at(tail + message.coding, _Event.TAIL, piece)
 
-    def _at(self, time: float, event: _Event, what: int | Message) -> None:
+    def _at(self, time: float, event: _Event, what: int | _Piece) -> None:
         heapq.heappush(self._events, (time, next(self._numbers), event, what))
 
 

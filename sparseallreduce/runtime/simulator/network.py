@@ -16,9 +16,10 @@ __all__ = ["Network", "Ports", "coding_time", "machine_of"]
 class Network(NamedTuple):
     """The alpha-beta model (thesis section 3.1.1): a message of L bytes takes ``latency + L / bandwidth``.
 
-    Every rank sends one message at a time and receives one at a time, both at once. With ``hosts``, ranks of a host send to each other by
-    the local latency and bandwidth, each rank at its own; what goes to other hosts or comes from them shares the host's link: the bytes of
-    one message at a time leave it, and those of one enter it, while the latencies of its ranks pass side by side.
+    Every rank sends one message at a time and receives one at a time, both at once; of long messages, a piece at a time. With ``hosts``,
+    ranks of a host send to each other by the local latency and bandwidth, each rank at its own; what goes to other hosts or comes from them
+    shares the host's link: the bytes of one piece at a time leave it, and those of one enter it, while the latencies of its ranks pass side
+    by side.
     """
 
     latency: float = 1e-6  # alpha, seconds
@@ -102,10 +103,13 @@ class Ports:
         self._free_to_send, self._out = [0.0] * ranks, [0.0] * ranks
         self._free_to_receive, self._in = [0.0] * ranks, [0.0] * ranks
 
-    def leaves(self, source: int, dest: int, ready: float) -> float:
-        """When the latency has passed of a message that the sender has ``ready`` at a time; to be asked for one at a time of a rank."""
-        latency, _ = self._link(source, dest)
-        return max(ready, self._free_to_send[source]) + latency
+    def leaves(self, source: int, dest: int, ready: float, is_first: bool = True) -> float:
+        """Return when a piece of a message leaves that the sender has ``ready`` at a time; to be asked for one at a time of a rank.
+
+        The first piece leaves when the latency of the message has passed.
+        """
+        free = max(ready, self._free_to_send[source])
+        return free + self._link(source, dest)[0] if is_first else free
 
     def depart(self, source: int, dest: int, nbytes: int, now: float) -> float:
         """When the first byte is at the receiver of a message whose latency has just passed; of all ranks, in the order of time."""

@@ -90,7 +90,8 @@ class Rank:
         if not self._inbox[source]:
             del self._inbox[source]
         message: Any = content
-        if isinstance(content, tuple) and not (isinstance(step, _SENDING) and isinstance(step.stream, tuple)):
+        several = step.several if isinstance(step, RecvAny) else isinstance(step, _SENDING) and isinstance(step.stream, tuple)
+        if isinstance(content, tuple) and not several:
             message = content[0]
         if isinstance(step, _SENDING) and step.merging is not None:
             message = step.merging.finish(message)
