@@ -12,7 +12,7 @@ from mpi_cases import each, on_ranks
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
 from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
-from sparseallreduce.linear.solvers import CoCoA, Newton, RoundOptions, RoundTrainer
+from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, TruncatedNewton
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 
@@ -63,9 +63,9 @@ def case_any_number_of_ranks_comes_to_the_same_optimum(comm, loss):
 def case_newton_steps_do_not_depend_on_the_number_of_ranks(comm, loss, split):
     bounds = None if split == "alike" else np.r_[0, np.full(comm.size, SAMPLES)]
     options = {"l2": L2, "tolerance": 1e-8}
-    found = Newton(part(comm, bounds), LOSSES[loss](), comm=comm, **options)
+    found = TruncatedNewton(part(comm, bounds), LOSSES[loss](), comm=comm, **options)
     weights = found.fit()
-    alone = Newton(Dataset.from_scipy(*matrix()), LOSSES[loss](), comm=sar.SERIAL, **options)
+    alone = TruncatedNewton(Dataset.from_scipy(*matrix()), LOSSES[loss](), comm=sar.SERIAL, **options)
     np.testing.assert_allclose(weights, alone.fit(), atol=1e-9)
     assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
     assert (len(found.history), found.products) == (len(alone.history), alone.products)

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.linear.data.checks import check_squares, largest_of
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes, sum_of_squares
+from sparseallreduce.linear.kernels.magnitudes import column_sums, raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import agreed, told
 from sparseallreduce.streams.stream import SparseStream
@@ -28,10 +28,13 @@ __all__ = [
     "scaled",
     "scaled_by_entry",
     "typical_value",
+    "units_differ",
+    "units_differ_in",
 ]
 
 Array = NDArray[Any]
 
+_APART = 1.0  # standard deviation of the logarithms of typical values, above which columns have different units
 _ROWS = 1024  # of a rank that the largest eigenvalue is estimated from
 _ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues raised to twice that is what is left of the error
 
@@ -191,6 +194,48 @@ def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
     0.2
     """
     return float(f"{np.sqrt(moments[1] / max(nonzeros, 1)) / batch:.6g}")
+
+
+def units_differ(table: Array, share: float = 1.0) -> bool:
+    """Return True if the typical values of columns are so far apart that their units must differ.
+
+    The root mean squares of the non-zeros of all columns are compared: the standard deviation of their logarithms is above one, where each
+    column counts by its non-zeros. It is 0.4 of the pixels of digits, 0.5 of counts of words or tf-idf, 0 of zeros and ones, and 2 to 6 of
+    statistics and measurements.
+
+    Parameters
+    ----------
+    table : ndarray, shape (columns, 4)
+        What the non-zeros of each column count, how many there are, and the sums of their values and of the squares of these.
+    share : float
+        Of the deviation that is asked for.
+
+    Examples
+    --------
+    >>> units_differ(np.array([[10, 10, 10, 10.0], [10, 10, 1e4, 1e7]]))
+    True
+    >>> units_differ(np.array([[10, 10, 10, 10.0], [10, 10, 20, 40.0]]))
+    False
+    """
+    counted, entries, _, squares = table.T
+    known = (counted > 0) & (squares > 0)
+    entries, sizes = entries[known], np.log(squares[known] / counted[known]) / 2
+    if not len(sizes):
+        return False
+    mean = np.average(sizes, weights=entries)
+    return float(np.average(np.square(sizes - mean), weights=entries)) > (share * _APART) ** 2
+
+
+def units_differ_in(dataset: Dataset) -> bool:
+    """Return True if the columns of this rank's samples have different units, see :func:`units_differ`."""
+    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+    values = dataset.values[begin:end]
+    if not len(values) or bool((values == values[0]).all()):
+        return False
+    sums = np.zeros(4 * dataset.features)
+    column_sums(dataset.indptr, dataset.indices, dataset.values, np.empty(0) if dataset.weights is None else dataset.weights, sums)
+    table = sums.reshape(-1, 4)
+    return units_differ(table[table[:, 1] > 0])
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:
