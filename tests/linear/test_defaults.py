@@ -199,3 +199,14 @@ def test_the_dual_of_several_classes_never_falls():
     found.fit()
     dual = np.array([each.dual for each in found.history])
     assert np.all(np.diff(dual) >= -1e-12 * np.abs(dual[1:])) and found.history[-1].gap >= 0
+
+
+@pytest.mark.parametrize("solver", ["newton", "dual"])
+@pytest.mark.parametrize("unit", [1e200, 1e300])
+def test_columns_whose_squares_overflow_are_divided_by_their_largest_magnitude(solver, unit):
+    X, y = classes()
+    huge = np.arange(X.shape[1]) % 3 == 0
+    ours = LogisticRegression(solver=solver, tol=1e-6).fit(X * np.where(huge, unit, 1.0), y)
+    taken = np.where(huge, X / np.abs(X).max(axis=0), (X - X.mean(axis=0)) / X.std(axis=0))
+    theirs = Reference(tol=1e-10, max_iter=10_000).fit(taken, y)
+    np.testing.assert_allclose(ours.decision_function(X * np.where(huge, unit, 1.0)), theirs.decision_function(taken), atol=2e-2)

@@ -307,3 +307,26 @@ def case_samples_too_many_for_one_rank_stay_where_they_are(comm):
     found.fit()
     assert not any(each.gathered for each in found.history)
     assert found.history[-1].dual > found.history[0].dual
+
+
+@on_ranks(1, 2, 3)
+@each(free=[False, True])
+def case_columns_whose_squares_overflow_on_some_rank_are_scaled_on_all(comm, free):
+    X, y = matrix()
+    X = X.astype(np.float64)
+    X.sort_indices()
+    X.data[X.indices == 7] *= 1e300
+    X.data[X.indices == 8] *= 1e200
+    rows = np.array_split(np.arange(SAMPLES), comm.size)[comm.rank]
+    whole = replace(Dataset.from_scipy(abs(X) > 0, y), values=X.data)  # float64
+    data = Dataset.from_scipy(X[rows] != 0, y[rows], first_sample=int(rows[0]), total_samples=SAMPLES)
+    data = replace(data, values=X[rows].data)
+    options = {"l2": L2, "tolerance": 1e-7, "free_intercept": free, "scale_features": None}
+    for solver in (CoCoA, TruncatedNewton):
+        found = solver(data, Logistic(), comm=comm, rounds=5000, **options).fit()
+        alone = solver(whole, Logistic(), comm=sar.SERIAL, rounds=5000, **options).fit()
+        assert np.isfinite(found).all() and found[7] != 0
+        np.testing.assert_allclose(X @ found[:-1] + found[-1], X @ alone[:-1] + alone[-1], atol=1e-2)
+        refused = DatasetError if free else SparseAllreduceError
+        with pytest.raises(refused):
+            solver(data, Logistic(), comm=comm, **options | {"scale_features": False}).fit()

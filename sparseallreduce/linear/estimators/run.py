@@ -34,7 +34,7 @@ from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent
-from sparseallreduce.runtime.objects import agreed, gather
+from sparseallreduce.runtime.objects import agreed
 
 __all__ = ["Call", "TrainedEstimator"]
 
@@ -85,7 +85,7 @@ class TrainedEstimator(Parameterised):
         if not is_auto(self.scale_features):
             self._is_scaled = bool(self.scale_features)
         elif not (onward and self._is_scaled is not None):
-            self._is_scaled = any(gather(comm, agreed(comm, lambda: units_differ_in(dataset))))
+            self._is_scaled = units_differ_in(dataset, comm)
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
         """The largest second derivative of the loss by the score, or what stands for it in choosing a learning rate; collective."""
@@ -167,7 +167,8 @@ class TrainedEstimator(Parameterised):
         """
         chosen, dataset = self._choices(), strategy.dataset
         if isinstance(strategy.weights, AdaptiveWeights):
-            strategy.weights.alike = bool(self._is_scaled)
+            # Where it is left open whether to scale, features that are not scaled are comparable.
+            strategy.weights.alike = bool(self._is_scaled) or is_auto(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)

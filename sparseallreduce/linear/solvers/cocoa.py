@@ -180,7 +180,8 @@ class CoCoA:
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
-        self._local.take(frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features))
+        frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
+        agreed(self.comm, lambda: self._local.take(frame))
         self._centre = np.zeros(self._local.width)  # of a free intercept: the distance from this is penalised
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
         self._due, self._recollect, self._bound = False, False, 0.0

@@ -62,18 +62,13 @@ class LocalProblem:
     width = 1  # weights of a feature
 
     def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
-        self.loss, self._settings = loss, (loss, l2, intercept, seed)
+        self.loss, self._settings, self._dataset = loss, (loss, l2, intercept, seed), dataset
         self.numbering = numbering = Numbering(dataset, intercept)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._norms = np.empty(dataset.rows)
         values = self._values = dataset.values[begin:end]
         indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
         ones = kernels.squared_norms(indptr, read_only(numbering.indices), values, frame, float(intercept), self._norms)
-        if not np.isfinite(self._norms).all():
-            row = int(np.flatnonzero(~np.isfinite(self._norms))[0])
-            raise DatasetError(
-                f"{dataset.source}: the squares of sample {dataset.first_sample + row}'s values sum to no finite number: scale them"
-            )
         self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, frame, dataset.labels
         self.frame: Frame | None = None
         counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
@@ -91,9 +86,21 @@ class LocalProblem:
         self.margins = np.empty(dataset.rows)
 
     def take(self, frame: Frame | None) -> None:
-        """Take values for others from now on, before the first pass; its features have their places."""
-        if frame is None:
-            return
+        """Take values for others from now on, before the first pass; its features have their places.
+
+        Raises
+        ------
+        DatasetError
+            If the squares of a sample's values then sum to no finite number.
+        """
+        if frame is not None:
+            self._reframe(frame)
+        strange = np.flatnonzero(~np.isfinite(self._norms))
+        if len(strange):
+            where = f"{self._dataset.source}: the squares of sample {self._dataset.first_sample + strange[0]}'s values"
+            raise DatasetError(f"{where} sum to no finite number: scale them")
+
+    def _reframe(self, frame: Frame) -> None:
         indptr, indices, _, _, labels = self._rows
         values = self._values  # also if all are ones here: those of other ranks are not
         self.frame, pairs = frame, frame.by_place(self.numbering)
