@@ -29,9 +29,9 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
 from sparseallreduce.linear.data.parts import Data
-from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, chosen_solver, in_rounds
+from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, chosen_solver, in_rounds, svm_loss
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
-from sparseallreduce.linear.models import LOSSES, MODELS, Logistic
+from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
 from sparseallreduce.linear.strategies.lossy import DENSITY
@@ -63,7 +63,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--loss",
     type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
     help="svm: hinge or squared_hinge. linear: squared, huber, quantile, or poisson, which predicts the exponential of the score; "
-    "the first by default.",
+    "the first by default, but of svm squared_hinge where steps are not asked for.",
 )
 @click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
 @click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
@@ -233,6 +233,8 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     if solver == AUTO:
         solver = SGD if train_options.asks_for_steps(chosen, given) else DUAL
     asked = asked | {"solver": solver, "solver_is_said": solver == SGD or chosen["solver"] != AUTO}
+    if asked["model"] == Hinge.name and asked["loss"] is None:
+        asked = asked | {"loss": svm_loss(solver, False)}
     chosen = train_options.completed(asked, initial_model is not None, given)
     train_options.check(chosen, test is not None)
     array_module_of(chosen["device"])

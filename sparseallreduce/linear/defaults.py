@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.models import Hinge, LinearModel, SquaredHinge
 from sparseallreduce.linear.multiclass import OneVsRest
 from sparseallreduce.linear.solvers.losses import has_dual
 from sparseallreduce.linear.solvers.newton import MOST_WEIGHTS, has_curvature
 from sparseallreduce.linear.solvers.rounds import DUAL, NEWTON
 
-__all__ = ["AUTO", "COCOA", "DUAL", "NEWTON", "PENALTIES", "SGD", "SOLVERS", "Factors", "Penalty", "chosen_solver", "in_rounds"]
+__all__ = [
+    "AUTO",
+    "COCOA",
+    "DUAL",
+    "NEWTON",
+    "PENALTIES",
+    "SGD",
+    "SOLVERS",
+    "Factors",
+    "Penalty",
+    "chosen_solver",
+    "in_rounds",
+    "svm_loss",
+]
 
 AUTO, COCOA, SGD = "auto", "cocoa", "sgd"
 #: Names of solvers: dual coordinate ascent in rounds, the same with an intercept that is penalised as LIBLINEAR's is, Newton's method, and
@@ -100,6 +113,20 @@ class Penalty(NamedTuple):
 def in_rounds(solver: str) -> bool:
     """Whether a solver, not "auto", makes rounds over samples in memory, and not steps."""
     return solver in (DUAL, COCOA, NEWTON)
+
+
+def svm_loss(solver: str, asks_for_steps: bool) -> str:
+    """Return the loss of a support vector machine where none is said.
+
+    It is the squared hinge, as of LIBLINEAR and scikit-learn's ``LinearSVC``, which is as accurate and whose optimum takes fewer rounds;
+    but the hinge of steps that are asked for, whose rates are tuned to it, and of "cocoa", which is the published method.
+
+    Examples
+    --------
+    >>> svm_loss("auto", False), svm_loss("sgd", False)
+    ('squared_hinge', 'hinge')
+    """
+    return Hinge.loss_name if asks_for_steps or solver in (SGD, COCOA) else SquaredHinge.loss_name
 
 
 def chosen_solver(solver: str, model: LinearModel, features: int, factors: Factors, asks_for_steps: bool, holds_out: bool) -> str:

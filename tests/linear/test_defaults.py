@@ -103,13 +103,13 @@ def test_support_vector_machines_are_those_of_scikit_learn():
     X, y = classes(samples=300)
     X -= X.mean(axis=0)
     theirs = LinearSVC(loss="squared_hinge", dual=False, tol=1e-10, intercept_scaling=1000, max_iter=100_000).fit(X, y)
-    ours = LinearSVM(loss="squared_hinge", tol=1e-8).fit(X, y)
-    assert ours.solver_ == "newton" and LinearSVM().fit(X, y).solver_ == "dual"
+    ours = LinearSVM(tol=1e-8).fit(X, y)
+    assert ours.solver_ == "newton" and LinearSVM(loss="hinge").fit(X, y).solver_ == "dual"
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
-    hinge = LinearSVM(tol=1e-4, max_iter=20_000).fit(X, y)
+    hinge = LinearSVM(loss="hinge", tol=1e-4, max_iter=20_000).fit(X, y)
     last = hinge.history_[0][-1]
     assert last.gap <= 1e-4 * last.loss
-    assert LinearSVM().fit(X, y).score(X, y) >= hinge.score(X, y) - 0.01
+    assert LinearSVM(loss="hinge").fit(X, y).score(X, y) >= hinge.score(X, y) - 0.01
 
 
 @pytest.mark.parametrize("solver", ["auto", "dual"])
@@ -174,7 +174,7 @@ def test_the_command_and_the_estimators_choose_alike(tmp_path, model, make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = estimator().fit(X.astype(np.float32), y)
-    solver = "sgd" if model == "linear" and make is wide else "newton" if make is classes and model != "svm" else "dual"
+    solver = "sgd" if model == "linear" and make is wide else "newton" if make is classes else "dual"
     assert report["results"]["solver"] == ours.solver_ == solver
     if solver != "sgd":
         assert f"solver {solver}, C 1" in done.output or model == "linear"
@@ -210,3 +210,18 @@ def test_columns_whose_squares_overflow_are_divided_by_their_largest_magnitude(s
     taken = np.where(huge, X / np.abs(X).max(axis=0), (X - X.mean(axis=0)) / X.std(axis=0))
     theirs = Reference(tol=1e-10, max_iter=10_000).fit(taken, y)
     np.testing.assert_allclose(ours.decision_function(X * np.where(huge, unit, 1.0)), theirs.decision_function(taken), atol=2e-2)
+
+
+def test_the_loss_of_a_support_vector_machine_is_the_squared_hinge_unless_steps_are_asked_for(tmp_path):
+    X, y = classes()
+    ours, squared = (LinearSVM(loss=loss).fit(X, y) for loss in ("auto", "squared_hinge"))
+    np.testing.assert_array_equal(ours.coef_, squared.coef_)
+    for asked in ({"update": "ftrl"}, {"solver": "sgd"}, {"solver": "cocoa"}):
+        steps, hinge = (LinearSVM(loss=loss, max_iter=3, tol=None, **asked).fit(X, y) for loss in ("auto", "hinge"))
+        np.testing.assert_array_equal(steps.coef_, hinge.coef_)
+    ours.to_file(tmp_path / "model.npz")
+    assert LinearSVM.from_file(tmp_path / "model.npz").loss == "squared_hinge"
+    with pytest.raises(ValueError):
+        ours.partial_fit(X, y[:3])
+    assert ours._loss_model().loss_name == "squared_hinge"
+    assert ours.partial_fit(X, y)._loss_model().loss_name == "hinge"

@@ -21,10 +21,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.defaults import COCOA, SOLVERS, in_rounds
+from sparseallreduce.linear.defaults import COCOA, SOLVERS, in_rounds, svm_loss
 from sparseallreduce.linear.estimators.base import LinearEstimator
-from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
-from sparseallreduce.linear.estimators.rounds import check_rounds
+from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS, is_auto
+from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determination, right_of
 from sparseallreduce.linear.model_file import FittedModel
@@ -47,11 +47,12 @@ _CLASSIFIER_PARAMETERS = (
     PARAMETERS
     + """    class_weight : dict, "balanced" or None
         What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
-    solver : {"auto", "dual", "cocoa", "sgd"}
+    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
         "sgd" takes steps along gradients of batches. "dual" makes rounds of dual coordinate ascent on every rank
         (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least; "cocoa"
-        is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "auto" takes Newton's method
-        where all scores together have at most 400 weights, else "dual"; and "sgd" where ``partial_fit`` is called, a parameter asks for
+        is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "newton" is Newton's method,
+        whose iterations are few, whatever the number of ranks. "auto" takes it where all scores together have at most 400 weights, else
+        "dual"; and "sgd" where ``partial_fit`` is called, a parameter asks for
         steps, or the penalty is such that they alone can.
         Of all but "sgd", ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3,
         and None makes all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
@@ -392,10 +393,11 @@ class LogisticRegression(_LinearClassifier):
 
 class LinearSVM(_LinearClassifier):
     __doc__ = (
-        """A linear support vector machine, the hinge loss by mini-batch SGD (thesis section 2.2.2).
+        """A linear support vector machine: the hinge loss or its square (thesis section 2.2.2).
 """
-        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"hinge", "squared_hinge"}
-        The latter is the square of the former.
+        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"auto", "hinge", "squared_hinge"}
+        The latter is the square of the former. "auto" is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``; but the
+        hinge where ``partial_fit``, a parameter or ``solver`` asks for steps, and of the solver "cocoa".
 """)
         + """
     Examples
@@ -406,11 +408,12 @@ class LinearSVM(_LinearClassifier):
     )
 
     _model = Hinge
+    _chosen_loss = Hinge.loss_name  # where it is left open, by the last call
 
     def __init__(
         self,
         *,
-        loss: str = "hinge",
+        loss: str = "auto",
         C: float = 1.0,
         l1_ratio: float = 0.0,
         penalty: str | None = "auto",
@@ -474,8 +477,17 @@ class LinearSVM(_LinearClassifier):
         )
         self.loss = loss
 
+    def _learn(self, *given: Any, partial: bool, **call: Any) -> Self:
+        before = self._chosen_loss
+        self._chosen_loss = svm_loss(self.solver, partial or asks_for_steps(self) is not None)
+        try:
+            return super()._learn(*given, partial=partial, **call)
+        except BaseException:
+            self._chosen_loss = before
+            raise
+
     def _loss_model(self) -> LinearModel:
-        return model_of(self._model.name, self.loss)
+        return model_of(self._model.name, self._chosen_loss if is_auto(self.loss) else self.loss)
 
 
 class LinearRegression(RegressorMixin, LinearEstimator):
