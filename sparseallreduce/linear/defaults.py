@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sparseallreduce.linear.models import Hinge, LinearModel, SquaredHinge
 from sparseallreduce.linear.multiclass import OneVsRest
 from sparseallreduce.linear.solvers.losses import has_dual
-from sparseallreduce.linear.solvers.newton import MOST_WEIGHTS, has_curvature
+from sparseallreduce.linear.solvers.newton import has_curvature, has_few_weights
 from sparseallreduce.linear.solvers.rounds import DUAL, NEWTON
 
 __all__ = [
@@ -132,7 +132,7 @@ def svm_loss(solver: str, asks_for_steps: bool) -> str:
 def chosen_solver(solver: str, model: LinearModel, features: int, factors: Factors, asks_for_steps: bool, holds_out: bool) -> str:
     """Return the solver that "auto" stands for, or the one that is asked for.
 
-    It is Newton's method where all scores together have few weights, and else dual coordinate ascent, if the loss and the penalty are such
+    It is Newton's method where a score has few weights, and else dual coordinate ascent, if the loss and the penalty are such
     that it can be; otherwise, steps.
 
     Parameters
@@ -161,7 +161,6 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
     if asks_for_steps or factors.l1:
         return SGD
     base: Any = model.base if isinstance(model, OneVsRest) else model
-    weights = (features + 1) * (1 if base is not model else model.columns or 1)
-    if weights <= MOST_WEIGHTS and has_curvature(base) and not holds_out:
+    if has_few_weights(base, features) and has_curvature(base) and not holds_out:
         return NEWTON
     return DUAL if factors.l2 and has_dual(base) else SGD

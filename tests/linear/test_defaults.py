@@ -225,3 +225,25 @@ def test_the_loss_of_a_support_vector_machine_is_the_squared_hinge_unless_steps_
         ours.partial_fit(X, y[:3])
     assert ours._loss_model().loss_name == "squared_hinge"
     assert ours.partial_fit(X, y)._loss_model().loss_name == "hinge"
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("C", [0.1, 100.0])
+def test_a_softmax_of_many_classes_is_solved_by_products(intercept, C):
+    X, y = make_classification(900, 45, n_informative=20, n_classes=15, n_clusters_per_class=1, random_state=0)
+    counts = np.random.default_rng(0).integers(0, 3, len(y))
+    settings = {"C": C, "fit_intercept": intercept}
+    theirs = Reference(tol=1e-10, max_iter=10_000, **settings).fit(X, y, counts)
+    ours = LogisticRegression(tol=1e-9, scale_features=False, **settings).fit(X, y, counts)
+    assert ours.solver_ == "newton" and ours.n_iter_ < 40
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-4)
+    rough = LogisticRegression(scale_features=False, **settings).fit(X, y, counts)
+    assert rough.n_iter_ < 12
+    np.testing.assert_allclose(rough.predict_proba(X), theirs.predict_proba(X), atol=2e-2)
+
+
+@pytest.mark.parametrize("alike", [0.0, 3.0])
+def test_a_softmax_of_columns_that_say_nothing_leaves_the_shares_of_the_classes(alike):
+    y = np.arange(300) % 30 // 2 * (np.arange(300) % 3 > 0)
+    model = LogisticRegression().fit(np.full((300, 40), alike), y)
+    np.testing.assert_allclose(model.predict_proba(np.full((1, 40), alike))[0], np.bincount(y) / 300, atol=1e-3)

@@ -11,10 +11,11 @@ from mpi_cases import each, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
-from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
+from sparseallreduce.linear import Dataset, Hinge, Logistic, Multinomial, OneVsRest, SquaredHinge, generate, load, two_classes
 from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, TruncatedNewton
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.newton import Newton
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -330,3 +331,16 @@ def case_columns_whose_squares_overflow_on_some_rank_are_scaled_on_all(comm, fre
         refused = DatasetError if free else SparseAllreduceError
         with pytest.raises(refused):
             solver(data, Logistic(), comm=comm, **options | {"scale_features": False}).fit()
+
+
+@on_ranks(1, 2, 3)
+def case_a_softmax_of_many_classes_is_that_of_one_process(comm):
+    X, _ = matrix()
+    y = np.arange(SAMPLES) % 9.0
+    bounds = np.linspace(0, SAMPLES, comm.size).astype(int) if comm.size > 1 else [0, SAMPLES]  # the last rank has none
+    own = slice(bounds[comm.rank], bounds[comm.rank + 1]) if comm.rank < len(bounds) - 1 else slice(SAMPLES, SAMPLES)
+    data = Dataset.from_scipy(X[own], y[own], first_sample=own.start, total_samples=SAMPLES)
+    found = Newton(data, Multinomial(9), l2=0.01, comm=comm, tolerance=1e-8).fit()
+    assert found.shape == (FEATURES + 1, 9) and len({each.tobytes() for each in comm.allgather(found)}) == 1
+    alone = Newton(Dataset.from_scipy(X, y), Multinomial(9), l2=0.01, comm=sar.SERIAL, tolerance=1e-8).fit()
+    np.testing.assert_allclose(found, alone, atol=1e-4)

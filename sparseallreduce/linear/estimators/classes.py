@@ -51,9 +51,8 @@ _CLASSIFIER_PARAMETERS = (
         "sgd" takes steps along gradients of batches. "dual" makes rounds of dual coordinate ascent on every rank
         (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least; "cocoa"
         is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "newton" is Newton's method,
-        whose iterations are few, whatever the number of ranks. "auto" takes it where all scores together have at most 400 weights, else
-        "dual"; and "sgd" where ``partial_fit`` is called, a parameter asks for
-        steps, or the penalty is such that they alone can.
+        whose iterations are few, whatever the number of ranks. "auto" takes it where a score has at most 400 weights, else "dual"; and
+        "sgd" where ``partial_fit`` is called, a parameter asks for steps, or the penalty is such that they alone can.
         Of all but "sgd", ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3,
         and None makes all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
         ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which the loss of a

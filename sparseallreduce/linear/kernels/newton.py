@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import kernel
 
-__all__ = ["add_curvature", "add_slopes", "products"]
+__all__ = ["add_class_curvature", "add_class_slopes", "add_curvature", "add_slopes", "class_products", "products"]
 
 Array = NDArray[Any]
 
@@ -74,3 +74,83 @@ def add_curvature(indptr: Array, indices: Array, values: Array, frame: Array, cu
                 target = places[i]
                 for j in range(i + 1):
                     out[target, places[j]] += factor * row_values[j]
+
+
+@kernel
+def class_products(indptr: Array, indices: Array, values: Array, frame: Array, weights: Array, intercept: int, out: Array) -> None:
+    """Write the scores of every row, of weights with a column a class."""
+    for row in range(out.shape[0]):
+        scores = out[row]
+        if intercept >= 0:
+            scores[:] = weights[intercept]
+        else:
+            scores[:] = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            own = weights[place]
+            for column in range(scores.size):
+                scores[column] += own[column] * value
+
+
+@kernel
+def add_class_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slopes: Array, intercept: int, out: Array) -> None:
+    """Add each row times its slopes, a column a class."""
+    for row in range(slopes.shape[0]):
+        own = slopes[row]
+        if intercept >= 0:
+            target = out[intercept]
+            for column in range(own.size):
+                target[column] += own[column]
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            target = out[place]
+            for column in range(own.size):
+                target[column] += own[column] * value
+
+
+@kernel
+def add_class_curvature(
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    frame: Array,
+    probabilities: Array,
+    shares: Array,
+    direction: Array,
+    intercept: int,
+    out: Array,
+) -> None:
+    """Add the second derivatives of the softmax loss by all scores times a direction, a column a class."""
+    changes = np.empty(direction.shape[1])
+    for row in range(shares.size):
+        if intercept >= 0:
+            changes[:] = direction[intercept]
+        else:
+            changes[:] = 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            own = direction[place]
+            for column in range(changes.size):
+                changes[column] += own[column] * value
+        chances, mean = probabilities[row], 0.0
+        for column in range(changes.size):
+            mean += chances[column] * changes[column]
+        for column in range(changes.size):
+            changes[column] = shares[row] * chances[column] * (changes[column] - mean)
+        if intercept >= 0:
+            target = out[intercept]
+            for column in range(changes.size):
+                target[column] += changes[column]
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            target = out[place]
+            for column in range(changes.size):
+                target[column] += changes[column] * value

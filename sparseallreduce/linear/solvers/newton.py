@@ -18,6 +18,7 @@ from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson,
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.cocoa import PHASES, Round
 from sparseallreduce.linear.solvers.frames import frame_of_few
+from sparseallreduce.linear.solvers.softmax_steps import SoftmaxSteps
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import resolve
@@ -26,23 +27,32 @@ from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["MOST_WEIGHTS", "Newton", "has_curvature"]
+__all__ = ["Newton", "has_curvature", "has_few_weights"]
 
 Array = NDArray[Any]
 
-#: Weights of all scores together up to which second derivatives are worth their memory and time.
-MOST_WEIGHTS = 400
+# Weights of all scores together up to which second derivatives are worth their memory and time; of a softmax, of one score.
+_MOST_WEIGHTS = 400
 
 _KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial)
 _HALVINGS = 40  # of a step that does not lower the objective enough
 _ENOUGH = 1e-4  # share of the fall that the slope promises
 _RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
-_FINER = 1e-4  # times the tolerance: the last step of a smooth loss makes an error of about its square
+# Times the tolerance: the last step of a smooth loss makes an error of about its square, and one by conjugate gradients of some of it.
+_FINER, _FINER_BY_PRODUCTS = 1e-4, 0.1
 
 
 def has_curvature(model: LinearModel) -> bool:
     """Return True if Newton's method knows the second derivative of a loss."""
     return type(model) in _KNOWN
+
+
+def has_few_weights(model: LinearModel, features: int) -> bool:
+    """Return True if the weights of a model of one score, or of all classes in one, are few enough for :class:`Newton`.
+
+    Of a softmax of so many weights that their second derivatives together are not made, those of a class are.
+    """
+    return features + 1 <= _MOST_WEIGHTS // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 
 class Newton:
@@ -127,6 +137,9 @@ class Newton:
         self._size = dataset.features + self.intercept
         self._shares = (np.ones(dataset.rows) if dataset.weights is None else dataset.weights) / dataset.total_samples
         self._loss = _Smooth(self.model)
+        self._softmax: SoftmaxSteps | None = None
+        if isinstance(self.model, Multinomial) and self._size * self._columns > _MOST_WEIGHTS:
+            self._softmax = SoftmaxSteps(self._rows, self._place, self._shares, self._size, self.l2, self.comm)
         self._weights = np.zeros((self._size, self._columns))
         self._scores = np.zeros((dataset.rows, self._columns))
 
@@ -193,6 +206,9 @@ class Newton:
     def _own(self) -> Array:
         """This rank's part of the sums that a step goes by, in one vector."""
         labels, size, columns = self.dataset.labels, self._size, self._columns
+        if self._softmax is not None:
+            slope = self._softmax.slopes(self.model.derivative(self._scores, labels), (size, columns))
+            return np.concatenate(([self._loss_of(self._scores)], slope.T.reshape(-1)))
         slopes, curvatures = self._loss.derivatives(self._squeezed(self._scores), labels)
         slopes = slopes.reshape(len(labels), columns) * self._shares[:, np.newaxis]
         sums = np.zeros(1 + size * columns + size * size * (columns * (columns + 1) // 2))
@@ -220,17 +236,24 @@ class Newton:
             raise DivergenceError("the objective is no longer a finite number: scale the values down, or raise l2")
         slope = sums.slope.copy()
         slope[:, :features] += self.l2 * weights[:features].T
-        step = self._solved(slope, sums.curvature(self._size, self._columns))
+        step = self._solved(slope, sums) if self._softmax is None else self._solved_by_products(slope)
         decrement = max(0.0, -float((slope * step).sum()))
         gap = decrement / 2
-        self.converged = gap <= max(self.tolerance * primal, self.enough) * _FINER
+        finer = _FINER if self._softmax is None else _FINER_BY_PRODUCTS
+        self.converged = gap <= max(self.tolerance * primal, self.enough) * finer
         falls = self._searched(step.T, primal, decrement)
         self.best_state, self.converged = self._weights.copy(), self.converged or not falls
         return primal, gap
 
-    def _solved(self, slope: Array, curvature: Array) -> Array:
+    def _solved_by_products(self, slope: Array) -> Array:
+        assert self._softmax is not None
+        assert isinstance(self.model, Multinomial)
+        probabilities = agreed(self.comm, partial(self.model.probabilities, self._scores))
+        return self._sum_free(self._softmax.solved(np.ascontiguousarray(slope.T), probabilities).T)
+
+    def _solved(self, slope: Array, sums: _Sums) -> Array:
         """The step of all weights, the same on every rank."""
-        features, size = self.dataset.features, self._size
+        features, size, curvature = self.dataset.features, self._size, sums.curvature(self._size, self._columns)
 
         def own() -> dict[str, Array]:
             penalties = np.tile(np.r_[np.full(features, self.l2), np.zeros(size - features)], self._columns)
@@ -275,6 +298,8 @@ class Newton:
         return self._loss.total(self._squeezed(scores), self.dataset.labels, self._shares)
 
     def _products(self, weights: Array) -> Array:
+        if self._softmax is not None:
+            return self._softmax.products(weights)
         out = np.empty((self.dataset.rows, self._columns))
         for column in range(self._columns):
             scores = np.empty(self.dataset.rows)

@@ -18,7 +18,7 @@ from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
 from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
 from sparseallreduce.linear.solvers.losses import dual_loss
-from sparseallreduce.linear.solvers.newton import MOST_WEIGHTS, Newton, has_curvature
+from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
 from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import divided
@@ -200,7 +200,7 @@ class RoundTrainer:
 
     def _has_few_weights(self, base: LinearModel) -> bool:
         """Whether a solver has so few that it takes their second derivatives all."""
-        return (self._features + 1) * (base.columns or 1) <= MOST_WEIGHTS
+        return has_few_weights(base, self._features)
 
     def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
         # Samples that are held out count nothing, and the others as much more as there are fewer.
