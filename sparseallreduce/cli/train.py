@@ -29,7 +29,7 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
 from sparseallreduce.linear.data.parts import Data
-from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, chosen_solver, in_rounds, svm_loss
+from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
@@ -79,7 +79,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(SOLVERS),
     default=AUTO,
     show_default=True,
-    help="auto: Newton's method for few features; else dual, if the samples are in memory and the loss is hinge, squared_hinge or log; "
+    help="auto: Newton's method for few features and least squares; else dual, if the samples are in memory and the loss is hinge, "
+    "squared_hinge or log; "
     "else sgd, as with any option of that. dual: rounds of dual coordinate ascent on every rank (CoCoA+), up to a bound on how far the "
     "loss is above its least. cocoa: the same, without an intercept unless --intercept says so, then penalised as by LIBLINEAR. sgd: "
     "steps along gradients of batches, for any loss.",
@@ -139,8 +140,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--C",
     "C",
     type=_ABOVE_ZERO,
-    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR.  [1; --solver sgd: no "
-    "penalty]",
+    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR.  [1; --model linear: "
+    "--l2 1e-4; --solver sgd: no penalty]",
 )
 @click.option(
     "--l2",
@@ -304,7 +305,8 @@ def _with_solver(
     least = min(factors, key=lambda each: each.l2)
     held = chosen["validation"] is not None or chosen["early_stopping"] is not None
     training = samples.training
-    solver = chosen_solver(AUTO, samples.model, training.features, least, training.pages is not None, held)
+    density = samples.nonzeros / (training.total_samples * training.features)
+    solver = chosen_solver(AUTO, samples.model, training.features, density, least, training.pages is not None, held)
     if solver != chosen["solver"]:
         chosen = train_options.completed(asked | {"solver": solver}, False, given)
         train_options.check(chosen, tested)
@@ -317,7 +319,10 @@ def _penalty(chosen: dict[str, Any]) -> str:
     if said:
         return ", ".join(said)
     steps = chosen["solver"] == SGD and chosen["solver_is_said"] and chosen["C"] is None
-    return "no penalty" if steps or chosen["l2"] == 0 else f"C {1.0 if chosen['C'] is None else chosen['C']:g}"
+    strength = train_options.default_c(chosen) if chosen["C"] is None else chosen["C"]
+    if steps or chosen["l2"] == 0:
+        return "no penalty"
+    return f"l2 {Penalty(None).factors(None).l2:g}" if strength is None else f"C {strength:g}"
 
 
 def _given() -> set[str]:

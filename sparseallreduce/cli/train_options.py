@@ -31,6 +31,7 @@ __all__ = [
     "check",
     "checkpoints",
     "completed",
+    "default_c",
     "descent",
     "factors",
     "model",
@@ -112,7 +113,12 @@ def factors(chosen: dict[str, Any], l2: float | None, counted: float) -> Factors
     """
     if l2 is None and chosen["C"] is None and chosen["solver_is_said"] and chosen["solver"] == SGD:
         return Factors(0.0, chosen["l1"])
-    return Penalty(1.0 if chosen["C"] is None else chosen["C"], l2=l2, l1=chosen["l1"]).factors(counted)
+    return Penalty(_default(chosen["C"], default_c(chosen)), l2=l2, l1=chosen["l1"]).factors(counted)
+
+
+def default_c(chosen: dict[str, Any]) -> float | None:
+    """Return the C where no penalty is said: None of numbers, as of the estimator, which is a penalty that does not depend on samples."""
+    return 1.0 if MODELS[chosen["model"]].classifies else None
 
 
 def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[str, Any]:

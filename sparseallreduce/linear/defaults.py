@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from sparseallreduce.linear.models import Hinge, LinearModel, SquaredHinge
+from sparseallreduce.linear.models import Hinge, LinearModel, Squared, SquaredHinge
 from sparseallreduce.linear.multiclass import OneVsRest
 from sparseallreduce.linear.solvers.losses import has_dual
 from sparseallreduce.linear.solvers.newton import has_curvature, has_few_weights
@@ -129,11 +129,13 @@ def svm_loss(solver: str, asks_for_steps: bool) -> str:
     return Hinge.loss_name if asks_for_steps or solver in (SGD, COCOA) else SquaredHinge.loss_name
 
 
-def chosen_solver(solver: str, model: LinearModel, features: int, factors: Factors, asks_for_steps: bool, holds_out: bool) -> str:
+def chosen_solver(
+    solver: str, model: LinearModel, features: int, density: float, factors: Factors, asks_for_steps: bool, holds_out: bool
+) -> str:
     """Return the solver that "auto" stands for, or the one that is asked for.
 
-    It is Newton's method where a score has few weights, and else dual coordinate ascent, if the loss and the penalty are such
-    that it can be; otherwise, steps.
+    It is Newton's method where a score has few weights, and for least squares; else dual coordinate ascent, if the loss and the penalty are
+    such that it can be; otherwise, steps.
 
     Parameters
     ----------
@@ -141,6 +143,8 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
         One of :data:`SOLVERS`.
     model : LinearModel
     features : int
+    density : float
+        The share of values that are not zero, of which more features are few.
     factors : Factors
     asks_for_steps : bool
         Whether something else is asked for, or is so, that steps alone can do: a learning rate, samples that are not in memory, ...
@@ -151,9 +155,9 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
     --------
     >>> from sparseallreduce.linear.models import Logistic, Quantile
     >>> some, none = Factors(1e-3, 0.0), Factors(0.0, 0.0)
-    >>> chosen_solver("auto", Logistic(), 10, some, False, False), chosen_solver("auto", Logistic(), 10**6, some, False, False)
+    >>> chosen_solver("auto", Logistic(), 10, 1.0, some, False, False), chosen_solver("auto", Logistic(), 10**6, 1e-3, some, False, False)
     ('newton', 'dual')
-    >>> chosen_solver("auto", Logistic(), 10**6, none, False, False), chosen_solver("auto", Quantile(), 10, some, False, False)
+    >>> chosen_solver("auto", Logistic(), 10**6, 1e-3, none, False, False), chosen_solver("auto", Quantile(), 10, 1.0, some, False, False)
     ('sgd', 'sgd')
     """
     if solver != AUTO:
@@ -161,6 +165,8 @@ def chosen_solver(solver: str, model: LinearModel, features: int, factors: Facto
     if asks_for_steps or factors.l1:
         return SGD
     base: Any = model.base if isinstance(model, OneVsRest) else model
-    if has_few_weights(base, features) and has_curvature(base) and not holds_out:
+    if has_few_weights(base, features, density) and has_curvature(base) and not holds_out:
         return NEWTON
+    if type(base) is Squared and factors.l2 and not holds_out:
+        return NEWTON  # by products with the second derivatives
     return DUAL if factors.l2 and has_dual(base) else SGD

@@ -174,7 +174,7 @@ def test_the_command_and_the_estimators_choose_alike(tmp_path, model, make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = estimator().fit(X.astype(np.float32), y)
-    solver = "sgd" if model == "linear" and make is wide else "newton" if make is classes else "dual"
+    solver = "newton" if make is classes or model == "linear" else "dual"
     assert report["results"]["solver"] == ours.solver_ == solver
     if solver != "sgd":
         assert f"solver {solver}, C 1" in done.output or model == "linear"
@@ -247,3 +247,21 @@ def test_a_softmax_of_columns_that_say_nothing_leaves_the_shares_of_the_classes(
     y = np.arange(300) % 30 // 2 * (np.arange(300) % 3 > 0)
     model = LogisticRegression().fit(np.full((300, 40), alike), y)
     np.testing.assert_allclose(model.predict_proba(np.full((1, 40), alike))[0], np.bincount(y) / 300, atol=1e-3)
+
+
+def test_least_squares_of_many_features_is_ridge_regression():
+    X, _ = wide(samples=300, features=1500)
+    y = 50 + X @ np.random.default_rng(1).standard_normal(1500)
+    for penalty in ({"C": 1.0}, {"l2": 1e-4}):
+        ours = LinearRegression(tol=1e-9, **penalty).fit(X, y)
+        theirs = Ridge(alpha=1.0 if "C" in penalty else 300 * 1e-4, tol=1e-12).fit(X, y)
+        assert ours.solver_ == "newton"
+        np.testing.assert_allclose(ours.predict(X), theirs.predict(X), atol=1e-2)
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression, LinearSVM])
+def test_dense_rows_of_more_features_are_solved_by_newtons_method(estimator):
+    X, y = make_classification(600, 700, n_informative=20, random_state=0)
+    ours, dual = (estimator(solver=solver, tol=1e-5, max_iter=20_000, C=1e-3).fit(X, y) for solver in ("auto", "dual"))
+    assert (ours.solver_, dual.solver_) == ("newton", "dual")
+    np.testing.assert_allclose(ours.decision_function(X), dual.decision_function(X), atol=3e-2)

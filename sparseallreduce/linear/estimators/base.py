@@ -24,6 +24,7 @@ from sparseallreduce.linear.estimators.samples import Samples, counts_of, datase
 from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.solvers.curvature import density
 from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
@@ -159,7 +160,8 @@ class LinearEstimator(StreamingEstimator):
         live = self._live_on_all(model, dataset, comm) if partial and onward else None
         done: list[Any]
         steps = partial or asks_for_steps(self) is not None
-        self.solver_ = chosen_solver(self.solver, model, dataset.features, self._factors, steps, bool(self.early_stopping))
+        shape = dataset.features, density(dataset, comm)
+        self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping))
         if in_rounds(self.solver_):
             rounds = train_in_rounds(self, model, dataset, seed, comm)
             self._keep(model, rounds.learned, np.ones(1, dataset.values.dtype))

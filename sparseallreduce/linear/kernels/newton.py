@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import kernel
 
-__all__ = ["add_class_curvature", "add_class_slopes", "add_curvature", "add_slopes", "class_products", "products"]
+__all__ = ["add_class_curvature", "add_class_slopes", "add_curvature", "add_slopes", "class_products", "fill_rows", "products"]
 
 Array = NDArray[Any]
 
@@ -154,3 +154,20 @@ def add_class_curvature(
             target = out[place]
             for column in range(changes.size):
                 target[column] += changes[column] * value
+
+
+@kernel
+def fill_rows(
+    indptr: Array, indices: Array, values: Array, frame: Array, rows: Array, factors: Array, intercept: int, out: Array
+) -> None:
+    """Write some rows, each times its factor, as dense ones into ``out``, which is zero."""
+    for number in range(rows.size):
+        row, factor = rows[number], factors[number]
+        target = out[number]
+        if intercept >= 0:
+            target[intercept] = factor
+        for entry in range(indptr[row], indptr[row + 1]):
+            place, value = np.int64(indices[entry]), np.float64(values[entry])
+            if frame.size:
+                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            target[place] = factor * value

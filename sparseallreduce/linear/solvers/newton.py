@@ -17,6 +17,7 @@ from sparseallreduce.linear.kernels import newton as kernels
 from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.cocoa import PHASES, Round
+from sparseallreduce.linear.solvers.curvature import DENSE, add_curvature
 from sparseallreduce.linear.solvers.frames import frame_of_few
 from sparseallreduce.linear.solvers.softmax_steps import SoftmaxSteps
 from sparseallreduce.linear.strategies.clock import Clock
@@ -31,8 +32,9 @@ __all__ = ["Newton", "has_curvature", "has_few_weights"]
 
 Array = NDArray[Any]
 
-# Weights of all scores together up to which second derivatives are worth their memory and time; of a softmax, of one score.
-_MOST_WEIGHTS = 400
+# Weights of all scores together up to which second derivatives are worth their memory and time; of a softmax, of one score. Where rows are
+# nearly full, dual ascent takes hundreds of passes over them, and the products of dense blocks less for more weights.
+_MOST_WEIGHTS, _MOST_OF_DENSE = 400, 1200
 
 _KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial)
 _HALVINGS = 40  # of a step that does not lower the objective enough
@@ -47,12 +49,20 @@ def has_curvature(model: LinearModel) -> bool:
     return type(model) in _KNOWN
 
 
-def has_few_weights(model: LinearModel, features: int) -> bool:
+def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
     """Return True if the weights of a model of one score, or of all classes in one, are few enough for :class:`Newton`.
 
     Of a softmax of so many weights that their second derivatives together are not made, those of a class are.
+
+    Parameters
+    ----------
+    model : LinearModel
+    features : int
+    density : float
+        The share of values that are not zero.
     """
-    return features + 1 <= _MOST_WEIGHTS // (1 if isinstance(model, Multinomial) else model.columns or 1)
+    most = _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
+    return features + 1 <= most // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 
 class Newton:
@@ -218,7 +228,7 @@ class Newton:
         for a in range(columns):
             kernels.add_slopes(*self._rows, np.ascontiguousarray(slopes[:, a]), self._place, parts.slope[a])
             for b in range(a + 1):
-                kernels.add_curvature(*self._rows, curvatures(a, b) * self._shares, self._place, parts.blocks[block])
+                add_curvature(self._rows, curvatures(a, b) * self._shares, self._place, parts.blocks[block])
                 block += 1
         return sums
 

@@ -17,6 +17,7 @@ from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
 from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
+from sparseallreduce.linear.solvers.curvature import density
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
 from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
@@ -149,7 +150,7 @@ class RoundTrainer:
     def _make(self, dataset: Dataset, l2: float | None) -> None:
         """Check what has been given, and make the solvers; collective."""
         comm, model = self.comm, self.model
-        self._features = dataset.features
+        self._features, self._density = dataset.features, density(dataset, comm)
         agreed(comm, self._checked)
         check_alike(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
@@ -200,7 +201,7 @@ class RoundTrainer:
 
     def _has_few_weights(self, base: LinearModel) -> bool:
         """Whether a solver has so few that it takes their second derivatives all."""
-        return has_few_weights(base, self._features)
+        return has_few_weights(base, self._features, self._density)
 
     def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
         # Samples that are held out count nothing, and the others as much more as there are fewer.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.kernels import newton as kernels
+from sparseallreduce.linear.solvers.curvature import add_curvature
 from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, told
 from sparseallreduce.streams.stream import SparseStream
@@ -49,7 +50,7 @@ class SoftmaxSteps:
 
         def own() -> Array:
             lower = np.zeros((size, size))
-            kernels.add_curvature(*rows, shares, place, lower)
+            add_curvature(rows, shares, place, lower)
             return lower
 
         lower = self._summed(agreed(comm, own))
