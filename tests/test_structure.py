@@ -25,6 +25,7 @@ ROOMS = (
     ("strategies",),
     ("training",),
     ("solvers",),
+    ("defaults",),
     ("estimators",),
 )
 STOREYS = {room: storey for storey, rooms in enumerate(ROOMS) for room in rooms}

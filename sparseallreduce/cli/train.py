@@ -29,11 +29,13 @@ from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, w
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
 from sparseallreduce.linear.data.parts import Data
+from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
-from sparseallreduce.linear.models import LOSSES, MODELS, Logistic
+from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
 from sparseallreduce.linear.strategies.lossy import DENSITY
+from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
@@ -61,26 +63,30 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--loss",
     type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
     help="svm: hinge or squared_hinge. linear: squared, huber, quantile, or poisson, which predicts the exponential of the score; "
-    "the first by default.",
+    "the first by default, but of svm squared_hinge where steps are not asked for.",
 )
 @click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
 @click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
 @click.option(
     "--intercept/--no-intercept",
     default=None,
-    help="Add a number to every score; --solver sgd does not penalise it.  [with --update ftrl and arow, and if --initial-model has one]",
+    help="Add a number to every score, which is not penalised, but with --solver cocoa.  [yes; --update sgd: if --initial-model has one; "
+    "--solver cocoa: no]",
 )
 @click.option("--class-weight", type=train_options.ClassWeights(), help="Weight of each class: 'balanced', or LABEL=WEIGHT,LABEL=WEIGHT.")
 @click.option(
     "--solver",
-    type=click.Choice(train_options.SOLVERS),
-    default="sgd",
+    type=click.Choice(SOLVERS),
+    default=AUTO,
     show_default=True,
-    help="sgd: steps along gradients of batches, for any loss. cocoa: rounds of dual coordinate ascent on every rank (CoCoA+), for hinge, "
-    "squared_hinge and log, up to a bound on how far the loss is above its least; --intercept is penalised then, as by LIBLINEAR.",
+    help="auto: Newton's method for few features and least squares; else dual, if the samples are in memory and the loss is hinge, "
+    "squared_hinge or log; "
+    "else sgd, as with any option of that. dual: rounds of dual coordinate ascent on every rank (CoCoA+), up to a bound on how far the "
+    "loss is above its least. cocoa: the same, without an intercept unless --intercept says so, then penalised as by LIBLINEAR. sgd: "
+    "steps along gradients of batches, for any loss.",
 )
-@click.option("--epochs", type=click.IntRange(min=0), help="Passes over DATA  [10]; cocoa: rounds at most  [1000].")
-@click.option("--gap", type=_ABOVE_ZERO, help="cocoa: ends when the duality gap is at most this share of the loss  [0.001].")
+@click.option("--epochs", type=click.IntRange(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: rounds at most  [1000].")
+@click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: ends when the duality gap is at most this share of the loss  [0.001].")
 @click.option(
     "--update",
     type=click.Choice(UPDATES),
@@ -131,11 +137,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
 )
 @click.option(
+    "--C",
+    "C",
+    type=_ABOVE_ZERO,
+    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR.  [1; --model linear: "
+    "--l2 1e-4; --solver sgd: no penalty]",
+)
+@click.option(
     "--l2",
     type=train_options.Penalties(),
     metavar="FLOAT[,FLOAT...]",
-    help="Factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C), where others have C and M samples. Of several, each is a "
-    "run of its own, and --model-out the best one on --validation.  [0; cocoa: 1 / M]",
+    help="In place of --C, the factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C) of M samples. Of several, each is a "
+    "run of its own, and --model-out the best one on --validation.",
 )
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
@@ -216,7 +229,14 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
-    chosen = train_options.completed(chosen, initial_model is not None, _given())
+    asked, given = chosen, _given()
+    solver = chosen["solver"]
+    if solver == AUTO:
+        solver = SGD if train_options.asks_for_steps(chosen, given) else DUAL
+    asked = asked | {"solver": solver, "solver_is_said": solver == SGD or chosen["solver"] != AUTO}
+    if asked["model"] == Hinge.name and asked["loss"] is None:
+        asked = asked | {"loss": svm_loss(solver, False)}
+    chosen = train_options.completed(asked, initial_model is not None, given)
     train_options.check(chosen, test is not None)
     array_module_of(chosen["device"])
     if both_standard_input(data, test):
@@ -226,13 +246,18 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm)
     say(samples.described(data, comm))
+    chosen = _with_solver(asked, chosen, samples, given, test is not None)
+    if not chosen["solver_is_said"]:
+        say(f"solver {chosen['solver']}, {_penalty(chosen)}")
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
     if start is not None:
         chosen = chosen | {"intercept": len(start) > samples.training.features}
-    each = [chosen | {"l2": l2} for l2 in train_options.penalties(chosen)]
-    in_rounds = chosen["solver"] == "cocoa"
+    trained = 1 - held_out(samples.training.total_samples, chosen["validation"] or 0.0) / samples.training.total_samples
+    found = [train_options.factors(chosen, l2, samples.counted * trained) for l2 in train_options.penalties(chosen)]
+    each = [chosen | {"l2": factors.l2, "l1": factors.l1} for factors in found]
+    rounds = in_rounds(chosen["solver"])
     runs = [
-        train_runs.in_rounds(samples, one, comm, say) if in_rounds else train_runs.by_steps(samples, one, start, comm, say) for one in each
+        train_runs.in_rounds(samples, one, comm, say) if rounds else train_runs.by_steps(samples, one, start, comm, say) for one in each
     ]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
@@ -249,6 +274,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         "nonzeros_per_second": best.speed,
         "peak_memory": gather(comm, _peak_memory()),
         "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in runs for epoch in run.history)},
+        "solver": chosen["solver"],
         "l2": best.l2,
         "best_epoch": best.best_epoch,
         "batch_size": best.batch_size,
@@ -267,6 +293,36 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
             write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
+
+
+def _with_solver(
+    asked: dict[str, Any], chosen: dict[str, Any], samples: Samples, given: set[str], tested: bool
+) -> dict[str, Any]:
+    """The options with the solver that these samples are for, where it was left open."""
+    if asked["solver_is_said"]:
+        return chosen
+    factors = [train_options.factors(chosen, l2, samples.counted) for l2 in train_options.penalties(chosen)]
+    least = min(factors, key=lambda each: each.l2)
+    held = chosen["validation"] is not None or chosen["early_stopping"] is not None
+    training = samples.training
+    density = samples.nonzeros / (training.total_samples * training.features)
+    solver = chosen_solver(AUTO, samples.model, training.features, density, least, training.pages is not None, held)
+    if solver != chosen["solver"]:
+        chosen = train_options.completed(asked | {"solver": solver}, False, given)
+        train_options.check(chosen, tested)
+    return chosen
+
+
+def _penalty(chosen: dict[str, Any]) -> str:
+    """What the penalty is, in words."""
+    said = [f"{name} {chosen[name]}" for name in ("l2", "l1") if chosen[name]]
+    if said:
+        return ", ".join(said)
+    steps = chosen["solver"] == SGD and chosen["solver_is_said"] and chosen["C"] is None
+    strength = train_options.default_c(chosen) if chosen["C"] is None else chosen["C"]
+    if steps or chosen["l2"] == 0:
+        return "no penalty"
+    return f"l2 {Penalty(None).factors(None).l2:g}" if strength is None else f"C {strength:g}"
 
 
 def _given() -> set[str]:

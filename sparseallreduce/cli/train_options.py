@@ -10,6 +10,7 @@ import click
 
 from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
+from sparseallreduce.linear.defaults import COCOA, DUAL, SGD, Factors, Penalty, in_rounds
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
 from sparseallreduce.linear.training.checkpoint import Checkpoints
@@ -22,15 +23,17 @@ __all__ = [
     "CLASSES_BETA",
     "CLASSES_RATE",
     "RATES",
-    "SOLVERS",
     "STEPS",
     "ClassWeights",
     "Penalties",
+    "asks_for_steps",
     "batch_size",
     "check",
     "checkpoints",
     "completed",
+    "default_c",
     "descent",
+    "factors",
     "model",
     "penalties",
     "schedule",
@@ -43,9 +46,8 @@ RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # where none is given
 # URL was 0.82 after ten passes, where it is 0.91 with these, as LIBLINEAR's.
 CLASSES_RATE, CLASSES_BETA = 5.0, 20.0
 BATCH, STEPS = 100, 64  # samples of a rank in a step at most, and steps of a pass at least, where no batch is given
-SOLVERS = ("sgd", "cocoa")
-# What means something to one of them alone.
-_OF_COCOA = ("gap",)
+# What means something to rounds or to steps alone. Passes are counted of steps, and rounds may be as many, where the solver is said.
+_OF_ROUNDS = ("gap",)
 _OF_SGD = (
     *("update", "batch_size", "learning_rate", "beta", "schedule", "decay", "decay_epochs", "scale_with_batch", "warmup", "l1", "momentum"),
     *("nesterov", "average", "strategy", "algorithm", "density", "servers", "threads", "initial_model", "checkpoint"),
@@ -94,8 +96,29 @@ class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later 
 
 
 def penalties(chosen: dict[str, Any]) -> tuple[float | None, ...]:
-    """The values of --l2, each of which is a model; None for 1 / M."""
+    """The values of --l2, each of which is a model; None for what C comes to."""
     return chosen["l2"] if isinstance(chosen["l2"], tuple) else (chosen["l2"],)
+
+
+def asks_for_steps(chosen: dict[str, Any], given: set[str]) -> bool:
+    """Whether one of the options that are given is of steps, or of something that steps alone can do."""
+    watch = chosen["early_stopping"] or ""
+    return watch.startswith("progressive") or chosen["device"] != "cpu" or "epochs" in given or any(name in given for name in _OF_SGD)
+
+
+def factors(chosen: dict[str, Any], l2: float | None, counted: float) -> Factors:
+    """The factors of the penalties, where the samples that are trained on count so much together.
+
+    Steps that are asked for have no penalty if none is.
+    """
+    if l2 is None and chosen["C"] is None and chosen["solver_is_said"] and chosen["solver"] == SGD:
+        return Factors(0.0, chosen["l1"])
+    return Penalty(_default(chosen["C"], default_c(chosen)), l2=l2, l1=chosen["l1"]).factors(counted)
+
+
+def default_c(chosen: dict[str, Any]) -> float | None:
+    """Return the C where no penalty is said: None of numbers, as of the estimator, which is a penalty that does not depend on samples."""
+    return 1.0 if MODELS[chosen["model"]].classifies else None
 
 
 def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[str, Any]:
@@ -104,7 +127,7 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     Raises
     ------
     click.UsageError
-        If one of those ``given`` means nothing to the solver.
+        If one of those ``given`` means nothing to the solver, which is none of "auto" here.
 
     Notes
     -----
@@ -113,16 +136,18 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     too. An intercept costs adaptive steps next to nothing, and sets of which one class is rare need one; whether a model to start from has
     one is not known here.
     """
-    cocoa = chosen["solver"] == "cocoa"
-    strange = next((name for name in (_OF_SGD if cocoa else _OF_COCOA) if name in given), None)
+    rounds = in_rounds(chosen["solver"])
+    strange = next((name for name in (_OF_SGD if rounds else _OF_ROUNDS) if name in given), None)
     if strange is not None:
-        theirs = "sgd" if cocoa else "cocoa"
+        theirs = SGD if rounds else DUAL
         raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
-    if cocoa:
-        several = "ovr" if chosen["multiclass"] == "auto" else chosen["multiclass"]
-        default = {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
-        return chosen | default | {"intercept": bool(chosen["intercept"])}
-    chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
+    if rounds:
+        several = "ovr" if chosen["multiclass"] == "auto" and chosen["solver"] == COCOA else chosen["multiclass"]
+        gap = 1e-3 if chosen["gap"] is None and chosen["solver_is_said"] else chosen["gap"]
+        default = {"epochs": _default(chosen["epochs"], 1000), "gap": gap, "multiclass": several}
+        intercept = chosen["intercept"] is not False if chosen["solver"] != COCOA else bool(chosen["intercept"])
+        return chosen | default | {"intercept": intercept}
+    chosen = chosen | {"epochs": _default(chosen["epochs"], 10)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
     update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
     if update == "arow" and "model" not in given:
@@ -160,14 +185,15 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     kind = STRATEGIES[chosen["strategy"]]
     decays = chosen["schedule"] in _DECAY
     several, watch = len(penalties(chosen)) > 1, chosen["early_stopping"] or ""
-    cocoa, factors = chosen["solver"] == "cocoa", [factor for factor in penalties(chosen) if factor is not None]
+    solver, factors = chosen["solver"], [factor for factor in penalties(chosen) if factor is not None]
+    rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_is_said"]
     wrong = {
-        f"--solver cocoa knows no loss of --model {chosen['model']}: take --solver sgd": cocoa and not MODELS[chosen["model"]].classifies,
-        "--solver cocoa takes each class against the rest: leave --multiclass multinomial out, or take --solver sgd": cocoa
-        and chosen["multiclass"] == "multinomial",
-        "--solver cocoa needs a penalty: give a --l2 above 0, or leave it out": cocoa and not all(factor > 0 for factor in factors),
+        "--C and --l2 both say what the penalty is: leave one of them out": chosen["C"] is not None and bool(factors),
+        "--C and --l1 both say what the penalty is: leave one of them out": chosen["C"] is not None and chosen["l1"] > 0,
+        f"--solver {solver} knows no loss of --model {chosen['model']}: take --solver sgd": dual and not MODELS[chosen["model"]].classifies,
+        f"--solver {solver} needs a penalty: give a --l2 above 0, or leave it out": dual and not all(factor > 0 for factor in factors),
         "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
-        f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": cocoa and watch.startswith("progressive"),
+        f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": rounds and watch.startswith("progressive"),
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
         f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None
@@ -207,7 +233,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--epsilon is of --loss huber: leave it out, or take that": chosen["epsilon"] is not None and chosen["loss"] != "huber",
         "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
-        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors),
+        and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors, default=0.0),
         "--l2 must be a finite number": not all(map(math.isfinite, factors)),
     }
     if chosen["update"] not in (None, "sgd") and (given := _of_sgd_alone(chosen)):
@@ -218,7 +244,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
     if chosen["device"] == "gpu":
         wrong |= {f"--device gpu does without {what}": holds for what, holds in _of_the_host(chosen).items()}
-    for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    for name in ("C", "epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:
@@ -230,7 +256,7 @@ def _of_the_host(chosen: dict[str, Any]) -> dict[str, bool]:
     kind = STRATEGIES[chosen["strategy"]]
     instead, worked = "leave it out, or leave out --device", f"sparse, dense or one of {', '.join(LOSSY)}"
     return {
-        "--solver cocoa: take --solver sgd, or leave out --device": chosen["solver"] == "cocoa",
+        f"--solver {chosen['solver']}: take --solver sgd, or leave out --device": in_rounds(chosen["solver"]),
         f"--strategy {chosen['strategy']}: take {worked}, or leave out --device": "gpu" not in kind.devices,
         "--update arow: take ftrl or sgd, or leave out --device": chosen["update"] == "arow",
         f"--momentum: {instead}": chosen["momentum"] > 0,

@@ -20,6 +20,7 @@ from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.train_samples import Samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments, typical_value
+from sparseallreduce.linear.defaults import COCOA, DUAL, NEWTON
 from sparseallreduce.linear.model_file import FittedModel, fitted
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
@@ -83,6 +84,9 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
         gap=chosen["gap"],
         seed=chosen["seed"],
         intercept=chosen["intercept"],
+        solver=NEWTON if chosen["solver"] == NEWTON else DUAL,
+        free_intercept=chosen["solver"] != COCOA,
+        scale_features=None if chosen["solver"] != COCOA else False,
         evaluate_every=chosen["evaluate_every"],
         validation=chosen["validation"] or 0.0,
     )
@@ -95,7 +99,7 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
             say(train_table.rounds_line(figures, held))
             bar.update()
     if not trainer.converged:
-        say(f"the gap is not yet {options.gap:g} of the loss: raise --epochs, or --gap")
+        say(f"the gap is not yet {options.gap or 1e-3:g} of the loss: raise --epochs, or --gap")
     best = trainer.best_epoch
     if trainer.history and best != len(trainer.history):
         say(f"the model is that after round {best}, " + ("which did best on the samples held out" if held else "whose loss is the lowest"))

@@ -33,6 +33,7 @@ class Samples:
     model: LinearModel  # of so many classes
     nonzeros: int  # of the training set, on all ranks
     seconds: float
+    counted: float  # what the training samples count together
 
     def described(self, data: Data, comm: Any) -> str:
         training = self.training
@@ -68,8 +69,9 @@ def read_samples(data: Data, test: Data | None, model: LinearModel, chosen: dict
         training, classes = coded(training, comm)
         testing = None if testing is None else coded(testing, comm, classes)[0]
         training = _class_weighted(training, chosen["class_weight"], classes, model.columns, comm)
+    counted = float(sum(gather(comm, training.rows if training.weights is None else float(training.weights.sum()))))
     training, testing = _importances_of_mean_one(training, comm), testing and _importances_of_mean_one(testing, comm)
-    return Samples(training, testing, classes, model, sum(gather(comm, training.nnz)), time.perf_counter() - start)
+    return Samples(training, testing, classes, model, sum(gather(comm, training.nnz)), time.perf_counter() - start, counted)
 
 
 def _importances_of_mean_one(samples: Dataset, comm: Any) -> Dataset:
@@ -90,4 +92,4 @@ def _class_weighted(training: Dataset, weights: Any, classes: tuple[Label, ...],
         raise click.UsageError(f"--class-weight names the label {shown(strange)}, and the labels are {listed}")
     codes = (-1.0, 1.0) if columns is None else tuple(map(float, range(columns)))
     chosen: dict[Label, float] = {codes[classes.index(label)]: weight for label, weight in weights.items()}
-    return of_mean_one(weighted_by_class(training, chosen, comm), comm)
+    return weighted_by_class(training, chosen, comm)

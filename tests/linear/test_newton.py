@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
-from sparseallreduce.linear import Dataset, Hinge, Logistic, Squared, SquaredHinge
-from sparseallreduce.linear.solvers import Newton, RoundOptions, RoundTrainer
+from sparseallreduce.linear import Dataset, Hinge, LinearSVM, Logistic, LogisticRegression, Squared, SquaredHinge
+from sparseallreduce.linear.solvers import TruncatedNewton
 
 LOSSES = {"logistic": Logistic, "squared_hinge": SquaredHinge, "squared": Squared}
 
@@ -38,7 +38,7 @@ def optimum(model, X, y, l2, intercept=True, counts=1.0):
 
 
 def solver(X, y, model, l2=0.01, **options):
-    return Newton(Dataset.from_scipy(X, y), model, l2=l2, comm=sar.SERIAL, **options)
+    return TruncatedNewton(Dataset.from_scipy(X, y), model, l2=l2, comm=sar.SERIAL, **options)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -59,7 +59,7 @@ def test_a_weighted_sample_counts_as_often_as_it_says(name):
     counts = np.arange(80) % 4.0
     data = Dataset.from_scipy(X, y)
     repeated = np.repeat(np.arange(80), counts.astype(int))
-    weighted = Newton(replace(data, weights=counts), LOSSES[name](), l2=0.01, comm=sar.SERIAL, tolerance=1e-12).fit()
+    weighted = TruncatedNewton(replace(data, weights=counts), LOSSES[name](), l2=0.01, comm=sar.SERIAL, tolerance=1e-12).fit()
     again = solver(X[repeated], y[repeated], LOSSES[name](), l2=0.01 * 80 / len(repeated), tolerance=1e-12).fit()
     np.testing.assert_allclose(weighted, again, atol=1e-6)
 
@@ -129,9 +129,24 @@ def test_an_objective_that_overflows_is_an_error():
         solver(X * 1e30, y, Squared(), l2=1e-300).fit()
 
 
-def test_a_trainer_in_rounds_takes_newton_steps():
-    X, y = samples()
-    figures = list(RoundTrainer(Logistic(), Dataset.from_scipy(X, y), sar.SERIAL, 0.01, RoundOptions(solver="newton", gap=1e-6)).run())
-    assert figures[-1].gap <= 1e-6 * figures[-1].loss
-    with pytest.raises(ValueError, match="cocoa and newton"):
-        RoundOptions(solver="secant")
+def test_a_free_intercept_is_as_good_as_not_penalised_and_values_are_taken_in_other_units():
+    X, y = samples(features=500, density=0.05)
+    y = np.where(np.arange(80) % 5 == 0, -1.0, 1.0)
+    X = scipy.sparse.csr_array(X @ scipy.sparse.diags_array(10.0 ** (np.arange(500) % 7 - 3)), dtype=np.float64)
+    options = {"l2": 0.01, "tolerance": 1e-8, "free_intercept": True, "scale_features": True}
+    one, other = (TruncatedNewton(Dataset.from_scipy(each, y), Logistic(), comm=sar.SERIAL, **options) for each in (X, X * 7.0))
+    weights = one.fit()
+    np.testing.assert_allclose(other.fit()[:-1] * 7, weights[:-1], rtol=1e-5, atol=1e-9)
+    scores = X @ weights[:-1] + weights[-1]
+    np.testing.assert_allclose(one.scores(), scores, atol=1e-8)
+    assert abs(np.mean(-y / (1 + np.exp(y * scores)))) < 1e-6  # which is the slope by the intercept
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression, LinearSVM])
+def test_estimators_take_newton_steps_for_many_features(estimator):
+    X, y = samples(rows=200, features=700, density=0.02)
+    options = {"loss": "squared_hinge"} if estimator is LinearSVM else {}
+    newton, dual = (estimator(solver=solver, tol=1e-6, **options).fit(X, y) for solver in ("newton", "dual"))
+    assert newton.solver_ == "newton"
+    np.testing.assert_allclose(newton.coef_, dual.coef_, atol=5e-3)
+    assert newton.n_iter_ < 20

@@ -59,7 +59,7 @@ def chunk(seed, rows=60, classes=2, features=FEATURES, dtype=np.float32):
 
 
 def made(setting, classes=2, **parameters):
-    given = {"update": "sgd", "learning_rate": 0.05, "batch_size": 16, "schedule": "constant", "tol": None, "comm": sar.SERIAL}
+    given = {"update": "sgd", "learning_rate": 0.05, "batch_size": 16, "schedule": "constant", "l2": 1e-4, "tol": None, "comm": sar.SERIAL}
     kind = LogisticRegression if classes else LinearRegression
     return kind(**given | SETTINGS[setting] | parameters)
 

@@ -8,7 +8,7 @@ import scipy.sparse
 
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError, TrainingStopped
-from sparseallreduce.linear import Dataset, Hinge, Logistic, Multinomial, OneVsRest, Squared, SquaredHinge
+from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, Squared, SquaredHinge
 from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 
@@ -174,8 +174,6 @@ def test_a_gap_of_zero_is_refused():
 def test_models_without_a_dual_are_refused():
     with pytest.raises(AlgorithmError, match="Squared"):
         trainer(samples(), Squared())
-    with pytest.raises(AlgorithmError, match="class against the rest"):
-        trainer(samples(classes=3), Multinomial(3))
     with pytest.raises(AlgorithmError, match="l2"):
         trainer(samples(), l2=0.0)
 

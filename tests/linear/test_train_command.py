@@ -549,7 +549,6 @@ def test_cocoa_that_never_evaluates_has_no_figures(folder, tmp_path):
         (["--strategy", "sparse"], "--strategy is of --solver sgd"),
         (["--checkpoint", "folder"], "--checkpoint is of --solver sgd"),
         (["--model", "linear"], "no loss of --model linear"),
-        (["--multiclass", "multinomial"], "each class against the rest"),
         (["--l2", "0"], "needs a penalty"),
         (["--l2", "1e-3,0", "--validation", "0.1"], "needs a penalty"),
         (["--early-stopping", "progressive_loss"], "is of --solver sgd"),
@@ -561,4 +560,4 @@ def test_what_means_nothing_to_cocoa_is_refused(folder, arguments, said):
 
 
 def test_a_gap_is_of_cocoa(folder):
-    assert "--gap is of --solver cocoa" in run(folder, "--gap", 0.1, status=2).output
+    assert "--gap is of --solver dual" in run(folder, "--gap", 0.1, status=2).output

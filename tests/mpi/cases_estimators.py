@@ -259,6 +259,27 @@ def case_rounds_come_to_one_model_on_all_ranks(comm, estimator, classes):
 
 
 @on_ranks(2, 3)
+@each(estimator=[LogisticRegression, LinearSVM, LinearRegression], classes=[2, 4], features=[30, 600])
+def case_defaults_come_to_one_model_and_that_of_one_rank(comm, estimator, classes, features):
+    rng = np.random.default_rng(features)
+    density = 0.1 if features < 60 else 0.05  # for Newton's method, and for dual ascent
+    X = scipy.sparse.random_array((SAMPLES, features), density=density, rng=rng, format="csr") * np.logspace(-3, 3, features)
+    scores = X @ (rng.standard_normal((features, classes)) / np.logspace(-3, 3, features)[:, np.newaxis])
+    y = scores[:, 0] if estimator is LinearRegression else scores.argmax(axis=1)
+    bounds = np.linspace(0, SAMPLES, comm.size).astype(int)  # the last rank has no samples
+    own = slice(*np.append(bounds, SAMPLES)[comm.rank : comm.rank + 2])
+    settings = {"tol": 1e-6, "max_iter": 5000}
+    if estimator is LinearSVM:
+        settings["loss"] = "squared_hinge"
+    ours = estimator(comm=comm, **settings).fit(X[own], y[own])
+    assert same(comm, ours.coef_, ours.intercept_, ours.n_iter_)
+    assert ours.solver_ == ("newton" if features < 60 or estimator is LinearRegression else "dual")
+    alone = estimator(comm=sar.SERIAL, **settings).fit(X, y)
+    scale = np.logspace(-3, 3, features)
+    np.testing.assert_allclose(ours.coef_ * scale, alone.coef_ * scale, atol=0.02 * np.abs(alone.coef_ * scale).max())
+
+
+@on_ranks(2, 3)
 def case_rounds_hold_the_same_samples_out_on_any_number_of_ranks(comm):
     X, y = problem(LogisticRegression, 2)
     settings = {"solver": "cocoa", "tol": 1e-6, "l2": 1e-2, "early_stopping": True, "n_iter_no_change": 50, "validation_fraction": 0.25}

@@ -11,10 +11,11 @@ from mpi_cases import each, on_ranks
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DatasetError, SparseAllreduceError, TrainingStopped
-from sparseallreduce.linear import Dataset, Hinge, Logistic, OneVsRest, SquaredHinge, generate, load, two_classes
-from sparseallreduce.linear.solvers import CoCoA, Newton, RoundOptions, RoundTrainer
+from sparseallreduce.linear import Dataset, Hinge, Logistic, Multinomial, OneVsRest, SquaredHinge, generate, load, two_classes
+from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, TruncatedNewton
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.newton import Newton
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -63,9 +64,9 @@ def case_any_number_of_ranks_comes_to_the_same_optimum(comm, loss):
 def case_newton_steps_do_not_depend_on_the_number_of_ranks(comm, loss, split):
     bounds = None if split == "alike" else np.r_[0, np.full(comm.size, SAMPLES)]
     options = {"l2": L2, "tolerance": 1e-8}
-    found = Newton(part(comm, bounds), LOSSES[loss](), comm=comm, **options)
+    found = TruncatedNewton(part(comm, bounds), LOSSES[loss](), comm=comm, **options)
     weights = found.fit()
-    alone = Newton(Dataset.from_scipy(*matrix()), LOSSES[loss](), comm=sar.SERIAL, **options)
+    alone = TruncatedNewton(Dataset.from_scipy(*matrix()), LOSSES[loss](), comm=sar.SERIAL, **options)
     np.testing.assert_allclose(weights, alone.fit(), atol=1e-9)
     assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
     assert (len(found.history), found.products) == (len(alone.history), alone.products)
@@ -307,3 +308,39 @@ def case_samples_too_many_for_one_rank_stay_where_they_are(comm):
     found.fit()
     assert not any(each.gathered for each in found.history)
     assert found.history[-1].dual > found.history[0].dual
+
+
+@on_ranks(1, 2, 3)
+@each(free=[False, True])
+def case_columns_whose_squares_overflow_on_some_rank_are_scaled_on_all(comm, free):
+    X, y = matrix()
+    X = X.astype(np.float64)
+    X.sort_indices()
+    X.data[X.indices == 7] *= 1e300
+    X.data[X.indices == 8] *= 1e200
+    rows = np.array_split(np.arange(SAMPLES), comm.size)[comm.rank]
+    whole = replace(Dataset.from_scipy(abs(X) > 0, y), values=X.data)  # float64
+    data = Dataset.from_scipy(X[rows] != 0, y[rows], first_sample=int(rows[0]), total_samples=SAMPLES)
+    data = replace(data, values=X[rows].data)
+    options = {"l2": L2, "tolerance": 1e-7, "free_intercept": free, "scale_features": None}
+    for solver in (CoCoA, TruncatedNewton):
+        found = solver(data, Logistic(), comm=comm, rounds=5000, **options).fit()
+        alone = solver(whole, Logistic(), comm=sar.SERIAL, rounds=5000, **options).fit()
+        assert np.isfinite(found).all() and found[7] != 0
+        np.testing.assert_allclose(X @ found[:-1] + found[-1], X @ alone[:-1] + alone[-1], atol=1e-2)
+        refused = DatasetError if free else SparseAllreduceError
+        with pytest.raises(refused):
+            solver(data, Logistic(), comm=comm, **options | {"scale_features": False}).fit()
+
+
+@on_ranks(1, 2, 3)
+def case_a_softmax_of_many_classes_is_that_of_one_process(comm):
+    X, _ = matrix()
+    y = np.arange(SAMPLES) % 9.0
+    bounds = np.linspace(0, SAMPLES, comm.size).astype(int) if comm.size > 1 else [0, SAMPLES]  # the last rank has none
+    own = slice(bounds[comm.rank], bounds[comm.rank + 1]) if comm.rank < len(bounds) - 1 else slice(SAMPLES, SAMPLES)
+    data = Dataset.from_scipy(X[own], y[own], first_sample=own.start, total_samples=SAMPLES)
+    found = Newton(data, Multinomial(9), l2=0.01, comm=comm, tolerance=1e-8).fit()
+    assert found.shape == (FEATURES + 1, 9) and len({each.tobytes() for each in comm.allgather(found)}) == 1
+    alone = Newton(Dataset.from_scipy(X, y), Multinomial(9), l2=0.01, comm=sar.SERIAL, tolerance=1e-8).fit()
+    np.testing.assert_allclose(found, alone, atol=1e-4)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sparseallreduce.linear.data.checks import check_squares, largest_of
-from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels.magnitudes import raise_to_magnitudes, sum_of_squares
+from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.kernels.magnitudes import column_sums, raise_to_magnitudes, sum_of_squares
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import agreed, told
+from sparseallreduce.runtime.objects import agreed, gather, told
 from sparseallreduce.streams.stream import SparseStream
 
 __all__ = [
@@ -28,10 +28,14 @@ __all__ = [
     "scaled",
     "scaled_by_entry",
     "typical_value",
+    "units_differ",
+    "units_differ_in",
 ]
 
 Array = NDArray[Any]
 
+_APART = 1.0  # standard deviation of the logarithms of typical values, above which columns have different units
+_LARGE = np.log(1e18)  # the squares of smaller numbers are finite in float32
 _ROWS = 1024  # of a rank that the largest eigenvalue is estimated from
 _ITERATIONS = 30  # of the power method; the quotient of the largest eigenvalues raised to twice that is what is left of the error
 
@@ -191,6 +195,68 @@ def gradient_unit(moments: Array, nonzeros: int, batch: int) -> float:
     0.2
     """
     return float(f"{np.sqrt(moments[1] / max(nonzeros, 1)) / batch:.6g}")
+
+
+def units_differ(table: Array, share: float = 1.0) -> bool:
+    """Return True if the typical values of columns are so far apart that their units must differ.
+
+    The root mean squares of the non-zeros of all columns are compared: the standard deviation of their logarithms is above one, where each
+    column counts by its non-zeros. It is 0.4 of the pixels of digits, 0.5 of counts of words or tf-idf, 0 of zeros and ones, and 2 to 6 of
+    statistics and measurements. Columns whose typical value is above 1e18, or no finite number, are in a unit of their own in any case.
+
+    Parameters
+    ----------
+    table : ndarray, shape (columns, 4)
+        What the non-zeros of each column count, how many there are, and the sums of their values and of the squares of these.
+    share : float
+        Of the deviation that is asked for.
+
+    Examples
+    --------
+    >>> units_differ(np.array([[10, 10, 10, 10.0], [10, 10, 1e4, 1e7]]))
+    True
+    >>> units_differ(np.array([[10, 10, 10, 10.0], [10, 10, 20, 40.0]]))
+    False
+    """
+    counted, entries, _, squares = table.T
+    known = (counted > 0) & (squares > 0)
+    entries, sizes = entries[known], np.log(squares[known] / counted[known]) / 2
+    if not len(sizes):
+        return False
+    if not sizes.max() < _LARGE:
+        return True
+    mean = np.average(sizes, weights=entries)
+    return float(np.average(np.square(sizes - mean), weights=entries)) > (share * _APART) ** 2
+
+
+def units_differ_in(dataset: Dataset, comm: Any) -> bool:
+    """Return True if the columns of all ranks' samples have different units, see :func:`units_differ`; collective over ``comm``."""
+    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+    values = dataset.values[begin:end]
+    ranks = gather(comm, (bool((values == 1).all()), float(values[0]) if len(values) and (values == values[0]).all() else None))
+    if all(ones for ones, _ in ranks) or (comm.size == 1 and ranks[0][1] is not None):
+        return False
+    features, table = _columns(dataset, values)
+    if comm.size > 1:
+        whole = allreduce(SparseStream(features, table, dataset.features), comm)
+        table = whole.to_dense() if whole.is_dense else whole.values
+    return units_differ(table)
+
+
+def _columns(dataset: Dataset, values: Array) -> tuple[Array, Array]:
+    """The features that occur in this rank's samples, and what :func:`units_differ` asks of each."""
+    begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+    indices, size, features = read_only(dataset.indices[begin:end]), dataset.features, np.empty(0, dataset.indices.dtype)
+    if size > len(values):
+        features, places = np.unique(indices, return_inverse=True)
+        indices, size = read_only(places.astype(dataset.indices.dtype)), len(features)
+    sums = np.zeros(4 * size)
+    column_sums(read_only(dataset.indptr - begin), indices, values, np.empty(0) if dataset.weights is None else dataset.weights, sums)
+    table = sums.reshape(-1, 4)
+    if size == dataset.features and not len(features):
+        features = np.flatnonzero(table[:, 1]).astype(dataset.indices.dtype)
+        table = table[features]
+    return features, table
 
 
 def largest_eigenvalue(dataset: Dataset, intercept: bool, comm: Any) -> float:

@@ -16,13 +16,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.defaults import chosen_solver, in_rounds
 from sparseallreduce.linear.estimators.progress import Progress
-from sparseallreduce.linear.estimators.rounds import COCOA, train_in_rounds
+from sparseallreduce.linear.estimators.rounds import asks_for_steps, train_in_rounds
 from sparseallreduce.linear.estimators.run import Call
 from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of
 from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.solvers.curvature import density
+from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
 from sparseallreduce.runtime.stalls import collective
@@ -37,7 +40,7 @@ _Progress = Progress  # by which pickles know it
 class LinearEstimator(StreamingEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
-    solver = "sgd"  # of those that have no choice
+    solver = "auto"  # of those that have no choice
 
     @collective("fit")
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -49,8 +52,8 @@ class LinearEstimator(StreamingEstimator):
             This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64.
         y : array-like, shape (samples,)
         sample_weight : array-like, shape (samples,), optional
-            What each sample counts: 2 is as good as having it twice. So the loss is the mean by weights, of which only the ratios
-            matter: they change neither the learning rate nor what a penalty weighs. ``sparseallreduce train`` does the same.
+            What each sample counts: 2 is as good as having it twice. So ``C`` weighs their sum, and beside ``l2`` and ``l1`` the loss is
+            the mean by weights, of which only the ratios matter. ``sparseallreduce train`` does the same.
 
         Raises
         ------
@@ -149,21 +152,29 @@ class LinearEstimator(StreamingEstimator):
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
         self._check_alike(samples, passes, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
-        dataset = replace(dataset_of(samples.rows, counts, comm, partial), labels=target)
+        dataset, counted = dataset_of(samples.rows, counts, comm, partial)
+        dataset = replace(dataset, labels=target)
+        self._factors = self._penalty.factors(None if partial else counted * self._share_trained(dataset.total_samples))
         seed = told(comm, lambda: int(check_random_state(self.random_state).randint(2**31)))[0]
         call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial)
         live = self._live_on_all(model, dataset, comm) if partial and onward else None
         done: list[Any]
-        if self.solver == COCOA:
-            dataset, scales = self._conditioned(dataset, comm, onward)
+        steps = partial or asks_for_steps(self) is not None
+        shape = dataset.features, density(dataset, comm)
+        self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping))
+        if in_rounds(self.solver_):
             rounds = train_in_rounds(self, model, dataset, seed, comm)
-            self._keep(model, rounds.learned, scales)
+            self._keep(model, rounds.learned, np.ones(1, dataset.values.dtype))
             done, self.t_ = rounds.figures, 0
         else:
             passed = self._train_anew(model, dataset, call, onward, comm) if live is None else self._go_on(live, model, dataset, call, comm)
             done, self.t_ = passed, call.steps + sum(epoch.steps for epoch in passed)
         self.history_ = [done]
         self.n_iter_ = len(done)
+
+    def _share_trained(self, samples: int) -> float:
+        """The share of the samples that are not held out."""
+        return 1 - held_out(samples, self.validation_fraction) / samples if self.early_stopping else 1.0
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
         """This rank's samples, if they and the parameters are right."""

@@ -21,9 +21,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.defaults import COCOA, SOLVERS, in_rounds, svm_loss
 from sparseallreduce.linear.estimators.base import LinearEstimator
-from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS
-from sparseallreduce.linear.estimators.rounds import COCOA, SOLVERS, check_rounds
+from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS, is_auto
+from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determination, right_of
 from sparseallreduce.linear.model_file import FittedModel
@@ -46,15 +47,17 @@ _CLASSIFIER_PARAMETERS = (
     PARAMETERS
     + """    class_weight : dict, "balanced" or None
         What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
-    solver : {"sgd", "cocoa"}
-        Steps along gradients of batches, or rounds of dual coordinate ascent on every rank
-        (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least.
-        Rounds need an ``l2`` above 0, and penalise the intercept as LIBLINEAR does; they take more than two classes each against the rest.
-        ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3, and None makes
-        all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
+    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
+        "sgd" takes steps along gradients of batches. "dual" makes rounds of dual coordinate ascent on every rank
+        (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least; "cocoa"
+        is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "newton" is Newton's method,
+        whose iterations are few, whatever the number of ranks. "auto" takes it where a score has at most 400 weights, else "dual"; and
+        "sgd" where ``partial_fit`` is called, a parameter asks for steps, or the penalty is such that they alone can.
+        Of all but "sgd", ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3,
+        and None makes all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
         ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which the loss of a
-        round is None where it was not needed. There is no ``partial_fit``, and parameters of steps are errors unless left at their
-        defaults.
+        round is None where it was not needed. With "dual" and "cocoa" there is no ``partial_fit``, and parameters of steps are errors
+        unless left at their defaults.
 
     Attributes
     ----------
@@ -76,7 +79,10 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def __init__(
         self,
         *,
-        l2: float = 1e-4,
+        C: float = 1.0,
+        l1_ratio: float = 0.0,
+        penalty: str | None = "auto",
+        l2: float | None = None,
         l1: float = 0.0,
         fit_intercept: bool = True,
         update: str = "auto",
@@ -90,19 +96,23 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         n_iter_no_change: int | str = "auto",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        scale_features: bool = True,
+        scale_features: bool | str = "auto",
         class_weight: Any = None,
         strategy: str = "sparse",
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
+        n_jobs: int | None = None,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
-        solver: str = "sgd",
+        solver: str = "auto",
         comm: Any = None,
     ) -> None:
         super().__init__(
+            C=C,
+            l1_ratio=l1_ratio,
+            penalty=penalty,
             l2=l2,
             l1=l1,
             fit_intercept=fit_intercept,
@@ -122,6 +132,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
             algorithm=algorithm,
             density=density,
             threads=threads,
+            n_jobs=n_jobs,
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
@@ -132,8 +143,8 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
 
     def _goes_on(self) -> bool:
         """Whether there is a ``partial_fit``."""
-        if self.solver == COCOA:
-            raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={COCOA!r} need all samples at once, by fit")
+        if in_rounds(self.solver):
+            raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={self.solver!r} need all samples at once, by fit")
         return True
 
     @available_if(_goes_on)  # type: ignore[untyped-decorator]
@@ -189,7 +200,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         super()._check_parameters()
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
-        if self.solver == COCOA:
+        if in_rounds(self.solver):
             check_rounds(self)
 
     def _labels_checked(self, y: Array) -> Array:
@@ -283,7 +294,10 @@ class LogisticRegression(_LinearClassifier):
     def __init__(
         self,
         *,
-        l2: float = 1e-4,
+        C: float = 1.0,
+        l1_ratio: float = 0.0,
+        penalty: str | None = "auto",
+        l2: float | None = None,
         l1: float = 0.0,
         fit_intercept: bool = True,
         update: str = "auto",
@@ -297,20 +311,24 @@ class LogisticRegression(_LinearClassifier):
         n_iter_no_change: int | str = "auto",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        scale_features: bool = True,
+        scale_features: bool | str = "auto",
         class_weight: Any = None,
         multi_class: str = "auto",
         strategy: str = "sparse",
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
+        n_jobs: int | None = None,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
-        solver: str = "sgd",
+        solver: str = "auto",
         comm: Any = None,
     ) -> None:
         super().__init__(
+            C=C,
+            l1_ratio=l1_ratio,
+            penalty=penalty,
             l2=l2,
             l1=l1,
             fit_intercept=fit_intercept,
@@ -331,6 +349,7 @@ class LogisticRegression(_LinearClassifier):
             algorithm=algorithm,
             density=density,
             threads=threads,
+            n_jobs=n_jobs,
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
@@ -341,7 +360,7 @@ class LogisticRegression(_LinearClassifier):
 
     @property
     def _multiclass(self) -> str:  # type: ignore[override]
-        return "ovr" if self.solver == COCOA else self.multi_class
+        return "ovr" if self.solver == COCOA and self.multi_class == "auto" else self.multi_class
 
     @classmethod
     def _kinds(cls) -> tuple[str, ...]:
@@ -351,8 +370,6 @@ class LogisticRegression(_LinearClassifier):
         super()._check_parameters()
         if self.multi_class not in CHOICES:
             raise ValueError(f"multi_class must be one of {', '.join(CHOICES)}, not {self.multi_class!r}")
-        if self.solver == COCOA and self.multi_class == "multinomial":
-            raise ValueError(f"solver={COCOA!r} takes each class against the rest: leave multi_class='multinomial' out, or the solver")
 
     def _take(self, model: FittedModel) -> None:
         super()._take(model)
@@ -375,10 +392,11 @@ class LogisticRegression(_LinearClassifier):
 
 class LinearSVM(_LinearClassifier):
     __doc__ = (
-        """A linear support vector machine, the hinge loss by mini-batch SGD (thesis section 2.2.2).
+        """A linear support vector machine: the hinge loss or its square (thesis section 2.2.2).
 """
-        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"hinge", "squared_hinge"}
-        The latter is the square of the former.
+        + _with(_CLASSIFIER_PARAMETERS, """    loss : {"auto", "hinge", "squared_hinge"}
+        The latter is the square of the former. "auto" is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``; but the
+        hinge where ``partial_fit``, a parameter or ``solver`` asks for steps, and of the solver "cocoa".
 """)
         + """
     Examples
@@ -389,12 +407,16 @@ class LinearSVM(_LinearClassifier):
     )
 
     _model = Hinge
+    _chosen_loss = Hinge.loss_name  # where it is left open, by the last call
 
     def __init__(
         self,
         *,
-        loss: str = "hinge",
-        l2: float = 1e-4,
+        loss: str = "auto",
+        C: float = 1.0,
+        l1_ratio: float = 0.0,
+        penalty: str | None = "auto",
+        l2: float | None = None,
         l1: float = 0.0,
         fit_intercept: bool = True,
         update: str = "auto",
@@ -408,19 +430,23 @@ class LinearSVM(_LinearClassifier):
         n_iter_no_change: int | str = "auto",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        scale_features: bool = True,
+        scale_features: bool | str = "auto",
         class_weight: Any = None,
         strategy: str = "sparse",
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
+        n_jobs: int | None = None,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
-        solver: str = "sgd",
+        solver: str = "auto",
         comm: Any = None,
     ) -> None:
         super().__init__(
+            C=C,
+            l1_ratio=l1_ratio,
+            penalty=penalty,
             l2=l2,
             l1=l1,
             fit_intercept=fit_intercept,
@@ -441,6 +467,7 @@ class LinearSVM(_LinearClassifier):
             algorithm=algorithm,
             density=density,
             threads=threads,
+            n_jobs=n_jobs,
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,
@@ -449,8 +476,17 @@ class LinearSVM(_LinearClassifier):
         )
         self.loss = loss
 
+    def _learn(self, *given: Any, partial: bool, **call: Any) -> Self:
+        before = self._chosen_loss
+        self._chosen_loss = svm_loss(self.solver, partial or asks_for_steps(self) is not None)
+        try:
+            return super()._learn(*given, partial=partial, **call)
+        except BaseException:
+            self._chosen_loss = before
+            raise
+
     def _loss_model(self) -> LinearModel:
-        return model_of(self._model.name, self.loss)
+        return model_of(self._model.name, self._chosen_loss if is_auto(self.loss) else self.loss)
 
 
 class LinearRegression(RegressorMixin, LinearEstimator):
@@ -488,7 +524,10 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         loss: str = "squared",
         epsilon: float = 1.35,
         quantile: float = 0.5,
-        l2: float = 1e-4,
+        C: float | None = None,
+        l1_ratio: float = 0.0,
+        penalty: str | None = "auto",
+        l2: float | None = None,
         l1: float = 0.0,
         fit_intercept: bool = True,
         update: str = "auto",
@@ -502,17 +541,21 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         n_iter_no_change: int | str = "auto",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        scale_features: bool = True,
+        scale_features: bool | str = "auto",
         strategy: str = "sparse",
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
+        n_jobs: int | None = None,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
         comm: Any = None,
     ) -> None:
         super().__init__(
+            C=C,
+            l1_ratio=l1_ratio,
+            penalty=penalty,
             l2=l2,
             l1=l1,
             fit_intercept=fit_intercept,
@@ -532,6 +575,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
             algorithm=algorithm,
             density=density,
             threads=threads,
+            n_jobs=n_jobs,
             random_state=random_state,
             warm_start=warm_start,
             verbose=verbose,

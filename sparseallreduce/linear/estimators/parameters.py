@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
+from sparseallreduce.linear.defaults import Penalty
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
@@ -19,9 +22,18 @@ REPLICATED = {name: kind for name, kind in STRATEGIES.items() if not issubclass(
 PARAMETERS = """
     Parameters
     ----------
+    C : float
+        How strongly the losses of samples, each times what the sample counts, weigh against the penalty of the weights: as in scikit-learn
+        and LIBLINEAR, ``(1 - l1_ratio) / 2 * |w|^2 + l1_ratio * |w|_1 + C * sum of losses`` is least. Calls of ``partial_fit``, which do
+        not know how many samples come, take it as of 10,000.
+    l1_ratio : float
+        The share of ``|w|_1`` in the penalty.
+    penalty : {"auto", "l2", "l1", "elasticnet", None}
+        "l2" is an ``l1_ratio`` of 0, "l1" of 1, None is no penalty; "auto" and "elasticnet" go by ``l1_ratio``.
     l2, l1 : float
-        Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1``, beside the mean loss of a sample, on the weights of scaled
-        features. Where other libraries have C over M samples, l2 is 1 / (M C), without ``scale_features``.
+        Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1`` beside the mean loss of a sample, in place of ``C``: over M samples
+        l2 is 1 / (M C). Who gives one of them gives no ``C``, ``l1_ratio`` or ``penalty``. Penalised are the weights of features as they
+        are scaled, where they are.
     fit_intercept : bool
         Whether a number, which is not penalised, is added to every score.
     update : str
@@ -61,9 +73,11 @@ PARAMETERS = """
         ``partial_fit`` it is an error, as in scikit-learn.
     validation_fraction : float
         The share of all ranks' samples that is held out then.
-    scale_features : bool
-        Whether every feature is divided by the power of two at or next above its largest magnitude on any rank; ``coef_`` belongs to
-        the features as they are given.
+    scale_features : bool or "auto"
+        Whether features are brought to one scale; ``coef_`` belongs to the features as they are given. "auto" does so where typical values
+        of columns are so far apart that their units must differ, as of statistics and measurements, and leaves texts, pixels and zeros and
+        ones as they are; calls of ``partial_fit`` go by the first one. Steps divide by the power of two at or next above the largest
+        magnitude on any rank, other solvers by what is typical.
     strategy : str
         How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES`, without those that have
         servers.
@@ -72,8 +86,8 @@ PARAMETERS = """
     density : float, optional
         Of the lossy strategies, :data:`sparseallreduce.linear.LOSSY`: the share of the weights that a step may change, by default 0.01.
         What the others would change waits in residuals, for the next ``partial_fit``; at the end of a ``fit`` it is dropped.
-    threads : int
-        Of every rank; how many there are changes no bit.
+    threads, n_jobs : int
+        Of every rank, in steps; how many there are changes no bit. ``n_jobs`` is scikit-learn's name for it, of which -1 is one a core.
     random_state : int, RandomState or None
         Of the order of samples; that of rank 0 counts.
     warm_start : bool
@@ -92,6 +106,8 @@ ATTRIBUTES = """
         If X has column names.
     n_iter_ : int
         Passes made, or rounds.
+    solver_ : str
+        What ``solver="auto"`` has come to in the last call: "newton", "dual" or "sgd"; else the solver.
     history_ : list of list of Epoch
         One list, for all classes are trained at once: what each pass came to: loss, seconds by phase, bytes sent by all ranks. The loss
         is that of the samples after the pass, with the penalty; of a ``partial_fit``, as long as no reactive schedule goes by it, and of
@@ -127,7 +143,10 @@ class Parameterised(BaseEstimator):
     def __init__(
         self,
         *,
-        l2: float = 1e-4,
+        C: float | None = 1.0,
+        l1_ratio: float = 0.0,
+        penalty: str | None = "auto",
+        l2: float | None = None,
         l1: float = 0.0,
         fit_intercept: bool = True,
         update: str = "auto",
@@ -141,16 +160,20 @@ class Parameterised(BaseEstimator):
         n_iter_no_change: int | str = "auto",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        scale_features: bool = True,
+        scale_features: bool | str = "auto",
         strategy: str = "sparse",
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
+        n_jobs: int | None = None,
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
         comm: Any = None,
     ) -> None:
+        self.C = C
+        self.l1_ratio = l1_ratio
+        self.penalty = penalty
         self.l2 = l2
         self.l1 = l1
         self.fit_intercept = fit_intercept
@@ -170,10 +193,22 @@ class Parameterised(BaseEstimator):
         self.algorithm = algorithm
         self.density = density
         self.threads = threads
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.warm_start = warm_start
         self.verbose = verbose
         self.comm = comm
+
+    @property
+    def _penalty(self) -> Penalty:
+        return Penalty(self.C, self.l1_ratio, self.penalty, self.l2, self.l1)
+
+    @property
+    def _thread_count(self) -> int:
+        """Threads of a rank."""
+        if self.n_jobs is None:
+            return self.threads
+        return self.n_jobs if self.n_jobs > 0 else max(1, len(os.sched_getaffinity(0)) + 1 + self.n_jobs)
 
     def _choices(self) -> Choices:
         """The parameters that may be "auto", chosen."""
@@ -194,10 +229,17 @@ class Parameterised(BaseEstimator):
         return [name for name, is_so in asked.items() if is_so]
 
     def _check_parameters(self) -> None:
-        at_least = {"l2": 0, "l1": 0, "average": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
+        self._penalty.check()
+        at_least = {"average": 0, "batch_size": 1, "max_iter": 1, "n_iter_no_change": 1, "threads": 1}
         for name, least in at_least.items():
             if not is_auto(getattr(self, name)) and not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
+        if self.n_jobs is not None and self.threads != 1:
+            raise ValueError(f"n_jobs={self.n_jobs!r} and threads={self.threads!r} say the same: leave one of them out")
+        if self.n_jobs == 0:
+            raise ValueError("n_jobs must be a number of threads, or -1 for one a core, not 0")
+        if not isinstance(self.scale_features, bool | np.bool_ | int) and not is_auto(self.scale_features):
+            raise ValueError(f"scale_features must be True, False or 'auto', not {self.scale_features!r}")
         if not is_auto(self.momentum) and not 0 <= self.momentum < 1:  # type: ignore[operator]
             raise ValueError(f"momentum must be at least 0 and below 1, not {self.momentum!r}")
         self._check_update()

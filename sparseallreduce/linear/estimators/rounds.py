@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.defaults import AUTO, COCOA, DUAL, NEWTON
 from sparseallreduce.linear.estimators.parameters import Parameterised, is_auto
 from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 
-__all__ = ["COCOA", "SOLVERS", "Rounds", "check_rounds", "train_in_rounds"]
+__all__ = ["Rounds", "asks_for_steps", "check_rounds", "train_in_rounds"]
 
 Array = NDArray[Any]
 
-COCOA = "cocoa"
-SOLVERS = ("sgd", COCOA)
-_GAP = 1e-3  # by default
+_GAP = 1e-3  # by default, where the solver is said
 _PATIENCE = 5  # rounds, by default
 _LEAST_GAP = sys.float_info.min  # that is asked for where all rounds are to be made
 # Parameters of steps and of how their gradients are summed.
@@ -38,7 +37,6 @@ _OF_SGD = (
     "strategy",
     "algorithm",
     "density",
-    "threads",
     "warm_start",
 )
 
@@ -50,6 +48,16 @@ class Rounds(NamedTuple):
     figures: list[Figures]
 
 
+def asks_for_steps(estimator: Parameterised) -> str | None:
+    """Return the name of a parameter that is not at its default, and means something to steps alone; None if there is none."""
+    defaults = inspect.signature(type(estimator)).parameters
+    for name in _OF_SGD:
+        value, default = getattr(estimator, name), defaults[name].default
+        if value is not default and not (isinstance(value, str | int | float) and value == default):
+            return name
+    return None
+
+
 def check_rounds(estimator: Parameterised) -> None:
     """Refuse parameters that mean nothing to rounds, and a penalty without which there is no dual to ascend.
 
@@ -57,15 +65,18 @@ def check_rounds(estimator: Parameterised) -> None:
     ------
     ValueError
     """
-    defaults = inspect.signature(type(estimator)).parameters
-    for name in _OF_SGD:
-        value, default = getattr(estimator, name), defaults[name].default
-        if value is not default and not (isinstance(value, str | int | float) and value == default):
-            raise ValueError(f"{name}={value!r} is of solver='sgd', and means nothing to solver={COCOA!r}: leave it out, or take that")
-    if not estimator.l2 > 0:
-        raise ValueError(f"solver={COCOA!r} needs a penalty, and l2 is {estimator.l2!r}: give an l2 above 0, or take solver='sgd'")
+    solver, name = estimator.solver, asks_for_steps(estimator)
+    if name is not None or estimator.threads != 1:
+        name = name or "threads"
+        value = getattr(estimator, name)
+        raise ValueError(f"{name}={value!r} is of solver='sgd', and means nothing to solver={solver!r}: leave it out, or take that")
+    factors = estimator._penalty.factors(1.0)
+    if factors.l1 or not factors.l2:
+        said = "l1_ratio" if factors.l1 else "l2" if estimator.l2 is not None else "C" if estimator.penalty is not None else "penalty"
+        value = getattr(estimator, said)
+        raise ValueError(f"solver={solver!r} needs a penalty of squares, and {said} is {value!r}: change it, or take solver='sgd'")
     if not is_auto(estimator.tol) and estimator.tol is not None and not 0 < estimator.tol < np.inf:  # type: ignore[operator]
-        raise ValueError(f"tol must be above 0 and finite for solver={COCOA!r}, 'auto' or None, not {estimator.tol!r}")
+        raise ValueError(f"tol must be above 0 and finite for solver={solver!r}, 'auto' or None, not {estimator.tol!r}")
 
 
 def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Dataset, seed: int, comm: Any) -> Rounds:
@@ -83,12 +94,15 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
     comm : communicator
     """
     early = estimator.early_stopping
-    asked: Any = _GAP if is_auto(estimator.tol) else estimator.tol
+    asked: Any = _GAP if is_auto(estimator.tol) and estimator.solver != AUTO else estimator.tol
     options = RoundOptions(
         rounds=estimator.max_iter,
-        gap=_LEAST_GAP if asked is None else asked,
+        gap=None if is_auto(asked) else _LEAST_GAP if asked is None else asked,
         seed=seed,
         intercept=estimator.fit_intercept,
+        solver=NEWTON if estimator.solver_ == NEWTON else DUAL,
+        free_intercept=estimator.solver_ != COCOA,
+        scale_features=None if is_auto(estimator.scale_features) else bool(estimator.scale_features),
         # An evaluation takes longer than a round, and the loss is known where the solver has looked for its end.
         evaluate_every=1 if early else 0,
         validation=estimator.validation_fraction if early else 0.0,
@@ -97,12 +111,13 @@ def train_in_rounds(estimator: Parameterised, model: LinearModel, dataset: Datas
     if early and asked is not None:
         patience: Any = _PATIENCE if is_auto(estimator.n_iter_no_change) else estimator.n_iter_no_change
         stopping = EarlyStopping("validation_loss", patience)
-    trainer = RoundTrainer(model, dataset, comm, estimator.l2, options, stopping)
+    trainer = RoundTrainer(model, dataset, comm, estimator._factors.l2, options, stopping)
     for figures in trainer.run():
         if estimator.verbose and comm.rank == 0:
             print(_line(figures))
     if asked is not None and not trainer.converged and not (stopping is not None and stopping.reached) and comm.rank == 0:
-        gap = f"the duality gap is above {asked:g} of the loss after max_iter = {estimator.max_iter} rounds"
+        share = "a thousandth" if is_auto(asked) else f"{asked:g}"
+        gap = f"the duality gap is above {share} of the loss after max_iter = {estimator.max_iter} rounds"
         warn(f"{gap}: raise max_iter or tol", ConvergenceWarning)
     return Rounds(trainer.weights().astype(dataset.values.dtype, copy=False), trainer.history)
 

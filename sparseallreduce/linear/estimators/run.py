@@ -19,9 +19,11 @@ from sparseallreduce.linear.data.feature_scaling import (
     rate_unit,
     sample_moments,
     scaled,
+    units_differ_in,
 )
+from sparseallreduce.linear.defaults import Factors
 from sparseallreduce.linear.estimators.packing import unpacked, unpacked_all
-from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised
+from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised, is_auto
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.estimators.samples import mean_of
@@ -58,6 +60,8 @@ class TrainedEstimator(Parameterised):
 
     _model: ClassVar[type[LinearModel]]
     _magnitudes: Array | None = None  # of the features, where they are scaled
+    _is_scaled: bool | None = None  # whether steps scale features; None before there were any
+    _factors = Factors(0.0, 0.0)  # of the penalties, of the present call
 
     @abstractmethod
     def _fitted(self, weights: Array | None = None) -> FittedModel:
@@ -69,11 +73,19 @@ class TrainedEstimator(Parameterised):
 
     def _conditioned(self, dataset: Dataset, comm: Any, onward: bool) -> tuple[Dataset, Array]:
         """The data set with scaled features, and the scales."""
-        if not self.scale_features:
+        self._decide_on_scales(dataset, comm, onward)
+        if not self._is_scaled:
             return dataset, np.ones(1, dataset.values.dtype)
         self._magnitudes = feature_magnitudes(dataset, comm, self._magnitudes if onward else None)
         scales = feature_scales(self._magnitudes)
         return scaled(dataset, scales), scales
+
+    def _decide_on_scales(self, dataset: Dataset, comm: Any, onward: bool) -> None:
+        """Find out whether steps scale features, where that is left open; who goes on does as before. Collective."""
+        if not is_auto(self.scale_features):
+            self._is_scaled = bool(self.scale_features)
+        elif not (onward and self._is_scaled is not None):
+            self._is_scaled = units_differ_in(dataset, comm)
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
         """The largest second derivative of the loss by the score, or what stands for it in choosing a learning rate; collective."""
@@ -91,7 +103,7 @@ class TrainedEstimator(Parameterised):
             eigenvalue *= mean_of(np.ones(dataset.rows), dataset, comm)
             eigenvalue = max(eigenvalue, getattr(self, "_eigenvalue", 0.0) if onward else 0.0)
         self._eigenvalue = eigenvalue
-        shrinking = self.l2 / (1 - self._choices().momentum)  # a step of rate * shrinking = 1 would end at zero
+        shrinking = self._factors.l2 / (1 - self._choices().momentum)  # a step of rate * shrinking = 1 would end at zero
         curvature = self._largest_curvature(model, dataset.labels, comm)
         return 1 / (curvature * eigenvalue + shrinking) if eigenvalue > 0 else 1 / (1 + shrinking)
 
@@ -155,7 +167,8 @@ class TrainedEstimator(Parameterised):
         """
         chosen, dataset = self._choices(), strategy.dataset
         if isinstance(strategy.weights, AdaptiveWeights):
-            strategy.weights.alike = bool(self.scale_features)
+            # Where it is left open whether to scale, features that are not scaled are comparable.
+            strategy.weights.alike = bool(self._is_scaled) or is_auto(self.scale_features)
         shape = (dataset.rows,) if model.columns is None else (dataset.rows, model.columns)
         constant = np.full(shape, self._constant(dataset, comm))
         tolerance = (chosen.tol or 0.0) * mean_of(model.loss(constant, dataset.labels), dataset, comm)
@@ -200,20 +213,20 @@ class TrainedEstimator(Parameterised):
     def _rates(self) -> str:
         """The parameters that learning rates depend on, which are found anew where one of them has been changed."""
         chosen = self._choices()
-        return described((chosen.update, chosen.schedule, self.learning_rate, self.l2, chosen.momentum))
+        return described((chosen.update, chosen.schedule, self.learning_rate, self._factors.l2, chosen.momentum))
 
     def _strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Strategy:
         kind = REPLICATED[self.strategy]
         options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
         if issubclass(kind, LossyStrategy) and self.density is not None:
             options["density"] = self.density
-        return kind(dataset, comm, self._descent(model), threads=self.threads, **options)
+        return kind(dataset, comm, self._descent(model), threads=self._thread_count, **options)
 
     def _descent(self, model: LinearModel) -> Descent:
         chosen = self._choices()
         return Descent(
-            l2=self.l2,
-            l1=self.l1,
+            l2=self._factors.l2,
+            l1=self._factors.l1,
             intercept=self.fit_intercept,
             momentum=chosen.momentum,
             update=chosen.update,

@@ -41,13 +41,20 @@ def counts_of(sample_weight: Any, samples: int) -> Array:
     return np.asarray(counts)
 
 
-def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Dataset:
-    """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective."""
+def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tuple[Dataset, float]:
+    """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective.
+
+    Returns
+    -------
+    Dataset
+    float
+        What the samples of all ranks count together.
+    """
     ranks = told(comm, lambda: (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
     total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
     if not np.isfinite(overall):
         raise ValueError(f"the sum of all sample_weight is {overall:g}: divide them by a number, only their ratios matter")
-    return Dataset(
+    dataset = Dataset(
         indptr=rows.indptr.astype(np.int64, copy=False),
         indices=rows.indices.astype(index_dtype(rows.shape[1])),
         values=rows.data.astype(np.result_type(*(kind for *_, kind in ranks)), copy=False),
@@ -57,6 +64,7 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> Data
         total_samples=total,
         weights=counts if partial else counts * (total / overall),
     )
+    return dataset, overall
 
 
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:

@@ -15,7 +15,7 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_scales
 from sparseallreduce.linear.estimators.live import Live, checksum, new_token
 from sparseallreduce.linear.estimators.packing import packed, unpacked
-from sparseallreduce.linear.estimators.parameters import REPLICATED
+from sparseallreduce.linear.estimators.parameters import REPLICATED, is_auto
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.run import Call, TrainedEstimator
 from sparseallreduce.linear.model_file import FittedModel, fitted
@@ -164,7 +164,7 @@ class StreamingEstimator(TrainedEstimator):
     def _live_on_all(self, model: LinearModel, dataset: Dataset, comm: Any) -> Live | None:
         """The live weights, if all ranks have the same, and this call can go on on them; collective."""
         live, kind = self._present(), REPLICATED[self.strategy]
-        made = self._descent(model), dataset.features, dataset.values.dtype, bool(self.scale_features)
+        made = self._descent(model), dataset.features, dataset.values.dtype, self._scales_now()
         if live is not None and not (issubclass(kind, SparseStrategy) and live.fits(*made)):
             live = None
         if live is not None and live.strategy is not None and not self._goes_on_with(live.strategy, comm):
@@ -180,9 +180,13 @@ class StreamingEstimator(TrainedEstimator):
             live.strategy = None
         return live
 
+    def _scales_now(self) -> bool:
+        """Whether a call that goes on scales features."""
+        return bool(self._is_scaled if is_auto(self.scale_features) else self.scale_features)
+
     def _goes_on_with(self, strategy: SparseStrategy, comm: Any) -> bool:
         """Whether a strategy is what this estimator would make."""
-        as_asked = strategy.name == self.strategy and strategy.algorithm == self.algorithm and strategy.threads.count == self.threads
+        as_asked = strategy.name == self.strategy and strategy.algorithm == self.algorithm and strategy.threads.count == self._thread_count
         return as_asked and strategy.comm is comm
 
     def _go_on(self, live: Live, model: LinearModel, dataset: Dataset, call: Call, comm: Any) -> list[Epoch]:
@@ -235,7 +239,7 @@ class StreamingEstimator(TrainedEstimator):
         epochs, schedule = self._run(model, strategy, call, rate, unit, comm, earlier)
         passes = (0 if earlier is None else earlier[0]) + call.passes
         if call.partial and isinstance(strategy, SparseStrategy):
-            live = Live(strategy.weights, model, bool(self.scale_features), strategy)
+            live = Live(strategy.weights, model, bool(self._is_scaled), strategy)
             live.passes, live.schedule, live.rates = passes, schedule, self._rates()
             live.commit(new_token(comm))
             self._show(live)

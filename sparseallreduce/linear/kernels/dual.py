@@ -3,6 +3,9 @@
 A visit to a sample reads its row twice: for the margin, and for the weights if its dual variable changes. The rows lie one behind the
 other, and are visited in a random order: so while one is worked on, a later one is fetched. Features are numbered by how many samples
 they occur in, the most frequent first: the weights that most entries refer to lie close together and stay in the cache.
+
+Values may be taken for others without a copy: ``frame`` holds of each place what is subtracted from its values, and what they are then
+multiplied by. An empty one leaves values as they are.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ __all__ = [
     "ascend",
     "certify",
     "conjugates",
-    "fetch",
+    "fetch_row",
+    "framed",
     "margins",
     "product",
+    "shuffle",
     "squared_norms",
 ]
 
@@ -46,21 +51,29 @@ _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31
 
 
 @kernel
-def squared_norms(indptr: Array, values: Array, intercept: float, out: Array) -> bool:
-    """Write the squared length of every row, the intercept included; returns whether all values are one."""
+def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, intercept: float, out: Array) -> bool:
+    """Write the squared length of every row, the intercept included; returns whether all values are one as they are given."""
     ones = True
     for row in range(out.size):
         total = intercept
         for entry in range(indptr[row], indptr[row + 1]):
             value = np.float64(values[entry])
-            total += value * value
             ones &= value == 1.0
+            if frame.size:
+                value = framed(value, frame, np.uint64(indices[entry]))
+            total += value * value
         out[row] = total
     return ones
 
 
 @inlined
-def product(indices: Array, values: Array, begin: Any, end: Any, weights: Array) -> float:
+def framed(value: float, frame: Array, place: Any) -> float:
+    """Return what a value of a place is taken for."""
+    return float((value - frame[place + place]) * frame[place + place + _ONE])
+
+
+@inlined
+def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
     """The inner product of a row with the weights; values of none stand for ones."""
     entry = begin
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
@@ -73,6 +86,11 @@ def product(indices: Array, values: Array, begin: Any, end: Any, weights: Array)
             entry += _FOUR
         while entry < end:
             first += weights[np.uint64(indices[entry])]
+            entry += _ONE
+    elif frame.size:
+        while entry < end:
+            place = np.uint64(indices[entry])
+            first += weights[place] * framed(np.float64(values[entry]), frame, place)
             entry += _ONE
     else:
         while entry + _THREE < end:
@@ -88,12 +106,17 @@ def product(indices: Array, values: Array, begin: Any, end: Any, weights: Array)
 
 
 @inlined
-def add(indices: Array, values: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
+def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
     """Add a row, times a factor, to the weights; values of none stand for ones."""
     entry = begin
     if values.size == 0:
         while entry < end:
             weights[np.uint64(indices[entry])] += factor
+            entry += _ONE
+    elif frame.size:
+        while entry < end:
+            place = np.uint64(indices[entry])
+            weights[place] += factor * framed(np.float64(values[entry]), frame, place)
             entry += _ONE
     else:
         while entry < end:
@@ -102,8 +125,8 @@ def add(indices: Array, values: Array, begin: Any, end: Any, factor: float, weig
 
 
 @inlined
-def fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
-    """Fetch the first lines of a row into the cache."""
+def fetch_row(indptr: Array, indices: Array, values: Array, row: int) -> None:
+    """Have the beginning of a row come into the cache."""
     begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
     step = np.uint64(_LINE // indices.itemsize)
     end = min(end, begin + np.uint64(_LINES) * step)
@@ -116,10 +139,12 @@ def fetch(indptr: Array, indices: Array, values: Array, row: int) -> None:
 
 
 @kernel
-def margins(indptr: Array, indices: Array, values: Array, labels: Array, weights: Array, intercept: int, out: Array) -> None:
+def margins(
+    indptr: Array, indices: Array, values: Array, frame: Array, labels: Array, weights: Array, intercept: int, out: Array
+) -> None:
     """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
     for row in range(out.size):
-        score = product(indices, values, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
+        score = product(indices, values, frame, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
         if intercept >= 0:
             score += weights[intercept]
         out[row] = labels[row] * score
@@ -136,7 +161,8 @@ def _next(state: Array) -> Any:
 
 
 @inlined
-def _shuffle(rows: Array, count: int, state: Array) -> None:
+def shuffle(rows: Array, count: int, state: Array) -> None:
+    """Bring the first ``count`` rows into a random order."""
     for i in range(count - 1, 0, -1):
         j = np.int64(_next(state) % np.uint64(i + 1))
         rows[i], rows[j] = rows[j], rows[i]
@@ -203,6 +229,7 @@ def ascend(
     indptr: Array,
     indices: Array,
     values: Array,
+    frame: Array,
     labels: Array,
     bounds: Array,
     norms: Array,
@@ -220,7 +247,7 @@ def ascend(
     Parameters
     ----------
     loss : int
-    indptr, indices, values, labels : ndarray
+    indptr, indices, values, frame, labels : ndarray
         The samples; values of none stand for ones.
     bounds : ndarray
         What the loss of each sample is multiplied by, C.
@@ -243,17 +270,17 @@ def ascend(
     (int, float)
         How many samples are left active, and the sum of the duality gaps of the samples when they were visited.
     """
-    _shuffle(active, count, state)
+    shuffle(active, count, state)
     above, below = limits[0], limits[1]
     highest, lowest = -math.inf, math.inf
     kept, gap = 0, 0.0
     for i in range(count):
         if i + _AHEAD < count:
-            fetch(indptr, indices, values, active[i + _AHEAD])
+            fetch_row(indptr, indices, values, active[i + _AHEAD])
         row = active[i]
         bound, before = bounds[row], dual[row]
         begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
-        margin = product(indices, values, begin, end, weights)
+        margin = product(indices, values, frame, begin, end, weights)
         if intercept >= 0:
             margin += weights[intercept]
         margin *= labels[row]
@@ -287,7 +314,7 @@ def ascend(
         if after != before:
             dual[row] = after
             factor = sigma * (after - before) * labels[row]
-            add(indices, values, begin, end, factor, weights)
+            add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
                 weights[intercept] += factor
     limits[0] = highest if highest > 0 else math.inf

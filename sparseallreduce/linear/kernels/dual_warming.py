@@ -1,4 +1,4 @@
-"""Compiling the loops of dual coordinate ascent, and of Newton's method, before they begin."""
+"""Compiling the loops of dual coordinate ascent before it begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numba import types
 from numpy.typing import DTypeLike
 
-from sparseallreduce.linear.kernels import dual, feature_numbers, newton, weight_changes
+from sparseallreduce.linear.kernels import dual, dual_classes, feature_numbers, magnitudes, truncated_newton, weight_changes
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 
-__all__ = ["warm_up", "warm_up_newton"]
+__all__ = ["warm_up", "warm_up_classes", "warm_up_truncated_newton"]
 
 
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
@@ -28,11 +28,11 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         In which changes are added up; without it there is one rank alone. To load a loop takes 6 ms.
     """
     index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
-
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
-    rows = _fixed(whole), _fixed(place), _fixed(value), _fixed(types.float64)
+    rows = _fixed(whole), _fixed(place), _fixed(value), float64, _fixed(types.float64)
     _warm_up_numbering(index, place)
-    compiled_entry(dual.squared_norms, (_fixed(whole), _fixed(value), types.float64, float64))
+    compiled_entry(dual.squared_norms, (*rows[:4], types.float64, float64))
+    compiled_entry(magnitudes.column_sums, (*rows[:3], float64, float64))
     compiled_entry(dual.margins, (*rows, float64, whole, float64))
     state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
     compiled_entry(dual.ascend, (whole, *rows, *state))
@@ -52,23 +52,29 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
         compiled_entry(weight_changes.add_scaled, (_fixed(place), _fixed(summed), types.float64, float64))
 
 
-def warm_up_newton(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike) -> None:
-    """Compile or load the loops of Newton's method, as :func:`warm_up` does those of dual ascent.
+def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
+    """As :func:`warm_up`, of the loops over samples of several classes in one."""
+    place, value = (numba.from_dtype(np.dtype(dtype)) for dtype in (place_dtype, value_dtype))
+    whole, number, matrix = types.int64, types.float64, types.float64[:, ::1]
+    rows = _fixed(whole), _fixed(place), _fixed(value), number[::1], _fixed(number)
+    state = number[::1], number[::1], matrix, number[::1], whole, number, whole[::1], whole, types.uint64[::1]
+    compiled_entry(dual_classes.ascend_classes, (*rows, *state))
+    compiled_entry(dual_classes.certify_classes, (*rows, number[::1], number[::1], whole, matrix))
+    compiled_entry(dual_classes.entropies, (number[::1], matrix))
 
-    Parameters
-    ----------
-    index_dtype, value_dtype, place_dtype : dtype
-        As for :func:`warm_up`.
-    """
+
+def warm_up_truncated_newton(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike) -> None:
+    """As :func:`warm_up`, of the loops of Newton's method for many features."""
     index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
-    float64, whole = types.float64[::1], types.int64
-    rows = _fixed(whole), _fixed(place), _fixed(value)
+    float64, fixed, whole = types.float64[::1], _fixed(types.float64), types.int64
+    rows = _fixed(whole), _fixed(place), _fixed(value), float64
     _warm_up_numbering(index, place)
-    compiled_entry(newton.derivatives, (whole, float64, _fixed(types.float64), float64, float64, float64))
-    compiled_entry(newton.line_derivatives, (whole, float64, float64, _fixed(types.float64), float64, types.float64))
-    compiled_entry(newton.transposed_products, (*rows, float64, float64, whole, float64, float64))
-    compiled_entry(newton.hessian_product, (*rows, float64, float64, whole, float64, float64))
-    compiled_entry(newton.dot, (float64, float64, whole, whole))
+    compiled_entry(magnitudes.column_sums, (*rows[:3], float64, float64))
+    compiled_entry(truncated_newton.derivatives, (whole, float64, fixed, float64, float64, float64))
+    compiled_entry(truncated_newton.line_derivatives, (whole, float64, float64, fixed, float64, types.float64))
+    compiled_entry(truncated_newton.transposed_products, (*rows, float64, float64, whole, float64, float64))
+    compiled_entry(truncated_newton.hessian_product, (*rows, float64, float64, whole, float64, float64))
+    compiled_entry(truncated_newton.dot, (float64, float64, whole, whole))
 
 
 def _warm_up_numbering(index: Any, place: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import AlgorithmError, DivergenceError
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.kernels.dual_warming import warm_up
+from sparseallreduce.linear.kernels.dual_warming import warm_up, warm_up_classes
 from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.exchange import Exchange
+from sparseallreduce.linear.solvers.frames import frame_of
 from sparseallreduce.linear.solvers.gathered import Gathered
-from sparseallreduce.linear.solvers.local import LocalProblem
+from sparseallreduce.linear.solvers.local import MULTINOMIAL, ClassProblem, LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.pace import Pace
-from sparseallreduce.linear.solvers.round import PHASES, Round, State
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together
@@ -27,10 +29,14 @@ from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["CoCoA"]
+__all__ = ["PHASES", "CoCoA", "Round"]
 
 Array = NDArray[Any]
+State = tuple[Array, Array]
 T = TypeVar("T")
+
+#: What the seconds of a round are spent on: its passes, the sum of changes, and the objectives.
+PHASES = ("compute", "communicate", "evaluate")
 
 _FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
 # Parts of a pass, at most, after each of which changes are summed, and samples of a rank in a part, at least. To a gap of 1e-3 two
@@ -39,6 +45,21 @@ _PARTS, _PART = 5, 400
 _VISITS = 3  # to all samples there are, before the first rank tells the others what it has changed
 _SOON = 4  # rounds; where so many more seem enough, it does not pay to gather active samples
 _WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round came to, the same on every rank but for the seconds."""
+
+    round: int  # from 1
+    dual: float  # objective, a lower bound of the optimum; it never falls but by rounding
+    primal: float | None  # objective of the weights after the round; None where it was not computed, which takes a pass
+    gap: float | None  # the lowest primal objective so far minus ``dual``: the returned weights are no farther from the optimum
+    active: int  # samples that the next round visits, over all ranks
+    sigma: float  # how often a rank's change counted in its own problem
+    seconds: dict[str, float]  # of this rank, by PHASES
+    bytes_sent: int  # by all ranks
+    gathered: bool = False  # whether the first rank went over the active samples of all
 
 
 class CoCoA:
@@ -57,7 +78,8 @@ class CoCoA:
     ----------
     dataset : Dataset
         This rank's samples, labels -1 and +1; or all there are, the same on every rank, of which this one takes its share.
-    model : Hinge, SquaredHinge or Logistic
+    model : Hinge, SquaredHinge, Logistic or Multinomial
+        Of the last, labels are numbers of classes, and ``weights`` have a column a class.
     l2 : float
         Above 0: without a penalty there is no dual to ascend.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
@@ -65,6 +87,8 @@ class CoCoA:
     tolerance : float
         Ends when the duality gap is at most this share of the primal objective: then the objective is above its optimum by no greater
         share. Accuracy is often the best it gets at 0.01. LIBLINEAR bounds no objective, but a gradient.
+    enough : float
+        A gap, in units of the mean loss, that is small enough whatever the objective is.
     rounds : int
         At most.
     local_passes : int
@@ -74,6 +98,12 @@ class CoCoA:
         Of the order of visits.
     intercept : bool
         Whether samples have one more feature of value one, whose weight is penalised like all others, as by LIBLINEAR's ``-B 1``.
+    free_intercept : bool
+        Whether the intercept is not penalised: only its distance from where it was before is, and it is moved until that no longer matters
+        (the proximal point method). The gap counts that distance too. Columns that all samples have are then taken around their mean.
+    scale_features : bool or None
+        Whether values are divided by what is typical of their column, of which ``l2`` penalises the weights; with None, where columns have
+        different units. ``weights`` are of the values as they are given.
 
     Attributes
     ----------
@@ -118,15 +148,19 @@ class CoCoA:
         l2: float,
         comm: Any = None,
         tolerance: float = 1e-3,
+        enough: float = 0.0,
         rounds: int = 1000,
         local_passes: int = 1,
         seed: int = 0,
         intercept: bool = True,
+        free_intercept: bool = False,
+        scale_features: bool | None = False,
     ) -> None:
         clock = Clock()
         self.comm = resolve(comm)
-        self.model, self.l2, self.tolerance, self.rounds = model, l2, tolerance, rounds
+        self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
         self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
+        self.free_intercept, self.scale_features = intercept and free_intercept, scale_features
         self.history: list[Round] = []
         self.converged = False
         self.weights = np.zeros(0)
@@ -146,6 +180,9 @@ class CoCoA:
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
+        frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
+        agreed(self.comm, lambda: self._local.take(frame))
+        self._centre = np.zeros(self._local.width)  # of a free intercept: the distance from this is penalised
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
         self._due, self._recollect, self._bound = False, False, 0.0
         self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
@@ -161,15 +198,19 @@ class CoCoA:
         for name, lowest in (("rounds", 1), ("local_passes", 1), ("seed", 0)):
             if not getattr(self, name) >= lowest:
                 raise AlgorithmError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
-        return dual_loss(self.model)
+        self._classes = self.model.columns if isinstance(self.model, Multinomial) else 0
+        return MULTINOMIAL if self._classes else dual_loss(self.model)
 
     def _settings(self) -> dict[str, Any]:
-        names = ("l2", "tolerance", "rounds", "local_passes", "seed", "intercept")
+        names = ("l2", "tolerance", "enough", "rounds", "local_passes", "seed", "intercept", "free_intercept", "scale_features")
         return {"model": type(self.model).__name__, **{name: getattr(self, name) for name in names}}
 
     def _prepared(self) -> LocalProblem:
         sum_dtype = self._sum_dtype if self.comm.size > 1 else None
         warm_up(self.dataset.indices.dtype, self.dataset.values.dtype, index_dtype(0), sum_dtype)
+        if self._classes:
+            warm_up_classes(place_dtype=index_dtype(0), value_dtype=self.dataset.values.dtype)
+            return ClassProblem(self.dataset, self._classes, self.l2, self.intercept, self.seed)
         return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
 
     @collective("fit")
@@ -218,15 +259,17 @@ class CoCoA:
         primal = None
         if self._expects_end(gap, dual) or certify or self._is_overdue():
             primal = self._primal()
-            self._learn_from(primal - dual, dual)
+            self._learn_from(dual)
             self._keep_pace(dual)
         clock.lap("evaluate")
         self._conclude(dual, primal, active, sigma, clock, sent)
+        if primal is not None and self.free_intercept:
+            self._recentre()
         return self.history[-1]
 
     def scores(self) -> Array:
         """The scores of this rank's samples, float64, by the weights after the last round whose primal objective was computed."""
-        return self.dataset.labels * self._local.margins
+        return self._local.margins if self._classes else self.dataset.labels * self._local.margins
 
     def state(self) -> State:
         """A copy of what :meth:`weights_of` makes weights of."""
@@ -256,7 +299,7 @@ class CoCoA:
             clock.lap("communicate")
             if not gathered.begun:
                 return self._step_apart(clock), sent
-            enough = self.tolerance * self._bound / self._optimism
+            enough = self._aim(self._bound) / self._optimism
             passes = gathered.advance(self.local_passes, _VISITS * self.dataset.total_samples, enough)
         except BaseException:
             gathered.forget()
@@ -309,7 +352,7 @@ class CoCoA:
         self._active = active
         self._nonzeros, self._busiest = entries, max(rank[3] for rank in told)
         self._due = not gathered.begun and gathered.is_due(entries, len(self.history))
-        dual = -conjugates - (squares + self._exchange.squares()) / 2
+        dual = -conjugates - self._halved(squares) - float(np.dot(self._centre, self._moved))
         self._bound = abs(dual)
         return dual, active, bytes_sent
 
@@ -317,10 +360,35 @@ class CoCoA:
         """The primal objective; the weights are kept if it is the lowest so far."""
         told = gather(self.comm, agreed(self.comm, self._local.certify))
         self._recollect |= self._gathered.begun
-        primal = sum(part.losses for part in told) + (sum(part.squares for part in told) + self._exchange.squares()) / 2
-        if primal < self._best:
-            self._best, self.best_state = primal, self._exchange.state()
-        return primal
+        self._near = near = sum(part.losses for part in told) + self._halved(sum(part.squares for part in told))
+        distance = float(np.square(self._moved).sum()) / 2
+        if near + distance < self._best:
+            self._best, self._best_distance, self.best_state = near + distance, distance, self._exchange.state()
+        return near - distance
+
+    @property
+    def _moved(self) -> Array:
+        """How far free intercepts, one a score, are from where they are held; 0 for others, which are held at zero."""
+        return self._local.intercept - self._centre if self.free_intercept else np.zeros_like(self._centre)
+
+    def _halved(self, squares: float) -> float:
+        """Half the squares of all weights, those that other ranks have not among them given; of a free intercept that of its distance."""
+        squares += self._exchange.squares()
+        if self.free_intercept:
+            squares += float(np.square(self._moved).sum() - np.square(self._local.intercept).sum())
+        return squares / 2
+
+    def _recentre(self) -> None:
+        """Hold a free intercept where it is now, if that it was held elsewhere is what keeps the gap open."""
+        distance = self._best_distance
+        if self.converged or distance < self._aim(self._best) / 4 or self._gap_near > distance:
+            return
+        moved = self._moved
+        self._centre += moved
+        self._exchange.move_intercept(moved)
+        self._gathered.forget()
+        self._recollect = False
+        self._best, self._last = math.inf, math.inf
 
     def _expects_end(self, gap: float, dual: float) -> bool:
         """Whether the gap may be small enough, judged by what the samples showed when they were visited.
@@ -330,15 +398,20 @@ class CoCoA:
         rate = min(1.0, gap / self._last) if self._last > 0 else 1.0
         self._expected = self._optimism * gap * rate
         self._last = gap
-        aim = self.tolerance * abs(dual)
+        aim = self._aim(abs(dual))
         self._recollect |= self._due and self._expected * rate**_SOON > aim
         return not self._expected > aim
 
-    def _learn_from(self, gap: float, dual: float) -> None:
+    def _aim(self, objective: float) -> float:
+        """The gap that is small enough at an objective."""
+        return max(self.tolerance * objective, self.enough / self.l2)
+
+    def _learn_from(self, dual: float) -> None:
         """Expect a gap by as much larger than this one was than expected, and see whether it is the end."""
+        gap = self._gap_near = self._near - dual
         if not math.isfinite(gap):
             raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
-        self.converged = self._best - dual <= self.tolerance * self._best
+        self.converged = self._best - dual <= self._aim(self._best)
         if self._expected > 0:
             self._optimism = min(_WORST, max(1.0, self._optimism * gap / self._expected))
 
@@ -351,9 +424,9 @@ class CoCoA:
         if self.comm.size == 1 or self.converged:
             return
         self._pace.mark(len(self.history) + 1, self._best - dual)
-        aim = self.tolerance * self._best
+        aim = self._aim(self._best)
         if not self._gathered.begun:
-            self._recollect |= self._gathered.has_room(self._nonzeros) and self._pace.prefers_one(aim, self._nonzeros)
+            self._recollect |= not self._classes and self._gathered.has_room(self._nonzeros) and self._pace.prefers_one(aim, self._nonzeros)
         elif self._pace.prefers_all(aim, self._nonzeros):
             self._gathered.forget()
             self._recollect = False

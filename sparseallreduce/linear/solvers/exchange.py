@@ -47,12 +47,13 @@ class Exchange:
         self.sigma = float(comm.size)
         self._shared = SharedFeatures(local.numbering, features, comm)
         intercept = local.numbering.intercept >= 0
-        self.weights = np.zeros(len(self._shared) + intercept if comm.size > 1 else 0)
-        numbering = local.numbering
+        self.weights = np.zeros((len(self._shared) + intercept) * local.width if comm.size > 1 else 0)
+        # A slot a weight, of which a feature has several where there are several scores.
+        self._own_slots = (local.numbering.slots[:, np.newaxis] * local.width + np.arange(local.width)).reshape(-1)
         size = len(self.weights)
-        self._slots = np.empty(len(numbering.slots) + _TOLD, index_dtype(size + _TOLD))
-        self._change = np.empty(len(numbering.slots) + _TOLD, dtype)
-        self._before, self._dual_before = np.zeros(numbering.size), np.zeros(local.rows)
+        self._slots = np.empty(len(self._own_slots) + _TOLD, index_dtype(size + _TOLD))
+        self._change = np.empty(len(self._own_slots) + _TOLD, dtype)
+        self._before, self._dual_before = np.zeros(len(local.weights)), local.dual.copy()
 
     @property
     def shared_features(self) -> int:
@@ -69,8 +70,8 @@ class Exchange:
         gap : float
             Of the samples that made the change.
         """
-        local, numbering = self._local, self._local.numbering
-        count, whole, part = weight_changes.change(local.weights, self._before, self.sigma, numbering.slots, self._slots, self._change)
+        given = self._local.weights, self._before, self.sigma, self._own_slots
+        count, whole, part = weight_changes.change(*given, self._slots, self._change)
         return self._told(count, gap, whole, whole - part, 0.0)
 
     def failure(self) -> SparseStream:
@@ -79,7 +80,7 @@ class Exchange:
 
     def add(self, change: SparseStream) -> float | None:
         """Add up the changes of all ranks; the sum of the gaps, or None if a rank has failed, and nothing has changed. Collective."""
-        local, numbering, size = self._local, self._local.numbering, len(self.weights)
+        local, size = self._local, len(self.weights)
         total = allreduce(change, self._comm)
         told = np.zeros(_TOLD)
         if total.is_dense:
@@ -103,8 +104,8 @@ class Exchange:
         else:
             weight_changes.add_scaled(slots, values, share, self.weights)
         if share < 1:
-            weight_changes.step_back(local.dual, self._dual_before, share)
-        weight_changes.settle(self.weights, numbering.slots, share, local.weights, self._before)
+            weight_changes.step_back(local.dual.reshape(-1), self._dual_before.reshape(-1), share)
+        weight_changes.settle(self.weights, self._own_slots, share, local.weights, self._before)
         self._dual_before[:] = local.dual
         self.sigma = min(float(self._comm.size), max(_MARGIN * needed, _SLOWEST * self.sigma, 1.0))
         return float(gap)
@@ -121,6 +122,13 @@ class Exchange:
             self.weights[-1] = local.weights[local.numbering.intercept] = intercept
         self._before[:] = local.weights
         self._dual_before[:] = local.dual
+
+    def move_intercept(self, change: Array) -> None:
+        """Add to the intercepts, on all ranks alike, what belongs to no dual variable."""
+        self._local.move_intercept(change)
+        if self._comm.size > 1:
+            self.weights[-self._local.width :] += change
+            self._before[:] = self._local.weights
 
     def _told(self, count: int, *numbers: float) -> SparseStream:
         size = len(self.weights)
@@ -139,4 +147,8 @@ class Exchange:
     def assembled(self, state: tuple[Array, Array] | None) -> Array:
         """The whole vector of a state, or the present one, the same on every rank; the intercept last if there is one. Collective."""
         shared, own = state or (self.weights, self._local.weights)
-        return self._shared.assembled(shared, own)
+        whole = self._shared.assembled(shared, own, self._local.width)
+        if self._local.frame is not None:
+            for column in whole.T:
+                self._local.frame.undo(column, self._local.numbering.intercept >= 0)
+        return whole[:, 0] if self._local.width == 1 else whole

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import dual as kernels
+from sparseallreduce.linear.kernels import dual_classes as class_kernels
 from sparseallreduce.linear.kernels import weight_changes
+from sparseallreduce.linear.solvers.frames import Frame
 from sparseallreduce.linear.solvers.numbering import Numbering
 
-__all__ = ["Certificate", "LocalProblem"]
+__all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "LocalProblem"]
 
 Array = NDArray[Any]
 
+MULTINOMIAL = -1  # in the place of the number of a loss of two classes
 _ENOUGH = 0.25  # of the rank's samples that a round visits at least, however few of them are active
 _MOST = 8  # passes over few active samples
 
@@ -56,20 +59,18 @@ class LocalProblem:
         Of projected gradients, above and below which samples at a bound are settled.
     """
 
+    width = 1  # weights of a feature
+
     def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
-        self.loss, self._settings = loss, (loss, l2, intercept, seed)
+        self.loss, self._settings, self._dataset = loss, (loss, l2, intercept, seed), dataset
         self.numbering = numbering = Numbering(dataset, intercept)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         self._norms = np.empty(dataset.rows)
-        values = dataset.values[begin:end]
-        indptr = read_only(dataset.indptr - begin)
-        ones = kernels.squared_norms(indptr, values, float(intercept), self._norms)
-        if not np.isfinite(self._norms).all():
-            row = int(np.flatnonzero(~np.isfinite(self._norms))[0])
-            raise DatasetError(
-                f"{dataset.source}: the squares of sample {dataset.first_sample + row}'s values sum to no finite number: scale them"
-            )
-        self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, dataset.labels
+        values = self._values = dataset.values[begin:end]
+        indptr, frame = read_only(dataset.indptr - begin), np.empty(0)
+        ones = kernels.squared_norms(indptr, read_only(numbering.indices), values, frame, float(intercept), self._norms)
+        self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, frame, dataset.labels
+        self.frame: Frame | None = None
         counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds = counts / (dataset.total_samples * l2)
         self.dual = np.zeros(dataset.rows)
@@ -83,6 +84,41 @@ class LocalProblem:
         self._state = seeds.generate_state(1, np.uint64)
         self._order = np.random.default_rng(seeds)
         self.margins = np.empty(dataset.rows)
+
+    def take(self, frame: Frame | None) -> None:
+        """Take values for others from now on, before the first pass; its features have their places.
+
+        Raises
+        ------
+        DatasetError
+            If the squares of a sample's values then sum to no finite number.
+        """
+        if frame is not None:
+            self._reframe(frame)
+        strange = np.flatnonzero(~np.isfinite(self._norms))
+        if len(strange):
+            where = f"{self._dataset.source}: the squares of sample {self._dataset.first_sample + strange[0]}'s values"
+            raise DatasetError(f"{where} sum to no finite number: scale them")
+
+    def _reframe(self, frame: Frame) -> None:
+        indptr, indices, _, _, labels = self._rows
+        values = self._values  # also if all are ones here: those of other ranks are not
+        self.frame, pairs = frame, frame.by_place(self.numbering)
+        self._rows = indptr, indices, values, pairs, labels
+        kernels.squared_norms(indptr, indices, values, pairs, float(self._settings[2]), self._norms)
+
+    @property
+    def intercept(self) -> Array:
+        """A copy of the intercepts, one a weight of a feature; none if there is no intercept."""
+        first = self.numbering.intercept * self.width
+        return self.weights[first : first + self.width].copy() if first >= 0 else np.empty(0)
+
+    def move_intercept(self, change: Array) -> None:
+        """Add to the intercepts what belongs to no dual variable; all samples are active then."""
+        first = self.numbering.intercept * self.width
+        self.weights[first : first + self.width] += change
+        self.activate(np.flatnonzero(self._bounds > 0))
+        self.limits[:] = math.inf, -math.inf
 
     @property
     def rows(self) -> int:
@@ -130,6 +166,7 @@ class LocalProblem:
         problem = LocalProblem(dataset, *self._settings)
         nothing = problem.numbering.features[:0]
         problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)
+        problem.take(self.frame)
         return problem
 
     def deal(self, parts: int) -> None:
@@ -190,7 +227,7 @@ class LocalProblem:
 
     def squares(self) -> float:
         """The sum of squares of the weights that no other rank has."""
-        return float(weight_changes.squared_length(self.weights[len(self.numbering.slots) :]))
+        return float(weight_changes.squared_length(self.weights[len(self.numbering.slots) * self.width :]))
 
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""
@@ -198,3 +235,34 @@ class LocalProblem:
         sums = np.empty(2)
         self.active = kernels.certify(self.loss, self.margins, self._bounds, self.dual, self.limits, self._active, sums)
         return Certificate(float(sums[0]), float(sums[1]), self.squares())
+
+
+class ClassProblem(LocalProblem):
+    """As :class:`LocalProblem`, of multinomial logistic regression: labels are numbers of classes, and ``dual`` holds shares of the bounds.
+
+    The weights of a feature, one a class, lie together. No sample is ever settled.
+
+    Parameters
+    ----------
+    classes : int
+    """
+
+    def __init__(self, dataset: Dataset, classes: int, l2: float, intercept: bool, seed: int) -> None:
+        super().__init__(dataset, MULTINOMIAL, l2, intercept, seed)
+        self.width = classes
+        self.dual = np.zeros((dataset.rows, classes))
+        self.dual[np.arange(dataset.rows), dataset.labels.astype(np.intp)] = 1.0
+        self.weights = np.zeros(self.numbering.size * classes)
+        self.margins = np.empty((dataset.rows, classes))
+
+    def conjugates(self) -> float:
+        return float(class_kernels.entropies(self._bounds, self.dual))
+
+    def certify(self) -> Certificate:
+        given = *self._rows, self._bounds, self.weights, self.numbering.intercept
+        losses = class_kernels.certify_classes(*given, self.margins)
+        return Certificate(float(losses), self.conjugates(), self.squares())
+
+    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
+        state = self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept
+        return count, float(class_kernels.ascend_classes(*self._rows, *state, sigma, rows, count, self._state))

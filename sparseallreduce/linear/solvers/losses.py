@@ -5,8 +5,9 @@ from __future__ import annotations
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear.kernels.dual import HINGE, LOGISTIC, SQUARED_HINGE
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, SquaredHinge
+from sparseallreduce.linear.multiclass import Multinomial
 
-__all__ = ["dual_loss"]
+__all__ = ["dual_loss", "has_dual"]
 
 
 # A subclass may have another loss, so it is not taken for its base.
@@ -26,3 +27,8 @@ def dual_loss(model: LinearModel) -> int:
         known = ", ".join(kind.__name__ for kind in _KNOWN)
         raise AlgorithmError(f"dual coordinate ascent knows the losses {known}, not that of {type(model).__name__}: train it by SGD")
     return loss
+
+
+def has_dual(model: LinearModel) -> bool:
+    """Return True if dual coordinate ascent knows the loss of a model: of one score, or of all classes in one."""
+    return type(model) in _KNOWN or type(model) is Multinomial

@@ -1,144 +1,113 @@
-"""Newton's method: few iterations, whatever the number of ranks, each of some products with the Hessian (LIBLINEAR's -s 0 and -s 2)."""
+"""Newton's method for few features: the second derivatives of all ranks' samples are summed, and every rank takes the same step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
+from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import newton as kernels
-from sparseallreduce.linear.kernels.dual import LOGISTIC, SQUARED_HINGE
-from sparseallreduce.linear.kernels.dual_warming import warm_up_newton
-from sparseallreduce.linear.models import LinearModel, Logistic, Squared, SquaredHinge
-from sparseallreduce.linear.solvers.numbering import Numbering
-from sparseallreduce.linear.solvers.round import Round, State
-from sparseallreduce.linear.solvers.sharing import SharedFeatures
+from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
+from sparseallreduce.linear.multiclass import Multinomial
+from sparseallreduce.linear.solvers.cocoa import PHASES, Round
+from sparseallreduce.linear.solvers.curvature import DENSE, add_curvature
+from sparseallreduce.linear.solvers.frames import frame_of_few
+from sparseallreduce.linear.solvers.softmax_steps import SoftmaxSteps
 from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, gather, together
-from sparseallreduce.runtime.planning import allreduce_init
+from sparseallreduce.runtime.objects import agreed, broadcast_arrays, together, told
 from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
-from sparseallreduce.streams.stream import SparseStream, index_dtype
+from sparseallreduce.streams.stream import SparseStream
 
-__all__ = ["Newton", "newton_loss"]
+__all__ = ["Newton", "has_curvature", "has_few_weights"]
 
 Array = NDArray[Any]
 
-# A subclass may have another loss, so it is not taken for its base.
-_KNOWN: dict[type[LinearModel], int] = {Logistic: LOGISTIC, SquaredHinge: SQUARED_HINGE, Squared: kernels.SQUARED}
-_TOLD = 6  # numbers that are summed with a vector
-# Of its length, to which the residual of a step is reduced: at first; at last; and how many times less after a step that brings little.
-_INNER, _INNERMOST, _FINER = 0.1, 1e-7, 0.1
-_LITTLE = 0.5  # of the gap, from which on a step brings little if that much is left
-_DIAGONAL = 0.01  # share of the Hessian's diagonal in what residuals are divided by; the rest is ones (Hsia et al. 2018)
-_ENOUGH, _GOOD = 0.5, 0.1  # of the slope, to which a step has to bring it down, and to which the line search does where it has not
-_SEARCHES = 50  # points that the line search looks at, at most
-_ROUNDING = 1e-12  # of the objective, below which a reduction cannot be told from rounding
+# Weights of all scores together up to which second derivatives are worth their memory and time; of a softmax, of one score. Where rows are
+# nearly full, dual ascent takes hundreds of passes over them, and the products of dense blocks less for more weights.
+_MOST_WEIGHTS, _MOST_OF_DENSE = 400, 1200
+
+_KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial)
+_HALVINGS = 40  # of a step that does not lower the objective enough
+_ENOUGH = 1e-4  # share of the fall that the slope promises
+_RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
+# Times the tolerance: the last step of a smooth loss makes an error of about its square, and one by conjugate gradients of some of it.
+_FINER, _FINER_BY_PRODUCTS = 1e-4, 0.1
 
 
-def newton_loss(model: LinearModel) -> int:
-    """Return the number by which the kernels know the loss of a model.
+def has_curvature(model: LinearModel) -> bool:
+    """Return True if Newton's method knows the second derivative of a loss."""
+    return type(model) in _KNOWN
 
-    Raises
-    ------
-    AlgorithmError
-        If they do not: it has no second derivative that Newton's method could use.
+
+def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
+    """Return True if the weights of a model of one score, or of all classes in one, are few enough for :class:`Newton`.
+
+    Of a softmax of so many weights that their second derivatives together are not made, those of a class are.
+
+    Parameters
+    ----------
+    model : LinearModel
+    features : int
+    density : float
+        The share of values that are not zero.
     """
-    loss = _KNOWN.get(type(model))
-    if loss is None:
-        known = ", ".join(kind.__name__ for kind in _KNOWN)
-        raise AlgorithmError(f"Newton's method knows the losses {known}, not that of {type(model).__name__}")
-    return loss
-
-
-class _Step(NamedTuple):
-    """A step that the conjugate gradients have found, and the products of the rows with it."""
-
-    direction: Array
-    products: Array
-
-
-class _Trial(NamedTuple):
-    """A point on the line of a step."""
-
-    weights: Array
-    scores: Array
-    gradient: Array
-    diagonal: Array
-    objective: float
-    steepness: float  # squared length of the gradient
-    slope: float  # along the step
-    first_slope: float  # at the beginning of the step
-    derivatives: tuple[Array, Array]
+    most = _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
+    return features + 1 <= most // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 
 class Newton:
-    """Finds the weights of a linear model by Newton steps, each solved for by conjugate gradients.
+    """Finds the weights of a linear model by Newton's method, for few features.
 
-    It minimises ``l2 / 2 * |w|^2 + mean loss``, as :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA` does. Every rank multiplies its own
-    samples with a direction; the products of all ranks are one sum of values at positions that never change, an allreduce plan with
-    fixed indices. It sums the features that several ranks have, and the numbers that the conjugate gradients need, so that an inner
-    iteration takes one sum. The number of iterations does not depend on the number of ranks. All ranks make their solvers together.
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses; the intercept is not penalised. An
+    iteration solves for the step at which the second-order expansion of the objective is least, and halves it until the objective falls.
+    The number of iterations, 5 to 10, does not depend on the number of ranks: what they exchange are sums of first and second derivatives.
 
-    Residuals are divided by a mixture of the Hessian's diagonal and ones (Hsia, Chiang and Lin 2018), and a step that overshoots is cut
-    by a line search that is nearly exact, with which the squared hinge comes to its optimum in finitely many steps (Keerthi and DeCoste
-    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021). Where squares of values are some 1e12 times
-    ``l2``, rounding errors of the gradient may keep the gap open.
+    It has the interface of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
+    Ranks make their solvers together.
 
     Parameters
     ----------
     dataset : Dataset
-        This rank's samples; or all there are, the same on every rank, of which this one takes its share. Labels are -1 and +1, or
-        numbers for the squared loss.
-    model : Logistic, SquaredHinge or Squared
+        This rank's samples.
+    model : LinearModel
+        One that :func:`has_curvature` knows.
     l2 : float
-        Above 0.
-    comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        ``MPI.COMM_WORLD`` by default.
+        At least 0.
+    comm : communicator
     tolerance : float
-        Ends when the duality gap is at most this share of the objective. In the scale in which the penalty is half the square of the
-        weights the gap is half the square of the gradient: the penalty is strongly convex.
+        Share of the objective that it may be above its least, of which 1e-4 are asked for of half the square of Newton's decrement, which
+        estimates that before the last step.
+    enough : float
+        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
     rounds : int
-        Newton steps at most.
+        Iterations at most.
     intercept : bool
-        Whether samples have one more feature of value one, whose weight is penalised like all others.
+    scale_features : bool or None
+        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
 
     Attributes
     ----------
     history : list of Round
     converged : bool
-        Whether the gap has come below the tolerance, or no step lowers the objective by more than rounding.
-    weights : ndarray
-        After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
-    best_state : tuple of ndarray or None
-        What :meth:`weights_of` makes those weights of; None before any.
-    products : int
-        Products with the Hessian so far, which is how many sums they took.
-    preparation : float
-        Seconds before the first round.
-
-    Raises
-    ------
-    AlgorithmError
-        On all ranks alike, if an argument of any rank is out of range, or the loss has no second derivative.
-    DatasetError, MismatchError
-        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+    best_state : ndarray or None
+        The weights after the last iteration, of the values as the solver takes them.
 
     Examples
     --------
     >>> import sparseallreduce as sar
-    >>> from sparseallreduce.linear import Squared
-    >>> samples = Dataset.from_scipy([[0.0, 2.0], [3.0, 0.0]], [1.0, -1.0])
-    >>> solver = Newton(samples, Squared(), l2=0.1, comm=sar.SERIAL, intercept=False)
-    >>> solver.fit().round(3), solver.converged
-    (array([-0.326,  0.476]), True)
+    >>> samples = Dataset.from_scipy([[0.0, 2.0], [1.0, 0.0], [2.0, 2.0]], [1, 2, 5])
+    >>> Newton(samples, Squared(), l2=0.0, comm=sar.SERIAL).fit().round(3)
+    array([ 2. ,  0.5,  0. ])
     """
 
     def __init__(
@@ -149,109 +118,66 @@ class Newton:
         l2: float,
         comm: Any = None,
         tolerance: float = 1e-3,
-        rounds: int = 1000,
+        enough: float = 0.0,
+        rounds: int = 100,
         intercept: bool = True,
+        scale_features: bool | None = None,
     ) -> None:
-        clock = Clock()
         self.comm = resolve(comm)
-        self.model, self.l2, self.tolerance, self.rounds, self.intercept = model, l2, tolerance, rounds, intercept
+        self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
+        self.intercept, self.scale_features = intercept, scale_features
         self.history: list[Round] = []
         self.converged = False
-        self.products = 0
-        self.weights = np.zeros(0)
+        self.best_state: Array | None = None
         together(self.comm, lambda: self._make(dataset))
-        clock.lap("prepare")
-        self.preparation = clock.seconds["prepare"]
 
     def _make(self, dataset: Dataset) -> None:
-        """Check what has been given, and number the features; collective."""
-        comm, model = self.comm, self.model
-        self._loss = agreed(comm, self._checked)
-        self.dataset = own_samples(dataset, comm, comm.size, f"solver {type(self).__name__}")
-        agreed(comm, lambda: check_labels(self.dataset, model))
-        names = ("l2", "tolerance", "rounds", "intercept")
-        check_alike(comm, {"model": type(model).__name__, **{name: getattr(self, name) for name in names}})
-        check_parts(self.dataset, comm, comm.size)
-        numbering = agreed(comm, self._numbered)
-        self._shared = SharedFeatures(numbering, self.dataset.features, comm)
-        # A rank's vectors hold all features that several ranks have and the intercept, alike on all of them, and then its own ones.
-        self._common = 0 if comm.size == 1 else len(self._shared) + self.intercept
-        own = numbering.size - len(numbering.slots)
-        self._places = np.concatenate([numbering.slots, self._common + np.arange(own)])
-        self._size = self._common + own
-        self._intercept = numbering.intercept if comm.size == 1 or not self.intercept else len(self._shared)
-        agreed(comm, lambda: self._arrange(numbering))
-        self._weights, self._scores = np.zeros(self._size), np.zeros(self.dataset.rows)
-        self._second = np.zeros(self.dataset.rows)
-        self._gradient, self._diagonal = np.zeros(self._size), np.ones(self._size)
-        self._objective, self._dual, self._inner = math.inf, -math.inf, _INNER
-        self.best_state: State | None = None
-
-    def _checked(self) -> int:
-        """The number of the loss, if all arguments are in range."""
-        if not 0 < self.l2 < math.inf:
-            raise AlgorithmError(f"l2 must be above 0 and finite for Newton's method, not {self.l2:g}: without it, train by SGD")
-        if not 0 < self.tolerance < math.inf:
-            raise AlgorithmError(f"the tolerance must be above 0 and finite, not {self.tolerance:g}")
-        if not self.rounds >= 1:
-            raise AlgorithmError(f"rounds must be at least 1, not {self.rounds}")
-        return newton_loss(self.model)
-
-    def _numbered(self) -> Numbering:
-        dataset = self.dataset
-        warm_up_newton(dataset.indices.dtype, dataset.values.dtype, index_dtype(0))
-        return Numbering(dataset, self.intercept)
-
-    def _arrange(self, numbering: Numbering) -> None:
-        """Make the rows that the kernels read, and the stream in which values travel."""
-        dataset = self.dataset
+        """Check what has been given, and find out what values are taken for; collective."""
+        self.dataset = dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
+        agreed(self.comm, lambda: check_labels(dataset, self.model))
+        names = ("l2", "tolerance", "enough", "rounds", "intercept", "scale_features")
+        check_alike(self.comm, {"model": self.model.title} | {name: getattr(self, name) for name in names})
+        check_parts(dataset, self.comm, self.comm.size)
+        self._columns = self.model.columns or 1
+        self._frame, pairs = frame_of_few(dataset, self.comm, self.intercept, self.scale_features)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
-        values = dataset.values[begin:end]
-        if not np.isfinite(values).all():
-            raise DatasetError(f"{dataset.source}: a value is no finite number")
-        places = self._places.astype(index_dtype(self._size))
-        indices = read_only(numbering.indices if self.comm.size == 1 else places[numbering.indices])
-        self._rows = read_only(dataset.indptr - begin), indices, values[:0] if (values == 1).all() else values
-        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-        self._bounds = counts / (dataset.total_samples * self.l2)
-        self._slots = numbering.slots
-        self._gradients: list[Any] = []  # the plans of sums of gradients, of products, and of numbers alone
-        self._products: list[Any] = []
-        self._numbers: list[Any] = []
+        indptr = read_only(dataset.indptr - begin)
+        self._rows = indptr, read_only(dataset.indices[begin:end]), read_only(dataset.values[begin:end]), pairs
+        self._place = dataset.features if self.intercept else -1
+        self._size = dataset.features + self.intercept
+        self._shares = (np.ones(dataset.rows) if dataset.weights is None else dataset.weights) / dataset.total_samples
+        self._loss = _Smooth(self.model)
+        self._softmax: SoftmaxSteps | None = None
+        if isinstance(self.model, Multinomial) and self._size * self._columns > _MOST_WEIGHTS:
+            self._softmax = SoftmaxSteps(self._rows, self._place, self._shares, self._size, self.l2, self.comm)
+        self._weights = np.zeros((self._size, self._columns))
+        self._scores = np.zeros((dataset.rows, self._columns))
 
     @collective("fit")
     def fit(self) -> Array:
-        """Make Newton steps until the gap is small enough, or as many as are allowed; collective.
-
-        A second call goes on where the first one ended.
+        """Make iterations until the objective is near enough to its least, or as many as are allowed; collective.
 
         Returns
         -------
         ndarray
-            ``weights``.
+            As :meth:`weights_of`.
 
         Raises
         ------
         DivergenceError
-            On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
+            On all ranks alike, if the objective is no finite number.
         """
 
-        def steps() -> Array:
+        def iterations() -> Array:
             limit = len(self.history) + self.rounds
             while not self.converged and len(self.history) < limit:
                 self.advance()
             return self.weights_of(self.best_state)
 
-        self.weights = together(self.comm, steps)
-        return self.weights
+        return together(self.comm, iterations)
 
     def advance(self, certify: bool = False) -> Round:
-        """Make one Newton step; collective.
-
-        Parameters
-        ----------
-        certify : bool
-            Of no consequence: both objectives are known after every step.
+        """Make one iteration; collective. Objectives are computed in any case.
 
         Raises
         ------
@@ -260,180 +186,193 @@ class Newton:
         """
         clock = Clock()
         with trace() as traffic:
-            if self.best_state is None:
-                self._accept(self._tried(None, 0.0, clock))
-            if not self._is_done():
-                before = self._objective - self._dual
-                self._move(self._solved(clock), clock)
-                if self._objective - self._dual > _LITTLE * before:
-                    self._inner = max(_INNERMOST, _FINER * self._inner)
-        self.best_state = self.state()
-        self.converged = self.converged or self._is_done()
-        sent = sum(gather(self.comm, traffic.bytes_sent))
-        clock.lap("evaluate")
-        self.history.append(
-            Round(
-                round=len(self.history) + 1,
-                dual=self.l2 * self._dual,
-                primal=self.l2 * self._objective,
-                gap=self.l2 * (self._objective - self._dual),
-                active=self.dataset.total_samples,
-                sigma=1.0,
-                seconds={phase: clock.seconds[phase] for phase in ("compute", "communicate", "evaluate")},
-                bytes_sent=sent,
-            )
-        )
+            found = agreed(self.comm, self._own)
+            clock.lap("compute")
+            sums = self._summed(found)
+            clock.lap("communicate")
+            primal, gap = self._step(_Sums.of(sums, self._size, self._columns))
+            clock.lap("compute")
+        seconds = {phase: clock.seconds.get(phase, 0.0) for phase in PHASES}
+        number = len(self.history) + 1
+        self.history.append(Round(number, primal - gap, primal, gap, self.dataset.total_samples, 1.0, seconds, traffic.bytes_sent))
         return self.history[-1]
 
     def scores(self) -> Array:
-        """The scores of this rank's samples, float64."""
-        return self._scores.copy()
+        """The scores of this rank's samples, float64: of one score of shape (samples,), else (samples, K)."""
+        return self._scores[:, 0] if self.model.columns is None else self._scores
 
-    def state(self) -> State:
+    def state(self) -> Array:
         """A copy of what :meth:`weights_of` makes weights of."""
-        return self._weights[: self._common].copy(), self._weights[self._places]
+        return self._weights.copy()
 
-    def weights_of(self, state: State | None = None) -> Array:
-        """The weights of a state, or those after the last step, as ``weights``; collective."""
-        return self._shared.assembled(*(self.state() if state is None else state))
+    def weights_of(self, state: Array | None = None) -> Array:
+        """The weights of a state, or the present ones, the intercept last: of one score of shape (features + 1,), else with K columns."""
+        whole = (self._weights if state is None else state).copy()
+        if self._frame is not None:
+            for column in range(self._columns):
+                self._frame.undo(whole[:, column], self.intercept)
+        return whole[:, 0] if self.model.columns is None else whole
 
-    def _is_done(self) -> bool:
-        return self._objective - self._dual <= self.tolerance * self._objective
+    def _own(self) -> Array:
+        """This rank's part of the sums that a step goes by, in one vector."""
+        labels, size, columns = self.dataset.labels, self._size, self._columns
+        if self._softmax is not None:
+            slope = self._softmax.slopes(self.model.derivative(self._scores, labels), (size, columns))
+            return np.concatenate(([self._loss_of(self._scores)], slope.T.reshape(-1)))
+        slopes, curvatures = self._loss.derivatives(self._squeezed(self._scores), labels)
+        slopes = slopes.reshape(len(labels), columns) * self._shares[:, np.newaxis]
+        sums = np.zeros(1 + size * columns + size * size * (columns * (columns + 1) // 2))
+        sums[0] = self._loss_of(self._scores)
+        parts = _Sums.of(sums, size, columns)
+        block = 0
+        for a in range(columns):
+            kernels.add_slopes(*self._rows, np.ascontiguousarray(slopes[:, a]), self._place, parts.slope[a])
+            for b in range(a + 1):
+                add_curvature(self._rows, curvatures(a, b) * self._shares, self._place, parts.blocks[block])
+                block += 1
+        return sums
 
-    def _solved(self, clock: Clock) -> _Step:
-        """Solve for the Newton step by conjugate gradients."""
-        step, residual = np.zeros(self._size), -self._gradient
-        scaled = residual / self._diagonal
-        direction, products = scaled.copy(), np.zeros(self.dataset.rows)
-        along, image, scaled_image = np.empty(self.dataset.rows), np.empty(self._size), np.empty(self._size)
-        left, aim = math.inf, 0.0  # residual.scaled, of which what is there at first is summed with the first product
-        for _ in range(self.dataset.features + 5):
-            image[:] = 0.0
-            curvature = kernels.hessian_product(*self._rows, self._second, direction, self._intercept, along, image)
-            image[self._common :] += direction[self._common :]
-            scaled_image[self._common :] = image[self._common :] / self._diagonal[self._common :]
-            clock.lap("compute")
-            pairs = (direction, direction), (scaled, image), (image, scaled_image), (residual, scaled)
-            curvature, *dots = self._summed(self._products, [image], [curvature, *(self._own_dot(*pair) for pair in pairs)])
-            clock.lap("communicate")
-            self.products += 1
-            image[: self._common] += direction[: self._common]
-            scaled_image[: self._common] = image[: self._common] / self._diagonal[: self._common]
-            length, crossed, imaged, first = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
-            if left == math.inf:
-                left, aim = first, self._inner**2 * first
-            if not curvature + length > 0:
-                break
-            stride = left / (curvature + length)
-            step += stride * direction
-            products += stride * along
-            residual -= stride * image
-            scaled -= stride * scaled_image
-            # What is left follows from what was, and one sum an iteration is enough.
-            before, left = left, max(0.0, left - stride * (2 * crossed - stride * imaged))
-            if left <= aim:
-                break
-            direction *= left / before
-            direction += scaled
-        return _Step(step, products)
-
-    def _move(self, step: _Step, clock: Clock) -> None:
-        """Make the step, as far as the objective falls."""
-        trial = self._tried(step, 1.0, clock)
-        rounding = _ROUNDING * abs(self._objective)
-        if not -trial.first_slope > rounding:  # twice what the step is expected to bring
-            self.converged = True
-            return
-        if not (abs(trial.slope) <= _ENOUGH * -trial.first_slope and trial.objective <= self._objective):
-            trial = self._tried(step, self._searched(step, trial), clock)
-        if trial.objective <= self._objective:
-            self._accept(trial)
-        else:
-            self.converged = self._objective - trial.objective >= -rounding
-            if not self.converged:
-                raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
-
-    def _searched(self, step: _Step, trial: _Trial) -> float:
-        """The length at which the slope along the step is nearly zero; collective."""
-        model = self._loss, self._scores, step.products, self.dataset.labels, self._bounds
-        pairs = (self._weights, step.direction), (step.direction, step.direction)
-        told = [self._own_dot(*pair) for pair in pairs]
-        mixed, length = (dot + self._common_dot(*pair) for dot, pair in zip(self._added(told), pairs, strict=True))
-        low, high = (1.0, math.inf) if trial.slope < 0 else (0.0, 1.0)
-        at = 2.0 if trial.slope < 0 else 0.5
-        for _ in range(_SEARCHES):
-            first, second = self._added(kernels.line_derivatives(*model, at))
-            slope = first + mixed + at * length
-            if abs(slope) <= _GOOD * -trial.first_slope:
-                break
-            low, high = (at, high) if slope < 0 else (low, at)
-            at -= slope / (second + length)
-            if not low < at < high:
-                at = 2 * low if high == math.inf else (low + high) / 2
-        return at
-
-    def _tried(self, step: _Step | None, share: float, clock: Clock) -> _Trial:
-        """Compute the objective and its derivatives at a share of a step, or at zero; collective."""
-        weights, scores, gradient, diagonal = self._weights, self._scores, np.zeros(self._size), np.zeros(self._size)
-        if step is not None:
-            weights, scores = weights + share * step.direction, scores + share * step.products
-        first, second = np.empty(self.dataset.rows), np.empty(self.dataset.rows)
-        losses = kernels.derivatives(self._loss, scores, self.dataset.labels, self._bounds, first, second)
-        kernels.transposed_products(*self._rows, first, second, self._intercept, gradient, diagonal)
-        gradient[self._common :] += weights[self._common :]
-        clock.lap("compute")
-        direction = np.zeros(self._size) if step is None else step.direction
-        pairs = (weights, weights), (gradient, gradient), (gradient, direction), (self._gradient, direction)
-        losses, *dots = self._summed(self._gradients, [gradient, diagonal], [losses, *(self._own_dot(*pair) for pair in pairs)])
-        gradient[: self._common] += weights[: self._common]
-        squares, steepness, slope, first_slope = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
-        clock.lap("communicate")
-        diagonal = 1.0 + _DIAGONAL * diagonal
-        return _Trial(weights, scores, gradient, diagonal, losses + squares / 2, steepness, slope, first_slope, (first, second))
-
-    def _accept(self, trial: _Trial) -> None:
-        """Take a point as the present one, if its objective is finite."""
-        if not (math.isfinite(trial.objective) and math.isfinite(trial.steepness)):
-            raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
-        self._weights, self._scores, self._gradient, self._diagonal = trial.weights, trial.scores, trial.gradient, trial.diagonal
-        self._objective, self._second = trial.objective, trial.derivatives[1]
-        self._dual = max(self._dual, trial.objective - trial.steepness / 2)
-
-    def _own_dot(self, left: Array, right: Array) -> float:
-        """The inner product of what this rank alone has."""
-        return float(kernels.dot(left, right, self._common, self._size))
-
-    def _common_dot(self, left: Array, right: Array) -> float:
-        """The inner product of what all ranks have alike."""
-        return float(kernels.dot(left, right, 0, self._common))
-
-    def _summed(self, plan: list[Any], vectors: Sequence[Array], told: Sequence[float]) -> list[float]:
-        """Sum the common parts of vectors over the ranks, in place, and some numbers; collective.
-
-        Parameters
-        ----------
-        plan : list
-            That of sums of so many vectors, made by the first.
-        """
+    def _summed(self, own: Array) -> Array:
         if self.comm.size == 1:
-            return list(told)
-        count, common = len(self._slots), self._common
-        values = np.zeros(len(vectors) * count + _TOLD)
-        for number, vector in enumerate(vectors):
-            values[number * count : (number + 1) * count] = vector[self._slots]
-        values[len(vectors) * count :][: len(told)] = told
-        size = len(vectors) * common + _TOLD
-        if not plan:
-            positions = [self._slots + number * common for number in range(len(vectors))]
-            positions.append(np.arange(size - _TOLD, size))
-            stream = SparseStream(np.concatenate(positions).astype(index_dtype(size)), values, size)
-            plan.append(allreduce_init(stream, self.comm, fixed_indices=True))
-        plan[0].start(values)
-        total = plan[0].wait().to_dense()
-        for number, vector in enumerate(vectors):
-            vector[:common] = total[number * common : (number + 1) * common]
-        return [float(each) for each in total[size - _TOLD : size - _TOLD + len(told)]]
+            return own
+        return np.array(allreduce(SparseStream.from_dense(own), self.comm).to_dense())
 
-    def _added(self, told: Sequence[float]) -> list[float]:
-        """Sum some numbers over the ranks; collective."""
-        return self._summed(self._numbers, [], told)
+    def _step(self, sums: _Sums) -> tuple[float, float]:
+        """Take a step; the objective before it, and how far that is above its least."""
+        weights, features = self._weights, self.dataset.features
+        penalty = self.l2 / 2 * float(np.square(weights[:features]).sum())
+        primal = float(sums.loss[0]) + penalty
+        if not math.isfinite(primal):
+            raise DivergenceError("the objective is no longer a finite number: scale the values down, or raise l2")
+        slope = sums.slope.copy()
+        slope[:, :features] += self.l2 * weights[:features].T
+        step = self._solved(slope, sums) if self._softmax is None else self._solved_by_products(slope)
+        decrement = max(0.0, -float((slope * step).sum()))
+        gap = decrement / 2
+        finer = _FINER if self._softmax is None else _FINER_BY_PRODUCTS
+        self.converged = gap <= max(self.tolerance * primal, self.enough) * finer
+        falls = self._searched(step.T, primal, decrement)
+        self.best_state, self.converged = self._weights.copy(), self.converged or not falls
+        return primal, gap
+
+    def _solved_by_products(self, slope: Array) -> Array:
+        assert self._softmax is not None
+        assert isinstance(self.model, Multinomial)
+        probabilities = agreed(self.comm, partial(self.model.probabilities, self._scores))
+        return self._sum_free(self._softmax.solved(np.ascontiguousarray(slope.T), probabilities).T)
+
+    def _solved(self, slope: Array, sums: _Sums) -> Array:
+        """The step of all weights, the same on every rank."""
+        features, size, curvature = self.dataset.features, self._size, sums.curvature(self._size, self._columns)
+
+        def own() -> dict[str, Array]:
+            penalties = np.tile(np.r_[np.full(features, self.l2), np.zeros(size - features)], self._columns)
+            whole = curvature + np.diag(penalties)
+            ridge = _RIDGE * (np.trace(whole) / len(whole) or 1.0)
+            while math.isfinite(ridge):
+                try:
+                    step = -np.linalg.solve(whole + ridge * np.eye(len(whole)), slope.reshape(-1))
+                    if np.isfinite(step).all() and np.dot(step, slope.reshape(-1)) <= 0:
+                        return {"step": self._sum_free(step.reshape(slope.shape))}
+                except np.linalg.LinAlgError:
+                    pass
+                ridge = max(1e3 * ridge, 1e-300)
+            raise DivergenceError("a derivative is no longer a finite number: scale the values down, or raise l2")
+
+        found = agreed(self.comm, lambda: own() if self.comm.rank == 0 else {})
+        step: Array = (broadcast_arrays(self.comm, found) if self.comm.size > 1 else found)["step"]
+        return step
+
+    def _sum_free(self, step: Array) -> Array:
+        """The step without what all intercepts of a softmax have in common, which decides nothing, and would be rounding errors."""
+        if self.intercept and isinstance(self.model, Multinomial):
+            step[:, -1] -= step[:, -1].mean()
+        return step
+
+    def _searched(self, step: Array, value: float, decrement: float) -> bool:
+        """Go so far along a step that the objective, whose value is given, falls enough; False if it cannot fall any more."""
+        along = agreed(self.comm, lambda: self._products(step))
+        weights, scores, features, length = self._weights, self._scores, self.dataset.features, 1.0
+        for _ in range(_HALVINGS):
+            trial, trial_scores = weights + length * step, scores + length * along
+            losses = sum(told(self.comm, partial(self._loss_of, trial_scores)))
+            new = losses + self.l2 / 2 * float(np.square(trial[:features]).sum())
+            if new <= value - _ENOUGH * length * decrement:
+                self._weights, self._scores = trial, trial_scores
+                return True
+            length /= 2
+        return False
+
+    def _loss_of(self, scores: Array) -> float:
+        """The mean loss, this rank's part."""
+        return self._loss.total(self._squeezed(scores), self.dataset.labels, self._shares)
+
+    def _products(self, weights: Array) -> Array:
+        if self._softmax is not None:
+            return self._softmax.products(weights)
+        out = np.empty((self.dataset.rows, self._columns))
+        for column in range(self._columns):
+            scores = np.empty(self.dataset.rows)
+            kernels.products(*self._rows, np.ascontiguousarray(weights[:, column]), self._place, scores)
+            out[:, column] = scores
+        return out
+
+    def _squeezed(self, scores: Array) -> Array:
+        return scores[:, 0] if self.model.columns is None else scores
+
+
+@dataclass
+class _Sums:
+    """Views of the vector that ranks sum."""
+
+    loss: Array  # of one number
+    slope: Array  # (K, size)
+    blocks: Array  # (K * (K + 1) / 2, size, size): of scores a and b <= a, the lower triangle
+
+    @classmethod
+    def of(cls, sums: Array, size: int, columns: int) -> _Sums:
+        end = 1 + size * columns
+        return cls(sums[:1], sums[1:end].reshape(columns, size), sums[end:].reshape(-1, size, size))
+
+    def curvature(self, size: int, columns: int) -> Array:
+        """The second derivatives by all weights, score by score."""
+        whole, block = np.empty((columns, size, columns, size)), 0
+        for a in range(columns):
+            for b in range(a + 1):
+                lower = np.tril(self.blocks[block])
+                symmetric = lower + np.tril(lower, -1).T
+                whole[a, :, b, :] = symmetric
+                whole[b, :, a, :] = symmetric
+                block += 1
+        return whole.reshape(columns * size, columns * size)
+
+
+class _Smooth:
+    """A loss with a second derivative almost everywhere."""
+
+    def __init__(self, model: LinearModel) -> None:
+        self._model = model
+
+    def total(self, scores: Array, labels: Array, shares: Array) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(np.dot(shares, self._model.loss(scores, labels)))
+
+    def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
+        """The slopes, and a function of two scores that gives the second derivatives by them."""
+        model = self._model
+        slopes = model.derivative(scores, labels)
+        if isinstance(model, Multinomial):
+            shares = model.probabilities(scores)
+            return slopes, lambda a, b: shares[:, a] * ((a == b) - shares[:, b])
+        curvatures = _curvatures(model, scores, labels, slopes)
+        return slopes, lambda a, b: curvatures
+
+
+def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array) -> Array:
+    if isinstance(model, Logistic):
+        return np.asarray(np.abs(slopes) * (1 - np.abs(slopes)))
+    if isinstance(model, SquaredHinge):
+        return np.where(slopes != 0, 2.0, 0.0)
+    if isinstance(model, Huber):
+        return np.asarray(np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon)))  # of a parabola above it
+    return model.prediction(scores) if isinstance(model, Poisson) else np.ones(len(labels))

@@ -14,21 +14,28 @@ from sparseallreduce.errors import AlgorithmError, TrainingStopped
 from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples, own_test_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.multiclass import OneVsRest
-from sparseallreduce.linear.solvers.cocoa import CoCoA
+from sparseallreduce.linear.multiclass import Multinomial, OneVsRest
+from sparseallreduce.linear.solvers.cocoa import PHASES as SOLVER_PHASES
+from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
+from sparseallreduce.linear.solvers.curvature import density
 from sparseallreduce.linear.solvers.losses import dual_loss
-from sparseallreduce.linear.solvers.newton import Newton, newton_loss
-from sparseallreduce.linear.solvers.round import PHASES as SOLVER_PHASES
-from sparseallreduce.linear.solvers.round import Round, State
+from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
+from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.linear.training.batches import divided
 from sparseallreduce.linear.training.class_metrics import evaluate_classes
 from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStopping
 from sparseallreduce.linear.training.metrics import Metrics, evaluate
 from sparseallreduce.linear.weights import Descent, Weights
+from sparseallreduce.linear.weights.plain import zeros
 from sparseallreduce.runtime.objects import agreed, gather, in_turns, together
 
-__all__ = ["PHASES", "Figures", "RoundOptions", "RoundTrainer"]
+__all__ = ["DUAL", "NEWTON", "PHASES", "Figures", "RoundOptions", "RoundTrainer"]
+
+DUAL, NEWTON = "dual", "newton"
+_GAP = 1e-3
+# Where samples are told apart without a fault the objective is next to nothing, and so would a share of it be, at hundreds of rounds.
+_SHARE_OF_NOTHING = 3e-4
 
 Array = NDArray[Any]
 
@@ -41,16 +48,17 @@ class RoundOptions:
     """What a training in rounds is told beside its model, samples and penalty."""
 
     rounds: int = 1000  # at most
-    gap: float = 1e-3  # ends when the duality gap is at most this share of the objective
+    # Ends when the duality gap is at most this share of the objective; None: a thousandth of it, or 3e-4 of what it is without weights.
+    gap: float | None = None
     seed: int = 0  # of the order of visits, and of which samples are held out
     intercept: bool = False  # whether a number, which is penalised, is added to every score
+    solver: str = DUAL  # or NEWTON, whose rounds are iterations
+    free_intercept: bool = False  # whether it is not penalised
+    scale_features: bool | None = False  # whether features are brought to one scale; None: where their units differ
     evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
     validation: float = 0.0  # share of the samples that are not trained on: what is learned is what did best on them
-    solver: str = "cocoa"  # or "newton"
 
     def __post_init__(self) -> None:
-        if self.solver not in ("cocoa", "newton"):
-            raise ValueError(f"the solvers in rounds are cocoa and newton, not {self.solver!r}")
         for name, lowest in {"rounds": 0, "seed": 0, "evaluate_every": 0}.items():
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
@@ -87,7 +95,7 @@ class Best(NamedTuple):
 
     cost: float  # the lower the better
     epoch: int
-    states: list[State]
+    states: list[Any]  # of each solver
 
 
 class RoundTrainer:
@@ -142,18 +150,31 @@ class RoundTrainer:
     def _make(self, dataset: Dataset, l2: float | None) -> None:
         """Check what has been given, and make the solvers; collective."""
         comm, model = self.comm, self.model
+        self._features, self._density = dataset.features, density(dataset, comm)
         agreed(comm, self._checked)
         check_alike(comm, {"model": model.title, "options": self.options, "early stopping": self.stopping})
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
         check_parts(self.dataset, comm, comm.size)
+        # What is learned has a weight a feature and score: without memory for it there is no need to begin.
+        agreed(comm, lambda: zeros(self.dataset.features, Descent(columns=model.columns), self.dataset.values.dtype).size)
         self.division = divided(self.dataset, self.options.validation, self.options.seed, comm)
         self.l2 = 1 / self.division.total if l2 is None else l2
         self.solvers = [self._solver(signs) for signs in self._signs()]
 
+    @property
+    def _is_joint(self) -> bool:
+        """Whether one solver has all scores of a sample."""
+        return isinstance(self.model, Multinomial)
+
     def _checked(self) -> None:
         for base in self._bases():
-            dual_loss(base) if self.options.solver == "cocoa" else newton_loss(base)
+            if self.options.solver == DUAL:
+                _ = self._is_joint or dual_loss(base)
+            elif not self._has_few_weights(base):
+                newton_loss(base)
+            elif not has_curvature(base):
+                raise AlgorithmError(f"Newton's method knows no second derivative of {type(base).__name__}: train it by SGD")
         watch = "" if self.stopping is None else self.stopping.watch
         if watch.startswith("progressive"):
             raise ValueError(f"early stopping watches {watch}, which is of training in steps: watch the loss, or samples held out")
@@ -164,33 +185,70 @@ class RoundTrainer:
 
     def _bases(self) -> list[LinearModel]:
         """The model of each score."""
-        if self.model.columns is None:
+        if self.model.columns is None or self._is_joint:
             return [self.model]
         if not isinstance(self.model, OneVsRest):
-            raise AlgorithmError(f"solvers in rounds know no {self.model.name} model: take each class against the rest")
+            raise AlgorithmError(f"dual coordinate ascent knows no {self.model.name} model: take each class against the rest")
         return [self.model.base] * self.model.columns
 
     def _signs(self) -> Iterator[Array]:
         """The labels of this rank's samples as each score has them."""
-        if self.model.columns is None:
+        if self.model.columns is None or self._is_joint:
             yield self.dataset.labels
             return
         for column in range(self.model.columns):
             yield np.where(self.dataset.labels == column, 1.0, -1.0)
 
-    def _solver(self, signs: Array) -> CoCoA | Newton:
+    def _has_few_weights(self, base: LinearModel) -> bool:
+        """Whether a solver has so few that it takes their second derivatives all."""
+        return has_few_weights(base, self._features, self._density)
+
+    def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
         # Samples that are held out count nothing, and the others as much more as there are fewer.
         counts, out = self.dataset.weights, self.division.held_out
         if out is not None:
             counts = np.ones(self.dataset.rows) if counts is None else counts.copy()
             counts *= self.dataset.total_samples / self.division.total
             counts[out] = 0.0
-        options = self.options
-        dataset, model = replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
-        given: dict[str, Any] = {"l2": self.l2, "comm": self.comm, "tolerance": options.gap, "rounds": max(1, options.rounds)}
-        if options.solver == "newton":
-            return Newton(dataset, model, intercept=options.intercept, **given)
-        return CoCoA(dataset, model, seed=options.seed, intercept=options.intercept, **given)
+        options, labelled, base = self.options, replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
+        tolerance, enough = (options.gap, 0.0) if options.gap is not None else (_GAP, _SHARE_OF_NOTHING * _without_weights(base))
+        if options.solver == NEWTON and not self._has_few_weights(base):
+            return TruncatedNewton(
+                labelled,
+                base,
+                l2=self.l2,
+                comm=self.comm,
+                tolerance=tolerance,
+                enough=enough,
+                rounds=max(1, options.rounds),
+                intercept=options.intercept,
+                free_intercept=options.free_intercept,
+                scale_features=options.scale_features,
+            )
+        if options.solver == NEWTON:
+            return Newton(
+                labelled,
+                base,
+                l2=self.l2,
+                comm=self.comm,
+                tolerance=tolerance,
+                enough=enough,
+                intercept=options.intercept,
+                scale_features=options.scale_features,
+            )
+        return CoCoA(
+            labelled,
+            base,
+            l2=self.l2,
+            comm=self.comm,
+            tolerance=tolerance,
+            enough=enough,
+            rounds=max(1, options.rounds),
+            seed=options.seed,
+            intercept=options.intercept,
+            free_intercept=options.free_intercept,
+            scale_features=options.scale_features,
+        )
 
     @property
     def converged(self) -> bool:
@@ -254,8 +312,7 @@ class RoundTrainer:
         """
         states = [solver.best_state for solver in self.solvers] if self.best is None else self.best.states
         pairs = zip(self.solvers, states, strict=True)
-        columns = together(self.comm, lambda: [solver.weights_of(state) for solver, state in pairs])
-        return columns[0] if self.model.columns is None else np.stack(columns, axis=1)
+        return self._together(together(self.comm, lambda: [solver.weights_of(state) for solver, state in pairs]))
 
     @property
     def best_epoch(self) -> int | None:
@@ -273,8 +330,7 @@ class RoundTrainer:
 
     def _evaluated(self, test: Dataset | None) -> dict[str, Any]:
         """Figures of the weights after the last round, which every solver has computed its objective of; collective."""
-        scores = [solver.scores() for solver in self.solvers]
-        own = scores[0] if self.model.columns is None else np.stack(scores, axis=1)
+        own = self._together([solver.scores() for solver in self.solvers])
         training = self._measured(own, self.division.rows)
         figures: dict[str, Any] = {"train_accuracy": training.accuracy, "train_auc": training.auc}
         if self.division.held_out is not None:
@@ -283,14 +339,17 @@ class RoundTrainer:
             figures |= _named("test", self._on(test))
         return figures
 
+    def _together(self, parts: list[Array]) -> Array:
+        """What the solvers have of the scores, a column each where they are several."""
+        return parts[0] if self.model.columns is None or self._is_joint else np.stack(parts, axis=1)
+
     def _measured(self, scores: Array, rows: Array | None) -> Metrics:
         """What these scores of this rank's samples, and those of all others, come to."""
         return evaluate(self.model, scores, self.dataset, 0.0, self.comm, rows)
 
     def _on(self, test: Dataset) -> Metrics:
         """What the weights after the last round say of other samples."""
-        columns = [solver.weights_of() for solver in self.solvers]
-        found = columns[0] if self.model.columns is None else np.stack(columns, axis=1)
+        found = self._together([solver.weights_of() for solver in self.solvers])
         weights = Weights(len(found), Descent(intercept=self.options.intercept, columns=self.model.columns), test.values.dtype)
         weights.assign(found)
         if self.model.columns is not None:
@@ -343,3 +402,10 @@ class RoundTrainer:
 
 def _named(of: str, metrics: Metrics) -> dict[str, float | None]:
     return {f"{of}_loss": metrics.loss, f"{of}_accuracy": metrics.accuracy, f"{of}_auc": metrics.auc}
+
+
+def _without_weights(model: LinearModel) -> float:
+    """The loss of a sample whose scores are zero; 0 for numbers, whose units are not known."""
+    if not model.classifies:
+        return 0.0
+    return float(model.loss(np.zeros((1, model.columns) if model.columns else 1), np.ones(1))[0])

@@ -55,26 +55,36 @@ class SharedFeatures:
     def __len__(self) -> int:
         return len(self.features)
 
-    def assembled(self, shared: Array, own: Array) -> Array:
-        """Return the whole vector of weights, the same on every rank; the intercept last if there is one. Collective.
+    def assembled(self, shared: Array, own: Array, width: int = 1) -> Array:
+        """Return the weights of all features, the same on every rank, of shape (features, width); last those of the intercept, if any.
+
+        Collective.
 
         Parameters
         ----------
         shared : ndarray
-            The weights of all slots, and behind them that of the intercept.
+            The weights of all slots, and behind them those of the intercept.
         own : ndarray
             The weights of this rank's places.
+        width : int
+            Weights of a feature, which lie one behind the other.
         """
         numbering = self._numbering
-        whole = np.zeros(self._size + (numbering.intercept >= 0))
+        shared, own = shared.reshape(-1, width), own.reshape(-1, width)
+        whole = np.zeros((self._size + (numbering.intercept >= 0), width))
         if self._comm.size == 1:
             whole[numbering.features] = own[numbering.places]
             if numbering.intercept >= 0:
                 whole[-1] = own[numbering.intercept]
             return whole
         private = numbering.places >= len(numbering.slots)
-        alone = allreduce(SparseStream(numbering.features[private], own[numbering.places[private]], self._size), self._comm)
-        whole[alone.indices] = alone.values
+        values = own[numbering.places[private]]
+        given = SparseStream(numbering.features[private], values[:, 0] if width == 1 else values, self._size)
+        alone = allreduce(given, self._comm)
+        if alone.is_dense:
+            whole[: self._size] = alone.to_dense().reshape(-1, width)
+        else:
+            whole[alone.indices] = alone.values.reshape(-1, width)
         whole[self.features] = shared[self.slots]
         whole[self._size :] = shared[len(self.features) :]
         return whole

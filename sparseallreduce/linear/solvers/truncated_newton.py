@@ -1,0 +1,470 @@
+"""Newton's method for many features: few iterations, each of some products with the Hessian (LIBLINEAR's -s 0 and -s 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
+from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.kernels import truncated_newton as kernels
+from sparseallreduce.linear.kernels.dual import LOGISTIC, SQUARED_HINGE
+from sparseallreduce.linear.kernels.dual_warming import warm_up_truncated_newton
+from sparseallreduce.linear.models import LinearModel, Logistic, Squared, SquaredHinge
+from sparseallreduce.linear.solvers.cocoa import Round, State
+from sparseallreduce.linear.solvers.frames import frame_of
+from sparseallreduce.linear.solvers.numbering import Numbering
+from sparseallreduce.linear.solvers.sharing import SharedFeatures
+from sparseallreduce.linear.strategies.clock import Clock
+from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.objects import agreed, gather, together
+from sparseallreduce.runtime.planning import allreduce_init
+from sparseallreduce.runtime.stalls import collective
+from sparseallreduce.runtime.trace import trace
+from sparseallreduce.streams.stream import SparseStream, index_dtype
+
+__all__ = ["TruncatedNewton", "newton_loss"]
+
+Array = NDArray[Any]
+
+# A subclass may have another loss, so it is not taken for its base.
+_KNOWN: dict[type[LinearModel], int] = {Logistic: LOGISTIC, SquaredHinge: SQUARED_HINGE, Squared: kernels.SQUARED}
+_TOLD = 6  # numbers that are summed with a vector
+# Of its length, to which the residual of a step is reduced: at first; at last; and how many times less after a step that brings little.
+_INNER, _INNERMOST, _FINER = 0.1, 1e-7, 0.1
+_LITTLE = 0.5  # of the gap, from which on a step brings little if that much is left
+_DIAGONAL = 0.01  # share of the Hessian's diagonal in what residuals are divided by; the rest is ones (Hsia et al. 2018)
+_ENOUGH, _GOOD = 0.5, 0.1  # of the slope, to which a step has to bring it down, and to which the line search does where it has not
+_SEARCHES = 50  # points that the line search looks at, at most
+_FREE = 1e-6  # of the penalty of other weights, which that of a free intercept is
+_ROUNDING = 1e-12  # of the objective, below which a reduction cannot be told from rounding
+
+
+def newton_loss(model: LinearModel) -> int:
+    """Return the number by which the kernels know the loss of a model.
+
+    Raises
+    ------
+    AlgorithmError
+        If they do not: it has no second derivative that Newton's method could use.
+    """
+    loss = _KNOWN.get(type(model))
+    if loss is None:
+        known = ", ".join(kind.__name__ for kind in _KNOWN)
+        raise AlgorithmError(f"Newton's method knows the losses {known}, not that of {type(model).__name__}")
+    return loss
+
+
+class _Step(NamedTuple):
+    """A step that the conjugate gradients have found, and the products of the rows with it."""
+
+    direction: Array
+    products: Array
+
+
+class _Trial(NamedTuple):
+    """A point on the line of a step."""
+
+    weights: Array
+    scores: Array
+    gradient: Array
+    diagonal: Array
+    objective: float
+    steepness: float  # squared length of the gradient, each square divided by its penalty
+    slope: float  # along the step
+    first_slope: float  # at the beginning of the step
+    derivatives: tuple[Array, Array]
+
+
+class TruncatedNewton:
+    """Finds the weights of a linear model by Newton steps, each solved for by conjugate gradients.
+
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, as :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA` does. Every rank multiplies its own
+    samples with a direction; the products of all ranks are one sum of values at positions that never change, an allreduce plan with
+    fixed indices. It sums the features that several ranks have, and the numbers that the conjugate gradients need, so that an inner
+    iteration takes one sum. The number of iterations does not depend on the number of ranks. All ranks make their solvers together.
+
+    Residuals are divided by a mixture of the Hessian's diagonal and ones (Hsia, Chiang and Lin 2018), and a step that overshoots is cut
+    by a line search that is nearly exact, with which the squared hinge comes to its optimum in finitely many steps (Keerthi and DeCoste
+    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021). Where squares of values are some 1e12 times
+    ``l2``, rounding errors of the gradient may keep the gap open.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        This rank's samples; or all there are, the same on every rank, of which this one takes its share. Labels are -1 and +1, or
+        numbers for the squared loss.
+    model : Logistic, SquaredHinge or Squared
+    l2 : float
+        Above 0.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+    tolerance : float
+        Ends when the duality gap is at most this share of the objective. The gap follows from the gradient, since the penalty is strongly
+        convex: where that is half the square of the weights, it is half the square of the gradient.
+    rounds : int
+        Newton steps at most.
+    enough : float
+        A gap, in units of the mean loss, that is small enough whatever the objective is.
+    intercept : bool
+        Whether samples have one more feature of value one, whose weight is penalised like all others.
+    free_intercept : bool
+        Whether it is penalised by a millionth of that.
+    scale_features : bool or None
+        As of :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`.
+
+    Attributes
+    ----------
+    history : list of Round
+    converged : bool
+        Whether the gap has come below the tolerance, or no step lowers the objective by more than rounding.
+    weights : ndarray
+        After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
+    best_state : tuple of ndarray or None
+        What :meth:`weights_of` makes those weights of; None before any.
+    products : int
+        Products with the Hessian so far, which is how many sums they took.
+    preparation : float
+        Seconds before the first round.
+
+    Raises
+    ------
+    AlgorithmError
+        On all ranks alike, if an argument of any rank is out of range, or the loss has no second derivative.
+    DatasetError, MismatchError
+        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> from sparseallreduce.linear import Squared
+    >>> samples = Dataset.from_scipy([[0.0, 2.0], [3.0, 0.0]], [1.0, -1.0])
+    >>> solver = TruncatedNewton(samples, Squared(), l2=0.1, comm=sar.SERIAL, intercept=False)
+    >>> solver.fit().round(3), solver.converged
+    (array([-0.326,  0.476]), True)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        model: LinearModel,
+        *,
+        l2: float,
+        comm: Any = None,
+        tolerance: float = 1e-3,
+        enough: float = 0.0,
+        rounds: int = 1000,
+        intercept: bool = True,
+        free_intercept: bool = False,
+        scale_features: bool | None = False,
+    ) -> None:
+        clock = Clock()
+        self.comm = resolve(comm)
+        self.model, self.l2, self.tolerance, self.enough, self.rounds = model, l2, tolerance, enough, rounds
+        self.intercept, self.free_intercept, self.scale_features = intercept, intercept and free_intercept, scale_features
+        self.history: list[Round] = []
+        self.converged = False
+        self.products = 0
+        self.weights = np.zeros(0)
+        together(self.comm, lambda: self._make(dataset))
+        clock.lap("prepare")
+        self.preparation = clock.seconds["prepare"]
+
+    def _make(self, dataset: Dataset) -> None:
+        """Check what has been given, and number the features; collective."""
+        comm, model = self.comm, self.model
+        self._loss = agreed(comm, self._checked)
+        self.dataset = own_samples(dataset, comm, comm.size, f"solver {type(self).__name__}")
+        agreed(comm, lambda: check_labels(self.dataset, model))
+        names = ("l2", "tolerance", "enough", "rounds", "intercept", "free_intercept", "scale_features")
+        check_alike(comm, {"model": type(model).__name__, **{name: getattr(self, name) for name in names}})
+        check_parts(self.dataset, comm, comm.size)
+        numbering = agreed(comm, self._numbered)
+        self._shared = SharedFeatures(numbering, self.dataset.features, comm)
+        # A rank's vectors hold all features that several ranks have and the intercept, alike on all of them, and then its own ones.
+        self._common = 0 if comm.size == 1 else len(self._shared) + self.intercept
+        own = numbering.size - len(numbering.slots)
+        self._places = np.concatenate([numbering.slots, self._common + np.arange(own)])
+        self._size = self._common + own
+        self._intercept = numbering.intercept if comm.size == 1 or not self.intercept else len(self._shared)
+        self._rows: tuple[Array, ...] = ()
+        agreed(comm, lambda: self._arrange(numbering))
+        self._frame = frame_of(self.dataset, numbering, comm, self.free_intercept, self.scale_features)
+        if self._frame is not None:
+            pairs = np.zeros((self._size, 2))
+            pairs[self._places] = self._frame.by_place(numbering).reshape(-1, 2)
+            begin, end = int(self.dataset.indptr[0]), int(self.dataset.indptr[-1])
+            self._rows = *self._rows[:2], self.dataset.values[begin:end], pairs.reshape(-1)
+        self._penalties = np.ones(self._size)
+        if self.free_intercept:
+            self._penalties[self._intercept] = _FREE
+        self._weights, self._scores = np.zeros(self._size), np.zeros(self.dataset.rows)
+        self._second = np.zeros(self.dataset.rows)
+        self._gradient, self._diagonal = np.zeros(self._size), np.ones(self._size)
+        self._objective, self._dual, self._inner = math.inf, -math.inf, _INNER
+        self.best_state: State | None = None
+
+    def _checked(self) -> int:
+        """The number of the loss, if all arguments are in range."""
+        if not 0 < self.l2 < math.inf:
+            raise AlgorithmError(f"l2 must be above 0 and finite for Newton's method, not {self.l2:g}: without it, train by SGD")
+        if not 0 < self.tolerance < math.inf:
+            raise AlgorithmError(f"the tolerance must be above 0 and finite, not {self.tolerance:g}")
+        if not self.rounds >= 1:
+            raise AlgorithmError(f"rounds must be at least 1, not {self.rounds}")
+        return newton_loss(self.model)
+
+    def _numbered(self) -> Numbering:
+        dataset = self.dataset
+        warm_up_truncated_newton(dataset.indices.dtype, dataset.values.dtype, index_dtype(0))
+        return Numbering(dataset, self.intercept)
+
+    def _arrange(self, numbering: Numbering) -> None:
+        """Make the rows that the kernels read, and the stream in which values travel."""
+        dataset = self.dataset
+        begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
+        values = dataset.values[begin:end]
+        if not np.isfinite(values).all():
+            raise DatasetError(f"{dataset.source}: a value is no finite number")
+        places = self._places.astype(index_dtype(self._size))
+        indices = read_only(numbering.indices if self.comm.size == 1 else places[numbering.indices])
+        values = values[:0] if (values == 1).all() else values
+        self._rows = read_only(dataset.indptr - begin), indices, values, np.empty(0)
+        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+        self._bounds = counts / (dataset.total_samples * self.l2)
+        self._slots = numbering.slots
+        self._gradients: list[Any] = []  # the plans of sums of gradients, of products, and of numbers alone
+        self._products: list[Any] = []
+        self._numbers: list[Any] = []
+
+    @collective("fit")
+    def fit(self) -> Array:
+        """Make Newton steps until the gap is small enough, or as many as are allowed; collective.
+
+        A second call goes on where the first one ended.
+
+        Returns
+        -------
+        ndarray
+            ``weights``.
+
+        Raises
+        ------
+        DivergenceError
+            On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
+        """
+
+        def steps() -> Array:
+            limit = len(self.history) + self.rounds
+            while not self.converged and len(self.history) < limit:
+                self.advance()
+            return self.weights_of(self.best_state)
+
+        self.weights = together(self.comm, steps)
+        return self.weights
+
+    def advance(self, certify: bool = False) -> Round:
+        """Make one Newton step; collective.
+
+        Parameters
+        ----------
+        certify : bool
+            Of no consequence: both objectives are known after every step.
+
+        Raises
+        ------
+        DivergenceError
+            As :meth:`fit`.
+        """
+        clock = Clock()
+        with trace() as traffic:
+            if self.best_state is None:
+                self._accept(self._tried(None, 0.0, clock))
+            if not self._is_done():
+                before = self._objective - self._dual
+                self._move(self._solved(clock), clock)
+                if self._objective - self._dual > _LITTLE * before:
+                    self._inner = max(_INNERMOST, _FINER * self._inner)
+        self.best_state = self.state()
+        self.converged = self.converged or self._is_done()
+        sent = sum(gather(self.comm, traffic.bytes_sent))
+        clock.lap("evaluate")
+        self.history.append(
+            Round(
+                round=len(self.history) + 1,
+                dual=self.l2 * self._dual,
+                primal=self.l2 * self._objective,
+                gap=self.l2 * (self._objective - self._dual),
+                active=self.dataset.total_samples,
+                sigma=1.0,
+                seconds={phase: clock.seconds[phase] for phase in ("compute", "communicate", "evaluate")},
+                bytes_sent=sent,
+            )
+        )
+        return self.history[-1]
+
+    def scores(self) -> Array:
+        """The scores of this rank's samples, float64."""
+        return self._scores.copy()
+
+    def state(self) -> State:
+        """A copy of what :meth:`weights_of` makes weights of."""
+        return self._weights[: self._common].copy(), self._weights[self._places]
+
+    def weights_of(self, state: State | None = None) -> Array:
+        """The weights of a state, or those after the last step, as ``weights``; collective."""
+        whole = self._shared.assembled(*(self.state() if state is None else state))[:, 0]
+        if self._frame is not None:
+            self._frame.undo(whole, self.intercept)
+        return whole
+
+    def _is_done(self) -> bool:
+        return self._objective - self._dual <= max(self.tolerance * self._objective, self.enough / self.l2)
+
+    def _solved(self, clock: Clock) -> _Step:
+        """Solve for the Newton step by conjugate gradients."""
+        step, residual = np.zeros(self._size), -self._gradient
+        scaled = residual / self._diagonal
+        direction, products = scaled.copy(), np.zeros(self.dataset.rows)
+        along, image, scaled_image = np.empty(self.dataset.rows), np.empty(self._size), np.empty(self._size)
+        left, aim = math.inf, 0.0  # residual.scaled, of which what is there at first is summed with the first product
+        for _ in range(self.dataset.features + 5):
+            image[:] = 0.0
+            curvature = kernels.hessian_product(*self._rows, self._second, direction, self._intercept, along, image)
+            penalised = self._penalties * direction
+            image[self._common :] += penalised[self._common :]
+            scaled_image[self._common :] = image[self._common :] / self._diagonal[self._common :]
+            clock.lap("compute")
+            pairs = (penalised, direction), (scaled, image), (image, scaled_image), (residual, scaled)
+            curvature, *dots = self._summed(self._products, [image], [curvature, *(self._own_dot(*pair) for pair in pairs)])
+            clock.lap("communicate")
+            self.products += 1
+            image[: self._common] += penalised[: self._common]
+            scaled_image[: self._common] = image[: self._common] / self._diagonal[: self._common]
+            length, crossed, imaged, first = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
+            if left == math.inf:
+                left, aim = first, self._inner**2 * first
+            if not curvature + length > 0:
+                break
+            stride = left / (curvature + length)
+            step += stride * direction
+            products += stride * along
+            residual -= stride * image
+            scaled -= stride * scaled_image
+            # What is left follows from what was, and one sum an iteration is enough.
+            before, left = left, max(0.0, left - stride * (2 * crossed - stride * imaged))
+            if left <= aim:
+                break
+            direction *= left / before
+            direction += scaled
+        return _Step(step, products)
+
+    def _move(self, step: _Step, clock: Clock) -> None:
+        """Make the step, as far as the objective falls."""
+        trial = self._tried(step, 1.0, clock)
+        rounding = _ROUNDING * abs(self._objective)
+        if not -trial.first_slope > rounding:  # twice what the step is expected to bring
+            self.converged = True
+            return
+        if not (abs(trial.slope) <= _ENOUGH * -trial.first_slope and trial.objective <= self._objective):
+            trial = self._tried(step, self._searched(step, trial), clock)
+        if trial.objective <= self._objective:
+            self._accept(trial)
+        else:
+            self.converged = self._objective - trial.objective >= -rounding
+            if not self.converged:
+                raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
+
+    def _searched(self, step: _Step, trial: _Trial) -> float:
+        """The length at which the slope along the step is nearly zero; collective."""
+        model = self._loss, self._scores, step.products, self.dataset.labels, self._bounds
+        penalised = self._penalties * step.direction
+        pairs = (self._weights, penalised), (step.direction, penalised)
+        told = [self._own_dot(*pair) for pair in pairs]
+        mixed, length = (dot + self._common_dot(*pair) for dot, pair in zip(self._added(told), pairs, strict=True))
+        low, high = (1.0, math.inf) if trial.slope < 0 else (0.0, 1.0)
+        at = 2.0 if trial.slope < 0 else 0.5
+        for _ in range(_SEARCHES):
+            first, second = self._added(kernels.line_derivatives(*model, at))
+            slope = first + mixed + at * length
+            if abs(slope) <= _GOOD * -trial.first_slope:
+                break
+            low, high = (at, high) if slope < 0 else (low, at)
+            at -= slope / (second + length)
+            if not low < at < high:
+                at = 2 * low if high == math.inf else (low + high) / 2
+        return at
+
+    def _tried(self, step: _Step | None, share: float, clock: Clock) -> _Trial:
+        """Compute the objective and its derivatives at a share of a step, or at zero; collective."""
+        weights, scores, gradient, diagonal = self._weights, self._scores, np.zeros(self._size), np.zeros(self._size)
+        if step is not None:
+            weights, scores = weights + share * step.direction, scores + share * step.products
+        first, second = np.empty(self.dataset.rows), np.empty(self.dataset.rows)
+        losses = kernels.derivatives(self._loss, scores, self.dataset.labels, self._bounds, first, second)
+        kernels.transposed_products(*self._rows, first, second, self._intercept, gradient, diagonal)
+        penalised = self._penalties * weights
+        gradient[self._common :] += penalised[self._common :]
+        clock.lap("compute")
+        direction = np.zeros(self._size) if step is None else step.direction
+        scaled = gradient / self._penalties  # what other ranks have of it is added below
+        pairs = (weights, penalised), (gradient, scaled), (gradient, direction), (self._gradient, direction)
+        losses, *dots = self._summed(self._gradients, [gradient, diagonal], [losses, *(self._own_dot(*pair) for pair in pairs)])
+        gradient[: self._common] += penalised[: self._common]
+        scaled[: self._common] = gradient[: self._common] / self._penalties[: self._common]
+        squares, steepness, slope, first_slope = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
+        clock.lap("communicate")
+        diagonal = self._penalties + _DIAGONAL * diagonal
+        return _Trial(weights, scores, gradient, diagonal, losses + squares / 2, steepness, slope, first_slope, (first, second))
+
+    def _accept(self, trial: _Trial) -> None:
+        """Take a point as the present one, if its objective is finite."""
+        if not (math.isfinite(trial.objective) and math.isfinite(trial.steepness)):
+            raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
+        self._weights, self._scores, self._gradient, self._diagonal = trial.weights, trial.scores, trial.gradient, trial.diagonal
+        self._objective, self._second = trial.objective, trial.derivatives[1]
+        self._dual = max(self._dual, trial.objective - trial.steepness / 2)
+
+    def _own_dot(self, left: Array, right: Array) -> float:
+        """The inner product of what this rank alone has."""
+        return float(kernels.dot(left, right, self._common, self._size))
+
+    def _common_dot(self, left: Array, right: Array) -> float:
+        """The inner product of what all ranks have alike."""
+        return float(kernels.dot(left, right, 0, self._common))
+
+    def _summed(self, plan: list[Any], vectors: Sequence[Array], told: Sequence[float]) -> list[float]:
+        """Sum the common parts of vectors over the ranks, in place, and some numbers; collective.
+
+        Parameters
+        ----------
+        plan : list
+            That of sums of so many vectors, made by the first.
+        """
+        if self.comm.size == 1:
+            return list(told)
+        count, common = len(self._slots), self._common
+        values = np.zeros(len(vectors) * count + _TOLD)
+        for number, vector in enumerate(vectors):
+            values[number * count : (number + 1) * count] = vector[self._slots]
+        values[len(vectors) * count :][: len(told)] = told
+        size = len(vectors) * common + _TOLD
+        if not plan:
+            positions = [self._slots + number * common for number in range(len(vectors))]
+            positions.append(np.arange(size - _TOLD, size))
+            stream = SparseStream(np.concatenate(positions).astype(index_dtype(size)), values, size)
+            plan.append(allreduce_init(stream, self.comm, fixed_indices=True))
+        plan[0].start(values)
+        total = plan[0].wait().to_dense()
+        for number, vector in enumerate(vectors):
+            vector[:common] = total[number * common : (number + 1) * common]
+        return [float(each) for each in total[size - _TOLD : size - _TOLD + len(told)]]
+
+    def _added(self, told: Sequence[float]) -> list[float]:
+        """Sum some numbers over the ranks; collective."""
+        return self._summed(self._numbers, [], told)
