@@ -150,16 +150,15 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--strategy",
     type=click.Choice(list(STRATEGIES)),
-    default="sparse",
-    show_default=True,
-    help="How the gradients of the ranks come together.",
+    help="How the steps of the ranks come together: local, each rank steps by itself, and changes are summed a few times a pass; "
+    "the others sum gradients in every step  [local with --update ftrl on the host; else sparse].",
 )
 @click.option(
     "--algorithm",
     type=click.Choice(algorithms()),
     default="auto",
     show_default=True,
-    help="Algorithm of the strategies sparse and overlapped.",
+    help="Algorithm of the strategies sparse, overlapped and local; sparse is taken if one is given.",
 )
 @click.option(
     "--density",

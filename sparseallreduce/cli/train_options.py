@@ -11,7 +11,15 @@ import click
 from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
+from sparseallreduce.linear.strategies import (
+    LOSSY,
+    STRATEGIES,
+    AsynchronousParameterServer,
+    LocalStepsStrategy,
+    LossyStrategy,
+    ParameterServer,
+    SparseStrategy,
+)
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
@@ -119,12 +127,13 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
         theirs = "sgd" if cocoa else "cocoa"
         raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
     if cocoa:
+        chosen = chosen | {"strategy": SparseStrategy.name}
         several = "ovr" if chosen["multiclass"] == "auto" else chosen["multiclass"]
         default = {"epochs": _default(chosen["epochs"], 1000), "gap": _default(chosen["gap"], 1e-3), "multiclass": several}
         return chosen | default | {"intercept": bool(chosen["intercept"])}
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10), "l2": _default(chosen["l2"], 0.0)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
-    update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
+    update = chosen["update"] or ("sgd" if of_sgd and chosen["strategy"] != LocalStepsStrategy.name else "ftrl")
     if update == "arow" and "model" not in given:
         chosen = chosen | {"model": Hinge.name}
     damped = update == "ftrl" and MODELS[chosen["model"]].classifies
@@ -132,6 +141,9 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     rate = _default(chosen["learning_rate"], CLASSES_RATE if damped and beta else RATES[update])
     if chosen["intercept"] is None and not started:
         chosen = chosen | {"intercept": update != "sgd"}
+    if chosen["strategy"] is None:
+        local = update == "ftrl" and chosen["device"] == "cpu" and chosen["algorithm"] == "auto"
+        chosen = chosen | {"strategy": (LocalStepsStrategy if local else SparseStrategy).name}
     return chosen | {"update": update, "learning_rate": rate, "beta": beta}
 
 
@@ -168,6 +180,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         "--solver cocoa needs a penalty: give a --l2 above 0, or leave it out": cocoa and not all(factor > 0 for factor in factors),
         "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
         f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": cocoa and watch.startswith("progressive"),
+        "--strategy local is of --update ftrl: leave it out, or take that": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
         f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None

@@ -271,6 +271,7 @@ class Trainer(Resumable):
             if stop and self._saved != self.step:
                 self._save(drained=True)
             yield epoch
+        self.strategy.finish()
         if self._evaluation.best is not None:
             self.strategy.return_to(self._evaluation.best.weights)
 
@@ -311,6 +312,7 @@ class Trainer(Resumable):
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
         starts, order = self._dealt()
+        self.strategy.begin_pass(self._position, self.steps)
         pages = self.dataset.pages
         for start, end in pairwise(starts[self._position :]):
             if pages is not None:
@@ -318,6 +320,8 @@ class Trainer(Resumable):
             self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
+            if self.strategy.apart:
+                continue
             if self.strategy.in_step:
                 told: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
                 wishes = self._shared(told, failure) if told else []
