@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sparseallreduce.cli.inputs import (
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
+from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LOSSES, MODELS, Logistic
@@ -230,8 +232,11 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         chosen = chosen | {"intercept": len(start) > samples.training.features}
     each = [chosen | {"l2": l2} for l2 in train_options.penalties(chosen)]
     in_rounds = chosen["solver"] == "cocoa"
+    features = only_occurring(samples.training, comm) if start is None else None
+    numbered = samples if features is None else samples.numbered(features)
     runs = [
-        train_runs.in_rounds(samples, one, comm, say) if in_rounds else train_runs.by_steps(samples, one, start, comm, say) for one in each
+        train_runs.in_rounds(numbered, one, comm, say) if in_rounds else train_runs.by_steps(numbered, one, start, comm, say)
+        for one in each
     ]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
@@ -256,7 +261,10 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     def write() -> None:
         if model_out is not None:
-            save_model(model_out, best.fitted)
+            learned = best.fitted
+            if features is not None:
+                learned = replace(learned, weights=features.restored(learned.weights, samples.nonzeros))
+            save_model(model_out, learned)
         if json_path is not None:
             known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
             records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}

@@ -22,6 +22,7 @@ from sparseallreduce.linear import (
     SparseStrategy,
     Trainer,
 )
+from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.multiclass import Multinomial
 
 RANKS = (1, 2, 3, 5)
@@ -200,3 +201,16 @@ def case_a_weight_that_is_no_number_on_one_rank_ends_all(comm):
 def case_steps_of_sgd_have_no_norms_to_go_by(comm):
     with pytest.raises(SparseAllreduceError, match="the strategy local does without the update sgd"):
         STRATEGIES["local"](samples(comm), comm, Descent())
+
+
+@each(bits=[20, 31, 40])
+def case_weights_of_features_that_occur_are_numbered_by_all_ranks(comm, bits):
+    data = samples(comm, features=FEATURES)
+    step = 2**bits // FEATURES
+    scattered = replace(data, indices=data.indices.astype(np.uint64 if bits > 32 else np.uint32) * step, features=2**bits)
+    found = only_occurring(scattered, comm)
+    assert len(found) == FEATURES and alike(comm, found.features)
+    runs = [trainer(comm, each) for each in (data, found.renumbered(scattered))]
+    for run in runs:
+        list(run.run())
+    np.testing.assert_array_equal(*(run.weights.to_array() for run in runs))

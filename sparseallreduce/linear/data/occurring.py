@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from sparseallreduce.linear.data.dataset import Dataset, read_only
+from sparseallreduce.linear.data.checks import check_rows
+from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels import feature_numbers as kernels
 from sparseallreduce.runtime.api import allreduce
-from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Occurring", "occurring_in"]
+__all__ = ["Occurring", "occurring_in", "only_occurring"]
 
 Array = NDArray[Any]
 
+_MANY = 1 << 16  # features from which on weights are worth numbering
+_SMALL = 1 << 20  # bytes of weights that are dense whatever the samples
 _SPARSE = 64  # features to a non-zero from which on sorting takes less than a bitmap
 
 
@@ -71,7 +76,24 @@ class Occurring:
             values, indptr = values.copy(), indptr.copy()
             kernels.drop(indptr, indices, values, len(self))
             indices, values = indices[: indptr[-1]], values[: indptr[-1]]
-        return replace(dataset, indptr=read_only(indptr), indices=read_only(indices), values=read_only(values), features=max(1, len(self)))
+        features, dimension = max(1, len(self)), dataset.dimension or dataset.features
+        return replace(dataset, indptr=indptr, indices=indices, values=values, features=features, dimension=dimension)
+
+    def restored(self, weights: Array, nonzeros: int) -> Any:
+        """Return weights of these features, of shape (features,) or (K, features), as those of all.
+
+        They are dense where that is no larger than samples of so many non-zeros; else a ``csr_array`` of one row, or K.
+        """
+        shape = (*weights.shape[:-1], self.size)
+        if math.prod(shape) * weights.itemsize > max(_SMALL, nonzeros * (weights.itemsize + self.features.itemsize)):
+            rows = np.atleast_2d(weights)[:, : len(self)]
+            indices, bounds = np.tile(self.features.astype(np.int64), len(rows)), np.arange(len(rows) + 1) * len(self)
+            sparse = csr_array((rows.reshape(-1), indices, bounds), shape=(len(rows), self.size))
+            sparse.eliminate_zeros()
+            return sparse
+        whole = np.zeros(shape, weights.dtype)
+        whole[..., self.features] = weights[..., : len(self)]
+        return whole
 
     def _numbers(self) -> tuple[Array, Array] | None:
         """A bitmap of the features, and how many of them are before each word; None where the features are looked up instead."""
@@ -82,6 +104,21 @@ class Occurring:
         before = np.empty(len(words), np.int64)
         kernels.marked(words, before, np.empty(len(self), self.features.dtype))
         return words, before
+
+
+def only_occurring(dataset: Dataset, comm: Any) -> Occurring | None:
+    """Return the features that weights are to live on; None for all of them, as where half of them occur. Collective.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if the rows of any rank are not what :class:`Dataset` says.
+    """
+    if dataset.features < _MANY or any(gather(comm, dataset.pages is not None)):
+        return None
+    agreed(comm, lambda: check_rows(dataset))
+    found = Occurring(dataset, comm)
+    return found if 2 * len(found) <= dataset.features else None
 
 
 def occurring_in(dataset: Dataset) -> Array:
