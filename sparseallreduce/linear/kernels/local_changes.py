@@ -8,7 +8,6 @@ counts as their mean, since each has taken its steps by the rates of all.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.kernels.adaptive import hold, read_weight
 from sparseallreduce.linear.kernels.rows import FAR
 from sparseallreduce.streams.kernels.compilation import kernel
-from sparseallreduce.streams.kernels.intrinsics import prefetch, prefetch_to_write
+from sparseallreduce.streams.kernels.intrinsics import as_bits, as_float, prefetch
 
 __all__ = ["combine", "keep", "largest", "moves"]
 
 Array = NDArray[Any]
 
 _FAR = np.uint64(FAR)
+_TINY = np.finfo(np.float64).tiny
 
 
 @kernel
@@ -41,13 +41,10 @@ def keep(v: Array, norms: Array, places: Array, free: Array, kept: Array) -> Non
 @kernel
 def largest(norms: Array, places: Array) -> float:
     """Return the largest norm at some places; no number if one is none."""
-    found, size = 0.0, np.uint64(places.size)
-    for i in range(size):
-        if i + _FAR < size:
-            prefetch(norms, np.uint64(places[i + _FAR]))
-        norm = np.float64(norms[np.uint64(places[i])])
-        found = norm if not norm <= found else found
-    return found
+    found, size = as_bits(norms.dtype.type(0)), np.uint64(places.size)
+    for i in range(size):  # bits of numbers without a sign are in order, and their comparison is vectorised
+        found = max(found, as_bits(abs(norms[np.uint64(places[i])])))
+    return np.float64(as_float(found))
 
 
 @kernel
@@ -78,18 +75,16 @@ def moves(
         Of shape (slots, 2).
     """
     inverse, size = 1.0 / unit, np.uint64(slots.size)
-    for i in range(size):
-        if i + _FAR < size:
-            prefetch(v, np.uint64(places[np.uint64(slots[i + _FAR])]))
-            prefetch(norms, np.uint64(places[np.uint64(slots[i + _FAR])]))
+    penalised = l1 != 0.0 or l2 != 0.0
+    for i in range(size):  # without a branch but for penalties
         slot = np.uint64(slots[i])
         place = np.uint64(places[slot])
         now, norm, before, had = np.float64(v[place]), np.float64(norms[place]), np.float64(free[slot]), np.float64(kept[slot])
-        if now == before and norm == had:
-            out[i, 0] = out[i, 1] = 0.0
-            continue
-        weight = read_weight(before, hold(had, beta), l1, l2)
-        out[i, 0] = (hold(norm, beta) * (now - weight) - hold(had, beta) * (before - weight)) * inverse
+        move = (norm + beta) * (now - before)  # of a weight that has had no gradient, zero
+        if penalised:
+            weight = read_weight(before, hold(had, beta), l1, l2)
+            move = hold(norm, beta) * (now - weight) - hold(had, beta) * (before - weight)
+        out[i, 0] = move * inverse
         out[i, 1] = (norm - had) * inverse * ((norm + had) * inverse)
 
 
@@ -121,21 +116,19 @@ def combine(
     bool
         Whether all are finite.
     """
-    finite, size = True, np.uint64(places.size)
-    for i in range(size):
-        if i + _FAR < size:
-            prefetch_to_write(v, np.uint64(places[i + _FAR]))
-            prefetch_to_write(norms, np.uint64(places[i + _FAR]))
-        move, square = np.float64(total[i, 0]), np.float64(total[i, 1])
-        if move == 0.0 and square == 0.0:  # no rank has changed it
-            continue
+    faults, inverse, penalised = 0, 1.0 / unit, l1 != 0.0 or l2 != 0.0
+    for i in range(np.uint64(places.size)):  # without a branch but for penalties
         place, before, had = np.uint64(places[i]), np.float64(free[i]), np.float64(kept[i])
-        held, own = hold(had, beta), had / unit
-        kept[i] = unit * math.sqrt(own * own + square)
-        after = hold(np.float64(kept[i]), beta)
-        if after != 0.0:
-            weight = read_weight(before, held, l1, l2)
-            free[i] = weight + (held * (before - weight) + move * unit / holders[i]) / after
-        finite &= np.isfinite(free[i]) & np.isfinite(kept[i])
+        square, own = np.float64(total[i, 1]), had * inverse
+        move = np.divide(np.float64(total[i, 0]) * unit, np.float64(holders[i]))  # plain division of IEEE 754, without a test for zero
+        norm = unit * np.sqrt(own * own + square)  # where nothing is added, what it was to the bit
+        kept[i] = norm
+        after = max(np.float64(kept[i]) + beta, _TINY)  # zero divided by that is zero
+        moved = before + np.divide(move, after)
+        if penalised and (move != 0.0 or square != 0.0) and norm > 0.0:
+            weight = read_weight(before, hold(had, beta), l1, l2)
+            moved = weight + (hold(had, beta) * (before - weight) + move) / after
+        free[i] = moved
         v[place], norms[place] = free[i], kept[i]
-    return bool(finite)
+        faults += not (np.isfinite(free[i]) & np.isfinite(kept[i]))
+    return faults == 0
