@@ -17,7 +17,10 @@ from sparseallreduce.linear import (
     Dataset,
     Descent,
     EarlyStopping,
+    LinearRegression,
+    LinearSVM,
     LocalStepsStrategy,
+    LogisticRegression,
     Options,
     SparseStrategy,
     Trainer,
@@ -214,3 +217,27 @@ def case_weights_of_features_that_occur_are_numbered_by_all_ranks(comm, bits):
     for run in runs:
         list(run.run())
     np.testing.assert_array_equal(*(run.weights.to_array() for run in runs))
+
+
+@each(warm=[False, True], estimator=[LogisticRegression, LinearSVM, LinearRegression])
+def case_estimators_take_local_steps_where_they_fit_by_adaptive_ones(comm, warm, estimator):
+    data = samples(comm)
+    X, y = data.to_scipy(), data.labels
+    model = estimator(update="ftrl", max_iter=6, tol=None, l2=0.0, warm_start=warm, comm=comm)
+    for _ in range(2):
+        model.fit(X, y)
+        assert ("sums" in model.history_[0][-1].measures) == (comm.size > 1)
+        assert alike(comm, model.coef_) and alike(comm, model.intercept_)
+    assert model.score(X, y) > (0.2 if estimator is LinearRegression else 0.9)
+    assert model.history_[0][-1].loss < model.history_[0][0].loss
+
+
+def case_a_stream_of_samples_may_be_learned_by_local_steps(comm):
+    data = samples(comm)
+    X, y = data.to_scipy(), data.labels
+    model = LogisticRegression(update="ftrl", strategy="local", l2=0.0, comm=comm)
+    for _ in range(3):
+        for low in range(0, X.shape[0], 20):
+            model.partial_fit(X[low : low + 20], y[low : low + 20], classes=[-1.0, 1.0])
+    assert model.score(X, y) > 0.85
+    assert alike(comm, model.coef_) and alike(comm, model.intercept_)
