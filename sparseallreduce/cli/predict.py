@@ -22,7 +22,7 @@ from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.on_gpu import room_for_samples
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.data.reading import bits_of
-from sparseallreduce.linear.model_file import FittedModel, load_model
+from sparseallreduce.linear.model_file import FittedModel, dense_weights, load_model
 from sparseallreduce.linear.weights import Descent, new_gpu_weights
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.hosts import same_host, this_place
@@ -102,7 +102,7 @@ def _scores(fitted: FittedModel, samples: Dataset) -> Array:
 def _scores_on_gpu(fitted: FittedModel, samples: Dataset, xp: Any, comm: Any) -> Array:
     """The same, made on a GPU; collective."""
     room = room_for_samples(xp, len(same_host(gather(comm, this_place()), comm.rank)))
-    weights = np.ascontiguousarray(fitted.weights.T)
+    weights = np.ascontiguousarray(dense_weights(fitted).T)
     descent = Descent(intercept=True, columns=None if weights.ndim == 1 else weights.shape[1])
 
     def scores() -> Array:

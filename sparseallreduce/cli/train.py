@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sparseallreduce.cli.inputs import (
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
+from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
@@ -163,16 +165,15 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--strategy",
     type=click.Choice(list(STRATEGIES)),
-    default="sparse",
-    show_default=True,
-    help="How the gradients of the ranks come together.",
+    help="How the steps of the ranks come together: local, each rank steps by itself, and changes are summed a few times a pass; "
+    "the others sum gradients in every step  [local with --update ftrl on the host; else sparse].",
 )
 @click.option(
     "--algorithm",
     type=click.Choice(algorithms()),
     default="auto",
     show_default=True,
-    help="Algorithm of the strategies sparse and overlapped.",
+    help="Algorithm of the strategies sparse, overlapped and local; sparse is taken if one is given.",
 )
 @click.option(
     "--density",
@@ -256,8 +257,10 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     found = [train_options.factors(chosen, l2, samples.counted * trained) for l2 in train_options.penalties(chosen)]
     each = [chosen | {"l2": factors.l2, "l1": factors.l1} for factors in found]
     rounds = in_rounds(chosen["solver"])
+    features = only_occurring(samples.training, comm) if start is None else None
+    numbered = samples if features is None else samples.numbered(features)
     runs = [
-        train_runs.in_rounds(samples, one, comm, say) if rounds else train_runs.by_steps(samples, one, start, comm, say) for one in each
+        train_runs.in_rounds(numbered, one, comm, say) if rounds else train_runs.by_steps(numbered, one, start, comm, say) for one in each
     ]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
@@ -283,7 +286,10 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     def write() -> None:
         if model_out is not None:
-            save_model(model_out, best.fitted)
+            learned = best.fitted
+            if features is not None:
+                learned = replace(learned, weights=features.restored(learned.weights, samples.nonzeros))
+            save_model(model_out, learned)
         if json_path is not None:
             known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
             records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}

@@ -12,7 +12,15 @@ from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.defaults import COCOA, DUAL, SGD, Factors, Penalty, in_rounds
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
-from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, AsynchronousParameterServer, LossyStrategy, ParameterServer, SparseStrategy
+from sparseallreduce.linear.strategies import (
+    LOSSY,
+    STRATEGIES,
+    AsynchronousParameterServer,
+    LocalStepsStrategy,
+    LossyStrategy,
+    ParameterServer,
+    SparseStrategy,
+)
 from sparseallreduce.linear.training.checkpoint import Checkpoints
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Schedule
@@ -142,6 +150,7 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
         theirs = SGD if rounds else DUAL
         raise click.UsageError(f"--{strange.replace('_', '-')} is of --solver {theirs}: leave it out, or take that")
     if rounds:
+        chosen = chosen | {"strategy": SparseStrategy.name}
         several = "ovr" if chosen["multiclass"] == "auto" and chosen["solver"] == COCOA else chosen["multiclass"]
         gap = 1e-3 if chosen["gap"] is None and chosen["solver_is_said"] else chosen["gap"]
         default = {"epochs": _default(chosen["epochs"], 1000), "gap": gap, "multiclass": several}
@@ -149,7 +158,7 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
         return chosen | default | {"intercept": intercept}
     chosen = chosen | {"epochs": _default(chosen["epochs"], 10)}
     of_sgd = chosen["learning_rate"] is not None or chosen["strategy"] in LOSSY or started or _of_sgd_alone(chosen)
-    update = chosen["update"] or ("sgd" if of_sgd else "ftrl")
+    update = chosen["update"] or ("sgd" if of_sgd and chosen["strategy"] != LocalStepsStrategy.name else "ftrl")
     if update == "arow" and "model" not in given:
         chosen = chosen | {"model": Hinge.name}
     damped = update == "ftrl" and MODELS[chosen["model"]].classifies
@@ -157,6 +166,9 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     rate = _default(chosen["learning_rate"], CLASSES_RATE if damped and beta else RATES[update])
     if chosen["intercept"] is None and not started:
         chosen = chosen | {"intercept": update != "sgd"}
+    if chosen["strategy"] is None:
+        local = update == "ftrl" and chosen["device"] == "cpu" and chosen["algorithm"] == "auto"
+        chosen = chosen | {"strategy": (LocalStepsStrategy if local else SparseStrategy).name}
     return chosen | {"update": update, "learning_rate": rate, "beta": beta}
 
 
@@ -194,6 +206,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         f"--solver {solver} needs a penalty: give a --l2 above 0, or leave it out": dual and not all(factor > 0 for factor in factors),
         "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
         f"--early-stopping watches {watch}, which is of --solver sgd: watch another figure": rounds and watch.startswith("progressive"),
+        "--strategy local is of --update ftrl: leave it out, or take that": kind is LocalStepsStrategy and chosen["update"] != "ftrl",
         "--algorithm is of the strategies sparse and overlapped: leave it out, or take one of them": chosen["algorithm"] != "auto"
         and not issubclass(kind, SparseStrategy),
         f"--density is of the strategies {', '.join(LOSSY)}: leave it out, or take one of them": chosen["density"] is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.labels import Label, classes_of, numbered_classes, of_mean_one, shown, two_classes, weighted_by_class
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.occurring import Occurring
 from sparseallreduce.linear.data.parts import Data, described
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import model_of_classes
@@ -34,6 +35,11 @@ class Samples:
     nonzeros: int  # of the training set, on all ranks
     seconds: float
     counted: float  # what the training samples count together
+
+    def numbered(self, features: Occurring) -> Samples:
+        """The same, with no other features than these."""
+        testing = None if self.testing is None else features.renumbered(self.testing)
+        return replace(self, training=features.renumbered(self.training), testing=testing)
 
     def described(self, data: Data, comm: Any) -> str:
         training = self.training

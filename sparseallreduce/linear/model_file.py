@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse
 
 from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.checked_file import Damaged, open_regular
@@ -41,7 +42,7 @@ from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.stream import index_dtype
 from sparseallreduce.version import __version__
 
-__all__ = ["FittedModel", "ModelFileError", "fitted", "load_model", "save_model", "scores_for"]
+__all__ = ["FittedModel", "ModelFileError", "dense_weights", "fitted", "load_model", "save_model", "scores_for"]
 
 Array = NDArray[Any]
 
@@ -49,6 +50,8 @@ _ARCHIVE = b"PK"  # how a file of type .npz begins
 _FORMAT = "sparseallreduce linear model 1"
 _SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
 _WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
+# Bytes of dense weights from which on weights of a file are sparse, if they are so many times what is stored of them.
+_LARGE, _MANY_ZEROS = 1 << 27, 8
 _WORDS = ("format", "library", "model", "loss")
 _NUMBERS = ("n_features", "parameter", "zero_based")
 _ARRAYS = ("weights", "indices", "values", "intercept", "classes")
@@ -73,7 +76,8 @@ class FittedModel:
     """
 
     model: str  # name of the LinearModel
-    weights: Array  # float32 or float64, (n_features,), or (classes, n_features) if there are more than two classes
+    weights: Any  # float32 or float64, (n_features,), or (classes, n_features) if there are more than two classes; or a SciPy sparse
+    # array of two dimensions, where dense weights would be larger than the samples that they are learned from
     intercept: Array | float = 0.0  # one number, or one a class
     classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; none if the score is the prediction
     library: str = __version__  # that trained it
@@ -114,9 +118,24 @@ class FittedModel:
         """
         if samples.shape[1] != self.n_features:
             raise ModelFileError(f"the model has {self.n_features} features, the samples have {samples.shape[1]}")
-        scores = np.asarray(samples @ self.weights.T)
+        scores = self._sparse_products(samples) if _is_sparse(self.weights) else np.asarray(samples @ self.weights.T)
         scores += self.intercept
         return scores.astype(self.weights.dtype, copy=False)
+
+    def _sparse_products(self, samples: Any) -> Array:
+        """The products of samples and sparse weights, at the cost of both their non-zeros."""
+        features, places = np.unique(self.weights.indices, return_inverse=True)
+        known: Array = csr_array((self.weights.data, places, self.weights.indptr), shape=(self.weights.shape[0], len(features))).toarray()
+        if _is_sparse(samples):
+            rows = csr_array(samples)
+            numbers = np.minimum(np.searchsorted(features, rows.indices), max(len(features) - 1, 0))
+            inside = features[numbers] == rows.indices if len(features) else np.zeros(rows.nnz, bool)
+            ends = np.append(0, np.cumsum(inside))[rows.indptr]
+            columns: Any = csr_array((rows.data[inside], numbers[inside], ends), shape=(rows.shape[0], len(features)))
+        else:
+            columns = np.asarray(samples)[:, features]
+        scores = np.asarray(columns @ known.T)
+        return scores if self.intercept.ndim else scores[:, 0]  # type: ignore[union-attr]
 
     def predict(self, samples: Any) -> Array:
         """The label of every sample, or the number that its score stands for if the model has no classes; shape (samples,)."""
@@ -198,9 +217,23 @@ def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
     intercept : ndarray, shape () or (K,)
     """
     weights, intercept = found.weights, np.asarray(found.intercept)
+    if _is_sparse(weights):
+        weights = dense_weights(found)
     if model.columns == 2 and weights.ndim == 1:
         return np.stack([-weights / 2, weights / 2], axis=1), np.stack([-intercept / 2, intercept / 2])
     return weights.T, intercept
+
+
+def dense_weights(model: FittedModel) -> Array:
+    """Return the weights of a model as an array of shape (n_features,) or (classes, n_features), whatever memory it takes."""
+    if not _is_sparse(model.weights):
+        return np.asarray(model.weights)
+    whole: Array = model.weights.toarray()
+    return whole if np.ndim(model.intercept) else whole[0]
+
+
+def _is_sparse(array: Any) -> bool:
+    return bool(issparse(array))
 
 
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
@@ -231,8 +264,13 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
         )
 
 
-def _packed(weights: Array) -> dict[str, Any]:
+def _packed(weights: Any) -> dict[str, Any]:
     """The arrays that stand for weights: themselves, or places and values of those that are not zero."""
+    if _is_sparse(weights):
+        scores, features = weights.shape
+        rows = np.repeat(np.arange(scores, dtype=np.uint64), np.diff(weights.indptr))
+        places = rows * np.uint64(features) + weights.indices.astype(np.uint64)
+        return {"indices": places.astype(index_dtype(scores * features)), "values": weights.data}
     flat = weights.reshape(-1)
     index = index_dtype(flat.size)
     if flat.nbytes - np.count_nonzero(flat) * (flat.itemsize + index.itemsize) < _WORTH:
@@ -241,8 +279,8 @@ def _packed(weights: Array) -> dict[str, Any]:
     return {"indices": indices.astype(index), "values": flat[indices]}
 
 
-def _unpacked(arrays: dict[str, Array]) -> Array:
-    """The weights that the arrays of a file stand for.
+def _unpacked(arrays: dict[str, Array]) -> Any:
+    """The weights that the arrays of a file stand for, sparse where they are many and nearly all are zero.
 
     Raises
     ------
@@ -256,6 +294,8 @@ def _unpacked(arrays: dict[str, Array]) -> Array:
     if indices.ndim != 1 or indices.dtype.kind != "u" or values.shape != indices.shape or values.dtype.kind != "f":
         raise ValueError(f"there are indices of {indices.dtype}, {indices.shape}, and values of {values.dtype}, {values.shape}")
     nbytes = math.prod(shape) * values.dtype.itemsize
+    if nbytes > _LARGE and nbytes > _MANY_ZEROS * (values.nbytes + indices.nbytes):
+        return _sparse(indices, values, shape)
     if features < 0 or (nbytes > _WORTH and nbytes > memory_left()):
         raise ValueError(f"there is no memory for the weights of {features:,} features, {nbytes:,} bytes")
     weights = np.zeros(shape, values.dtype)
@@ -263,6 +303,16 @@ def _unpacked(arrays: dict[str, Array]) -> Array:
         raise ValueError(f"the indices of weights do not increase up to {weights.size}")
     weights.reshape(-1)[indices] = values
     return weights
+
+
+def _sparse(indices: Array, values: Array, shape: tuple[int, ...]) -> Any:
+    """Weights of this shape as a sparse array, by their places among those of all scores."""
+    rows, features = math.prod(shape[:-1]), shape[-1]
+    if len(indices) and ((indices[1:] <= indices[:-1]).any() or int(indices[-1]) >= rows * features):
+        raise ValueError(f"the indices of weights do not increase up to {rows * features}")
+    bounds = np.searchsorted(indices, np.array([row * features for row in range(rows + 1)], np.uint64))
+    own = indices.astype(np.uint64) - np.repeat(np.arange(rows, dtype=np.uint64) * np.uint64(features), np.diff(bounds))
+    return csr_array((values, own.astype(np.int64), bounds), shape=(rows, features))
 
 
 def _optional(model: FittedModel) -> dict[str, Any]:
@@ -346,23 +396,26 @@ def _plain_labels(classes: Array) -> Array:
 def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
     """What is wrong with the shapes and values of a model, None if nothing is."""
     weights, intercept, classes = model.weights, np.asarray(model.intercept), model.classes
+    is_sparse = _is_sparse(weights)
+    numbers: Array = weights.data if is_sparse else weights
+    shape: tuple[int, ...] = weights.shape[1:] if is_sparse and not intercept.ndim else weights.shape
     if weights.dtype not in (np.float32, np.float64) or weights.ndim not in (1, 2):
         return f"weights are {weights.dtype} of {weights.ndim} dimensions, not float32 or float64 of one or two"
     if n_features not in (None, model.n_features):
         return f"there are weights of {model.n_features} features, not {n_features}"
     if classes.ndim != 1:
         return f"classes have {classes.ndim} dimensions, not one"
-    if weights.ndim == 2 and len(weights) != len(classes):
-        return f"there are weights of {len(weights)} scores and {len(classes)} classes"
-    if weights.ndim == 1 and len(classes) not in (0, 1, 2):
+    if len(shape) == 2 and shape[0] != len(classes):
+        return f"there are weights of {shape[0]} scores and {len(classes)} classes"
+    if len(shape) == 1 and len(classes) not in (0, 1, 2):
         return f"there is one score for {len(classes)} classes"
-    if intercept.shape != weights.shape[:-1]:
-        return f"the intercept has the shape {intercept.shape}, not {weights.shape[:-1]}"
+    if intercept.shape != shape[:-1]:
+        return f"the intercept has the shape {intercept.shape}, not {shape[:-1]}"
     if model.loss and model.model in LOSSES:
         try:
             model_of(model.model, model.loss, model.parameter)
         except ValueError as error:
             return str(error)
-    if not (np.isfinite(weights).all() and np.isfinite(intercept).all()):
+    if not (np.isfinite(numbers).all() and np.isfinite(intercept).all()):
         return "some weights are not finite numbers"
     return None

@@ -12,7 +12,7 @@ from strange import CLAIMS, archive, arrays_of, npy, put, zeros
 import sparseallreduce as sar
 from sparseallreduce.cli import main
 from sparseallreduce.errors import CheckpointError, DatasetError
-from sparseallreduce.linear import Checkpoints, Dataset, FittedModel, load, load_model, save_model
+from sparseallreduce.linear import Checkpoints, Dataset, FittedModel, load, load_model, model_file, save_model
 from sparseallreduce.linear.data.binary.writer import write_binary
 from sparseallreduce.linear.model_file import ModelFileError
 from sparseallreduce.linear.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -188,7 +188,7 @@ def test_a_file_of_holes_that_is_longer_than_memory_takes_none(tmp_path, kind):
         one.read()
 
 
-def test_weights_of_more_features_than_there_is_memory_are_refused(tmp_path):
+def test_weights_of_more_features_than_there_is_memory_are_refused_or_sparse(tmp_path, monkeypatch):
     path = tmp_path / "model.npz"
     weights = np.zeros(600_000, np.float32)
     weights[[3, 5]] = 1
@@ -197,8 +197,12 @@ def test_weights_of_more_features_than_there_is_memory_are_refused(tmp_path):
         arrays = dict(file)
     for features in (2**40, 2**45, 2**62):
         np.savez(path, **(arrays | {"n_features": features}))
-        with pytest.raises(ModelFileError, match="no memory for the weights"):
-            load_model(path)
+        weights = load_model(path).weights
+        assert weights.shape == (1, features) and weights.indices.tolist() == [3, 5] and weights.data.tolist() == [1, 1]
+        with monkeypatch.context() as patch:
+            patch.setattr(model_file, "_LARGE", 2**80)
+            with pytest.raises(ModelFileError, match="no memory for the weights"):
+                load_model(path)
 
 
 def test_models_that_were_compressed_by_others_are_read(tmp_path):

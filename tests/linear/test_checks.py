@@ -140,8 +140,9 @@ def test_one_rank_alone_holds_all_samples():
 
 def test_weights_to_start_from_are_of_the_models_size():
     for strategy in STRATEGIES:
+        descent = Descent(intercept=True, update="ftrl" if strategy == "local" else "sgd")
         with pytest.raises(StreamError, match=r"start from 5 weights, the intercept included, not from those of shape \(4,\)"):
-            STRATEGIES[strategy](GOOD, sar.SERIAL, Descent(intercept=True)).assign(np.zeros(4, np.float32))
+            STRATEGIES[strategy](GOOD, sar.SERIAL, descent).assign(np.zeros(4, np.float32))
 
 
 def parts(comm, rows=10):

@@ -162,7 +162,7 @@ def test_what_means_nothing_to_rounds_is_refused(parameters):
 
 def test_defaults_may_be_said_and_other_solvers_are_refused():
     X, y = problem()
-    said = {"l1": 0, "update": "auto", "average": 0, "strategy": "sparse", "density": None, "threads": 1, "warm_start": False}
+    said = {"l1": 0, "update": "auto", "average": 0, "strategy": None, "density": None, "threads": 1, "warm_start": False}
     LogisticRegression(solver="cocoa", **said).fit(X, y)
     with pytest.raises(ValueError, match="solver must be one of auto, dual, cocoa, newton, sgd, not 'lbfgs'"):
         LinearSVM(solver="lbfgs").fit(X, y)

@@ -51,6 +51,7 @@ class Dataset:
     zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
     names: tuple[str, ...] | None = None  # sorted, of the classes whose numbers labels are then, from 0; None if labels are what they are
     pages: Pages | None = field(default=None, repr=False, compare=False)  # of a mapped file that is larger than the memory
+    dimension: int = 0  # N of the samples as they were given, where features are numbers of those that occur; 0 where they are not
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "values", "labels", "weights"):

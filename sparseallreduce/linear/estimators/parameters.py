@@ -78,9 +78,9 @@ PARAMETERS = """
         of columns are so far apart that their units must differ, as of statistics and measurements, and leaves texts, pixels and zeros and
         ones as they are; calls of ``partial_fit`` go by the first one. Steps divide by the power of two at or next above the largest
         magnitude on any rank, other solvers by what is typical.
-    strategy : str
-        How the ranks' gradients are brought together: a name of :data:`sparseallreduce.linear.STRATEGIES`, without those that have
-        servers.
+    strategy : str, optional
+        How the ranks' steps come together: a name of :data:`sparseallreduce.linear.STRATEGIES`, without those that have servers. By
+        default "local" for ``fit`` on several ranks with the update "ftrl", each of which steps by itself; else "sparse".
     algorithm : str
         Of the sparse allreduce: any of :func:`sparseallreduce.algorithms`.
     density : float, optional
@@ -161,7 +161,7 @@ class Parameterised(BaseEstimator):
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         scale_features: bool | str = "auto",
-        strategy: str = "sparse",
+        strategy: str | None = None,
         algorithm: str = "auto",
         density: float | None = None,
         threads: int = 1,
@@ -245,7 +245,7 @@ class Parameterised(BaseEstimator):
         self._check_update()
         if self.learning_rate != "auto" and not (isinstance(self.learning_rate, int | float) and self.learning_rate > 0):
             raise ValueError(f"learning_rate must be 'auto' or a number above 0, not {self.learning_rate!r}")
-        if self.strategy not in REPLICATED:
+        if self.strategy is not None and self.strategy not in REPLICATED:
             raise ValueError(f"strategy must be one of {', '.join(REPLICATED)}, not {self.strategy!r}")
         if self.density is not None:
             if self.strategy not in LOSSY:

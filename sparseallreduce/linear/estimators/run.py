@@ -29,7 +29,7 @@ from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.estimators.samples import mean_of
 from sparseallreduce.linear.model_file import FittedModel, scores_for
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.strategies import LossyStrategy, SparseStrategy, Strategy
+from sparseallreduce.linear.strategies import LocalStepsStrategy, LossyStrategy, SparseStrategy, Strategy
 from sparseallreduce.linear.training.early_stopping import EarlyStopping
 from sparseallreduce.linear.training.schedules import SCHEDULES, LargeBatch, Onward, Plateau, Reactive, Schedule
 from sparseallreduce.linear.training.trainer import Epoch, Options, Trainer
@@ -215,8 +215,11 @@ class TrainedEstimator(Parameterised):
         chosen = self._choices()
         return described((chosen.update, chosen.schedule, self.learning_rate, self._factors.l2, chosen.momentum))
 
-    def _strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Strategy:
-        kind = REPLICATED[self.strategy]
+    def _strategy(self, model: LinearModel, dataset: Dataset, comm: Any, partial: bool = False) -> Strategy:
+        kind: type[Strategy] = SparseStrategy if self.strategy is None else REPLICATED[self.strategy]
+        local = comm.size > 1 and self._choices().update == "ftrl" and self.algorithm == "auto"
+        if self.strategy is None and local and not partial:
+            kind = LocalStepsStrategy
         options: dict[str, Any] = {"algorithm": self.algorithm} if issubclass(kind, SparseStrategy) else {}
         if issubclass(kind, LossyStrategy) and self.density is not None:
             options["density"] = self.density

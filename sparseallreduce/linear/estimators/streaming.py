@@ -163,7 +163,7 @@ class StreamingEstimator(TrainedEstimator):
 
     def _live_on_all(self, model: LinearModel, dataset: Dataset, comm: Any) -> Live | None:
         """The live weights, if all ranks have the same, and this call can go on on them; collective."""
-        live, kind = self._present(), REPLICATED[self.strategy]
+        live, kind = self._present(), REPLICATED[self.strategy or SparseStrategy.name]
         made = self._descent(model), dataset.features, dataset.values.dtype, self._scales_now()
         if live is not None and not (issubclass(kind, SparseStrategy) and live.fits(*made)):
             live = None
@@ -186,7 +186,8 @@ class StreamingEstimator(TrainedEstimator):
 
     def _goes_on_with(self, strategy: SparseStrategy, comm: Any) -> bool:
         """Whether a strategy is what this estimator would make."""
-        as_asked = strategy.name == self.strategy and strategy.algorithm == self.algorithm and strategy.threads.count == self._thread_count
+        name = self.strategy or SparseStrategy.name
+        as_asked = strategy.name == name and strategy.algorithm == self.algorithm and strategy.threads.count == self._thread_count
         return as_asked and strategy.comm is comm
 
     def _go_on(self, live: Live, model: LinearModel, dataset: Dataset, call: Call, comm: Any) -> list[Epoch]:
@@ -263,7 +264,7 @@ class StreamingEstimator(TrainedEstimator):
 
     def _exact_strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Any:
         """A strategy for calls that go on: each rank has weights of its own, which it can take back by itself."""
-        strategy = self._strategy(model, dataset, comm)
+        strategy = self._strategy(model, dataset, comm, partial=True)
         strategy.shares = False
         return strategy
 

@@ -28,6 +28,7 @@ __all__ = [
     "adaptive_descend_dense",
     "adaptive_descend_numbered",
     "adaptive_values",
+    "hold",
     "read_weight",
     "score_and_number",
 ]
@@ -48,7 +49,7 @@ _PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ra
 def adaptive_values(v: Array, norms: Array, beta: float, l1: float, l2: float, out: Array) -> None:
     """Write the weights, with penalties of these factors times the sum of all rates."""
     for index in range(out.size):
-        out[index] = read_weight(np.float64(v[index]), _hold(np.float64(norms[index]), beta), l1, l2)
+        out[index] = read_weight(np.float64(v[index]), hold(np.float64(norms[index]), beta), l1, l2)
 
 
 @kernel
@@ -62,16 +63,17 @@ def adaptive_descend(
     l1: float,
     l2: float,
     least: float,
+    times: Array,
     part: int,
     parts: int,
 ) -> bool:
     """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
 
-    ``least`` is what a weight's first gradient has to be above.
+    ``least`` is what a weight's first gradient has to be above. ``times`` is what the rate of each weight is multiplied by, or empty.
     The parts are dealt by small portions, as those of :func:`~sparseallreduce.linear.kernels.descend`.
     """
     finite, size = True, np.uint64(indices.size)
-    free, kept = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype)
+    free, kept, factors = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype), np.ones(_PORTION)
     for begin in range(np.uint64(part) * _PORTION, size, np.uint64(parts) * _PORTION):
         end = min(begin + _PORTION, size)
         fetched = size if parts == 1 else end
@@ -85,7 +87,10 @@ def adaptive_descend(
                 prefetch_to_write(norms, np.uint64(indices[entry + _FAR]))
             free[entry - begin] = v[np.uint64(indices[entry])]
             kept[entry - begin] = norms[np.uint64(indices[entry])]
-        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, beta, l1, l2, least)
+        if times.size > 0:
+            for entry in range(begin, end):
+                factors[entry - begin] = times[np.uint64(indices[entry])]
+        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, factors, beta, l1, l2, least)
         for entry in range(begin, end):
             v[np.uint64(indices[entry])] = free[entry - begin]
             norms[np.uint64(indices[entry])] = kept[entry - begin]
@@ -94,16 +99,19 @@ def adaptive_descend(
 
 @kernel
 def adaptive_descend_dense(
-    v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float
+    v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float, times: Array
 ) -> bool:
     """As :func:`adaptive_descend`, for all of these weights."""
     finite, size = True, np.uint64(v.size)
-    free, kept = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype)
+    free, kept, factors = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype), np.ones(_PORTION)
     for begin in range(_ZERO, size, _PORTION):
         end = min(begin + _PORTION, size)
         for index in range(begin, end):
             free[index - begin], kept[index - begin] = v[index], norms[index]
-        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, beta, l1, l2, least)
+        if times.size > 0:
+            for index in range(begin, end):
+                factors[index - begin] = times[index]
+        finite &= _steps(free, kept, _ZERO, gradient, begin, end - begin, rate, factors, beta, l1, l2, least)
         for index in range(begin, end):
             v[index], norms[index] = free[index - begin], kept[index - begin]
     return finite
@@ -171,6 +179,7 @@ def adaptive_descend_numbered(
     rate: float,
     beta: float,
     noise: float,
+    times: Array,
 ) -> Any:
     """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
 
@@ -182,6 +191,8 @@ def adaptive_descend_numbered(
         The norms, as floats.
     noise : float
         What of the largest entry of the sum a weight's first gradient has to be above.
+    times : ndarray
+        What the rate of each weight is multiplied by, or empty.
 
     Returns
     -------
@@ -205,10 +216,13 @@ def adaptive_descend_numbered(
         highest = max(highest, as_bits(abs(sums[number])))
         entries += sums[number] != 0
     largest = np.float64(as_float(highest))
-    least = noise * largest if largest < np.inf else 0.0
+    least, factors = noise * largest if largest < np.inf else 0.0, np.ones(_PORTION)
     for first in range(_ZERO, features, _PORTION):
         end = min(first + _PORTION, features)
-        finite &= _steps(free, kept, first, sums, first, end - first, rate, beta, 0.0, 0.0, least)
+        if times.size > 0:
+            for number in range(first, end):
+                factors[number - first] = times[np.uint64(places[number])]
+        finite &= _steps(free, kept, first, sums, first, end - first, rate, factors, beta, 0.0, 0.0, least)
         for number in range(first, end):
             v[np.uint64(places[number])] = free[number]
             norms[np.uint64(places[number])] = kept[number]
@@ -256,6 +270,7 @@ def _steps(
     begin: int,
     count: int,
     rate: float,
+    factors: Array,
     beta: float,
     l1: float,
     l2: float,
@@ -263,19 +278,20 @@ def _steps(
 ) -> bool:
     """Change ``count`` weights and their norms, from ``first`` on, by the slopes from ``begin`` on; returns whether all are finite.
 
-    A slope of zero changes nothing, so that a dense gradient does what its non-zeros do.
+    ``factors`` are those of their rates, from the first on. A slope of zero changes nothing, so that a dense gradient does what its
+    non-zeros do.
     """
     if l1 != 0.0 or l2 != 0.0:
         finite = True
         for place in range(count):
-            finite &= _step(v, norms, first + place, np.float64(slopes[begin + place]), rate, beta, l1, l2, least)
+            finite &= _step(v, norms, first + place, np.float64(slopes[begin + place]), rate * factors[place], beta, l1, l2, least)
         return finite
     faults = 0
     for place in range(count):  # without a branch, so that it is vectorised
         slope, before, weight = np.float64(slopes[begin + place]), np.float64(norms[first + place]), np.float64(v[first + place])
         after = _norm(before, slope)
         # Plain division of IEEE 754: zero by zero is of a weight that does not move, and raises nothing.
-        moved = weight + np.divide(0.0 - rate * slope, after + beta)
+        moved = weight + np.divide(0.0 - rate * factors[place] * slope, after + beta)
         moves = (slope != 0.0) & ((before != 0.0) | (abs(slope) > least) | np.isnan(slope))
         v[first + place] = moved if moves else weight
         norms[first + place] = after if moves else before
@@ -293,7 +309,7 @@ def _step(
     free, before = np.float64(v[index]), np.float64(norms[index])
     if before == 0.0 and abs(slope) <= least:
         return True
-    after, held = _norm(before, slope), _hold(before, beta)
+    after, held = _norm(before, slope), hold(before, beta)
     weight = read_weight(free, held, l1, l2)
     v[index] = weight + (held * (free - weight) - rate * slope) / (after + beta)
     norms[index] = after
@@ -307,7 +323,7 @@ def _norm(before: float, slope: float) -> float:
 
 
 @inlined
-def _hold(norm: float, beta: float) -> float:
+def hold(norm: float, beta: float) -> float:
     """What steps and penalties are divided by; 0 where there has been no step."""
     return norm + beta if norm > 0.0 else norm
 

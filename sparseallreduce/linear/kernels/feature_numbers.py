@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
-__all__ = ["common", "count_and_renumber", "mark", "marked", "order_by_count", "renumber"]
+__all__ = [
+    "common",
+    "count_and_renumber",
+    "drop",
+    "mark",
+    "marked",
+    "number_marked",
+    "number_sorted",
+    "order_by_count",
+    "renumber",
+]
 
 Array = NDArray[Any]
 
@@ -107,3 +117,49 @@ def renumber(numbers: Array, places: Array) -> None:
     """Replace every number by its place."""
     for entry in range(numbers.size):
         numbers[entry] = places[np.uint64(numbers[entry])]
+
+
+@kernel
+def number_marked(indices: Array, begin: int, end: int, words: Array, before: Array, missing: int, out: Array) -> int:
+    """Write the number of every index among the marked ones, or ``missing`` where it is not marked; returns how many are not."""
+    count = _ZERO
+    for entry in range(begin, end):
+        index = np.uint64(indices[entry])
+        word, bit = index >> _SIX, _ONE << (index & _LOW_SIX)
+        known = (words[word] & bit) != _ZERO
+        number = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
+        out[entry - begin] = number if known else np.uint64(missing)
+        count += np.uint64(not known)
+    return int(count)
+
+
+@kernel
+def number_sorted(indices: Array, begin: int, end: int, features: Array, out: Array) -> int:
+    """As :func:`number_marked`, by searching the increasing ``features``; what is not among these gets their number."""
+    count, missing = _ZERO, np.uint64(features.size)
+    for entry in range(begin, end):
+        index, low, high = np.uint64(indices[entry]), _ZERO, missing
+        while low < high:
+            middle = (low + high) >> _ONE
+            if np.uint64(features[middle]) < index:
+                low = middle + _ONE
+            else:
+                high = middle
+        known = low < missing and np.uint64(features[low]) == index
+        out[entry - begin] = low if known else missing
+        count += np.uint64(not known)
+    return int(count)
+
+
+@kernel
+def drop(indptr: Array, indices: Array, values: Array, missing: int) -> None:
+    """Leave out the entries of a feature, in place."""
+    count, begin = 0, indptr[0]
+    for row in range(indptr.size - 1):
+        end = indptr[row + 1]
+        for entry in range(begin, end):
+            if np.uint64(indices[entry]) != np.uint64(missing):
+                indices[count], values[count] = indices[entry], values[entry]
+                count += 1
+        begin = end
+        indptr[row + 1] = count

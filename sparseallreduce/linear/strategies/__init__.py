@@ -2,6 +2,7 @@
 
 from sparseallreduce.linear.strategies.base import Strategy
 from sparseallreduce.linear.strategies.dense import DenseStrategy
+from sparseallreduce.linear.strategies.local_steps import LocalStepsStrategy
 from sparseallreduce.linear.strategies.lossy import (
     AutoStrategy,
     GaussianKStrategy,
@@ -30,6 +31,7 @@ __all__ = [
     "GTopkStrategy",
     "GaussianKStrategy",
     "HiTopKStrategy",
+    "LocalStepsStrategy",
     "LossyStrategy",
     "OkTopkStrategy",
     "OverlappedStrategy",
@@ -48,6 +50,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         DenseStrategy,
         SparseStrategy,
         OverlappedStrategy,
+        LocalStepsStrategy,
         SynchronousParameterServer,
         AsynchronousParameterServer,
         OkTopkStrategy,

@@ -213,6 +213,14 @@ class Strategy(ABC):
         rows = np.arange(min(1, self.dataset.rows))
         agreed(self.comm, lambda: self.gradient(rows, self.xp.ones(self._shape(len(rows)), self.dataset.values.dtype)))
 
+    @property
+    def apart(self) -> bool:
+        """Whether ranks have taken steps by themselves since they last met, and agree on nothing before they meet again."""
+        return False
+
+    def begin_pass(self, position: int, steps: int) -> None:  # noqa: B027  # not abstract: most do the same in every step
+        """Be told that the steps from ``position`` on come next, of so many in the pass."""
+
     def scores(self, rows: Array) -> Array:
         """``w.x`` plus the intercept of this rank's rows, float64 of shape (len(rows),), or (len(rows), K) where weights have columns.
 
@@ -276,6 +284,9 @@ class Strategy(ABC):
     def drain(self) -> None:
         """Wait until all updates are applied, and make ``weights`` the same on every rank. Collective, servers included."""
         self.weights.wait_for_peers()
+
+    def finish(self) -> None:  # noqa: B027  # not abstract: most have it so after every step
+        """After ``drain``, when training is over: make all that ``weights`` hold the same on every rank. Collective."""
 
     def serve(self, asked_to_stop: Callable[[], str | None] = lambda: None) -> None:
         """On a rank that ``serves``: answer the workers until they drain; the trainer then calls ``drain`` here too.

@@ -90,10 +90,15 @@ class SparseStrategy(Strategy):
         allreduce(nothing.to_device(self.xp) if self.on_gpu else nothing, self.comm, algorithm=self.algorithm)
         warm_up(self.comm, size, dtype)
 
+    @property
+    def alone(self) -> bool:
+        """Whether a step of this rank changes the weights by its own gradient alone, before the next."""
+        return type(self) is SparseStrategy and self.comm.size == 1
+
     @cached_property
     def _own_weights(self) -> AdaptiveWeights | None:
         """Weights that rows of this rank change without a stream between: there is none to send, and nobody to share the work with."""
-        alone = type(self) is SparseStrategy and self.comm.size == 1 and self.threads.count == 1
+        alone = self.alone and self.threads.count == 1
         penalised = self.descent.l1 or self.descent.l2  # of which rows read the same weights too often
         plain = not penalised and self.columns is None and not self.descent.second_order and self.dataset.nnz <= MOST_ENTRIES
         return self.weights if alone and plain and isinstance(self.weights, AdaptiveWeights) else None
@@ -124,8 +129,8 @@ class SparseStrategy(Strategy):
         return gradient
 
     def update(self, gradient: SparseStream, rate: float) -> None:
-        # On one rank the sum is the gradient, which is valid until the weights have changed.
-        total = gradient if self.comm.size == 1 else allreduce(gradient, self.comm, algorithm=self.algorithm)
+        # Where a rank steps alone the sum is the gradient, which is valid until the weights have changed.
+        total = gradient if self.alone or self.comm.size == 1 else allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")
         self._note(gradient, total)
         self._descend(total, rate)

@@ -271,6 +271,7 @@ class Trainer(Resumable):
             if stop and self._saved != self.step:
                 self._save(drained=True)
             yield epoch
+        self.strategy.finish()
         if self._evaluation.best is not None:
             self.strategy.return_to(self._evaluation.best.weights)
 
@@ -311,6 +312,7 @@ class Trainer(Resumable):
         consensus = Consensus(self.strategy.workers_comm, before=self.strategy.settle)
         failure: BaseException | None = None
         starts, order = self._dealt()
+        self.strategy.begin_pass(self._position, self.steps)
         pages = self.dataset.pages
         for start, end in pairwise(starts[self._position :]):
             if pages is not None:
@@ -318,6 +320,8 @@ class Trainer(Resumable):
             self._take_step(order[start:end])
             if on_step is not None and failure is None:
                 failure = self._called_back(on_step)
+            if self.strategy.apart:
+                continue
             if self.strategy.in_step:
                 told: list[str | _Failure] = consensus.after_step(self._wish() if failure is None else self._failure(failure))
                 wishes = self._shared(told, failure) if told else []
@@ -413,18 +417,21 @@ class Trainer(Resumable):
         strategy.given_densities, strategy.summed_densities = [], []
         seconds = {phase: _mean([seconds.get(phase, 0.0) for seconds, *_ in ranks]) for phase in PHASES}
         seconds["total"] = sum(seconds.values())
+        dimension = (self.dataset.dimension or self.dataset.features) + strategy.descent.intercept
+        share = strategy.size / dimension if dimension else 1.0
+        given, summed = ([[share * density for density in of_rank] for of_rank in each] for each in list(zip(*ranks, strict=True))[2:])
         return Epoch(
             epoch=len(self.history) + 1,
             **figures,
             learning_rate=self.schedule((len(self.history) + 1) * self.steps - 1),
             seconds=seconds,
-            bytes_sent=sum(sent for _, sent, _, _ in ranks),
+            bytes_sent=sum(sent for _, sent, *_ in ranks),
             steps=self.steps,
-            gradient_density=_mean([density for _, _, given, _ in ranks for density in given]),
-            total_density=_mean([density for _, _, _, summed in ranks for density in summed]),
+            gradient_density=_mean([density for of_rank in given for density in of_rank]),
+            total_density=_mean([density for of_rank in summed for density in of_rank]),
             measures=strategy.measures(),
-            gradient_densities=ranks[0][2] if self.options.densities else None,
-            total_densities=ranks[0][3] if self.options.densities else None,
+            gradient_densities=given[0] if self.options.densities else None,
+            total_densities=summed[0] if self.options.densities else None,
         )
 
     def _conclude(self, epoch: Epoch) -> None:

@@ -65,6 +65,8 @@ class AdaptiveWeights(Weights):
 
     _NUMBERS = (*Weights._NUMBERS, "_rates", "_intercept_norm")
     _numbered: Numbered | None = None  # of weights without columns
+    _times: Array = np.empty(0)  # what the rate of each weight is multiplied by, if there are any
+    _intercept_times = 1.0
     _most_counted = True  # whether most rows of the last step had a coefficient that was not zero
 
     def __init__(self, size: int, descent: Descent | None = None, dtype: DTypeLike = np.float32, threads: Threads | None = None) -> None:
@@ -89,6 +91,10 @@ class AdaptiveWeights(Weights):
     @_norms.setter
     def _norms(self, norms: Array) -> None:
         self._kept_norms, self._numbered = norms, None
+
+    def hasten(self, times: Array, intercept: float) -> None:
+        """From now on multiply the rates of all weights by these factors, one a weight; or by one, if there are none."""
+        self._times, self._intercept_times = times, intercept
 
     @property
     def _penalties(self) -> tuple[float, float]:
@@ -162,7 +168,7 @@ class AdaptiveWeights(Weights):
         if self._numbered.rows is not rows:
             counting_rows, factors = (rows, coefficients) if counted == len(rows) else (rows[counting], coefficients[counting])
             self._numbered.scores(dataset, counting_rows)
-        entries, finite, self._largest = self._numbered.descend(dataset, factors, rate, self.descent.beta, self._noise)
+        entries, finite, self._largest = self._numbered.descend(dataset, factors, rate, self.descent.beta, self._noise, self._times)
         self._rates += rate
         if self.descent.intercept and len(rows):
             slope = float(coefficients.dtype.type(coefficients.sum(dtype=np.float64)))
@@ -237,8 +243,9 @@ class AdaptiveWeights(Weights):
         def subtract(part: int) -> bool:
             if indices is None:
                 mine = slice(cuts[part], cuts[part + 1])
-                return bool(adaptive_kernels.adaptive_descend_dense(self.unscaled[mine], self._norms[mine], values[mine], *step))
-            given = self.unscaled, self._norms, indices, values, *step
+                each = self.unscaled[mine], self._norms[mine], values[mine]
+                return bool(adaptive_kernels.adaptive_descend_dense(*each, *step, self._times[mine]))
+            given = self.unscaled, self._norms, indices, values, *step, self._times
             return bool(adaptive_kernels.adaptive_descend(*given, self._first + part, self._parts))
 
         finite = all(self._threads.each(subtract))
@@ -247,7 +254,7 @@ class AdaptiveWeights(Weights):
 
     def _subtract_intercept(self, slope: Intercept, rate: float) -> None:
         value = self.descent.intercept_value
-        slope, rate = value * slope, rate * value
+        slope, rate = value * slope, rate * value * self._intercept_times
         if isinstance(slope, np.ndarray):
             least = self._least(max(self._largest, float(np.abs(slope).max())))
             slope = np.where((np.abs(slope) <= least) & (self._intercept_norm == 0), 0.0, slope)

@@ -51,11 +51,13 @@ class Numbered:
         self.rows = rows
         return scores
 
-    def descend(self, dataset: Dataset, coefficients: Array, rate: float, beta: float, noise: float) -> tuple[int, bool, float]:
+    def descend(
+        self, dataset: Dataset, coefficients: Array, rate: float, beta: float, noise: float, times: Array
+    ) -> tuple[int, bool, float]:
         """A step by the sum of the rows, each times a coefficient: the entries that are not zero, whether all is finite, the largest."""
         given = dataset.indptr, dataset.values, self.rows, coefficients, self._v, self._norms
         numbered = self._places, self._free, self._held, self._numbers, self._count
-        entries, finite, largest = adaptive_kernels.adaptive_descend_numbered(*given, *numbered, rate, beta, noise)
+        entries, finite, largest = adaptive_kernels.adaptive_descend_numbered(*given, *numbered, rate, beta, noise, times)
         self.rows = None
         return int(entries), bool(finite), float(largest)
 
@@ -70,7 +72,7 @@ class Numbered:
     def warm_up(self, dataset: Dataset) -> None:
         """Compile what such samples need."""
         self.scores(dataset, np.empty(0, np.int64))
-        self.descend(dataset, np.empty(0, self._v.dtype), 0.0, 0.0, 0.0)
+        self.descend(dataset, np.empty(0, self._v.dtype), 0.0, 0.0, 0.0, np.empty(0))
 
     def _room(self, dataset: Dataset, rows: Array) -> tuple[Array, ...]:
         """Room for the numbers of these rows."""

@@ -1,0 +1,112 @@
+"""What a rank's own steps change of adaptive weights, as far as other ranks change them too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.kernels import local_changes as kernels
+from sparseallreduce.linear.weights.adaptive import AdaptiveWeights
+from sparseallreduce.linear.weights.plain import flat_indices
+
+__all__ = ["LocalChanges"]
+
+Array = NDArray[Any]
+
+
+class LocalChanges:
+    """The changes of some features' weights and norms, and of the intercept, since all ranks had the same.
+
+    A step of adaptive weights adds ``rate`` times the gradient to h times v, where v is the weight (without penalties) and h, ``beta``
+    and the norm of its gradients, is how strongly the steps so far hold it. So ranks sum what their steps have added to h times v, and
+    the squares of their gradients, and v follows from both sums, as if one rank had taken all steps.
+
+    Each rank takes its steps as if all that have a feature changed it as this one does: at their number times the rate. What they have
+    added to h times v then counts as their mean. So a rare feature goes as far as the steps of all ranks together, and one that each rank
+    by itself brings to where its loss is least goes there once, not once a rank. That is CoCoA+'s way of adding (Ma et al., 2015), with a
+    factor for every coordinate, as of block-separable overapproximation (Fercoq and Richtarik, 2015).
+
+    Parameters
+    ----------
+    weights : AdaptiveWeights
+    features : ndarray
+        Those that several ranks have, increasing; the same on all ranks.
+    own : ndarray
+        The numbers of those among them that this rank has.
+    holders : ndarray
+        Of each feature, how many ranks have it.
+    ranks : int
+        Those that have samples, and so change the intercept.
+    """
+
+    def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int) -> None:
+        self._weights = weights
+        width, columns = weights.descent.width, weights.columns
+        self._intercepts = width if weights.descent.intercept else 0
+        flat = len(features) * width
+        self.size = flat + self._intercepts
+        self._places = features if columns is None else flat_indices(features, width, weights.size)
+        self._own = own if columns is None else flat_indices(own, width, len(features))
+        self._holders, self._ranks = np.repeat(holders, width), ranks
+        self.slots = np.concatenate((self._own, np.arange(flat, self.size).astype(self._own.dtype)))
+        dtype = weights.unscaled.dtype
+        self._free, self._kept = np.empty(flat, dtype), np.empty(flat, dtype)
+        self._moves = np.empty((len(self.slots), 2), dtype)
+        times = np.ones(len(weights.unscaled), np.min_scalar_type(ranks))
+        times[self._places] = self._holders
+        weights.hasten(times, float(ranks))
+        self.begin()
+
+    def begin(self) -> None:
+        """Note the weights, which are the same on all ranks."""
+        weights = self._weights
+        kernels.keep(weights.unscaled, weights._norms, self._places, self._free, self._kept)
+        self._note()
+
+    def _note(self) -> None:
+        weights = self._weights
+        self._penalties = weights._penalties
+        self._before = np.reshape(weights.intercept, -1).copy(), np.reshape(weights._intercept_norm, -1).copy()
+
+    def largest(self) -> float:
+        """The largest norm."""
+        norms = float(kernels.largest(self._weights._norms, self._places))
+        return max(norms, float(np.max(self._weights._intercept_norm))) if norms < math.inf else norms
+
+    def moves(self, unit: float) -> Array:
+        """What is to be summed over all ranks, in units of this power of two; of shape (len(slots), 2), valid until the next call."""
+        weights, own = self._weights, len(self._own)
+        given = weights.unscaled, weights._norms, self._places, self._own, self._free, self._kept, weights.descent.beta
+        kernels.moves(*given, *self._penalties, unit, self._moves[:own])
+        if self._intercepts:
+            before, had = self._before
+            now, norm = np.reshape(weights.intercept, -1), np.reshape(weights._intercept_norm, -1)
+            self._moves[own:, 0] = (norm + weights.descent.beta) * (now - before) / unit
+            self._moves[own:, 1] = (norm - had) / unit * ((norm + had) / unit)
+        return self._moves
+
+    def take(self, total: Array, unit: float) -> bool:
+        """Have the weights be those before, changed by the sums over all ranks; returns whether they are finite.
+
+        Parameters
+        ----------
+        total : ndarray, shape (size, 2)
+        unit : float
+        """
+        weights, beta = self._weights, self._weights.descent.beta
+        weights.note(self._places)
+        given = weights.unscaled, weights._norms, self._places, total, self._free, self._kept
+        finite = bool(kernels.combine(*given, self._holders, beta, *self._penalties, unit))
+        if self._intercepts:
+            before, had = self._before
+            move, square = total[len(total) - self._intercepts :].astype(np.float64).T
+            norm = unit * np.sqrt((had / unit) ** 2 + square)
+            step = np.divide(move * unit / self._ranks, norm + beta, out=np.zeros_like(norm), where=norm > 0)
+            weights.intercept = weights._intercept_of(before + step)
+            weights._intercept_norm = weights._intercept_of(norm)
+            finite &= bool(np.isfinite(before + step).all() and np.isfinite(norm).all())
+        self._note()
+        return finite
