@@ -420,6 +420,12 @@ def all_rooms() -> Iterator[Room]:
         "of numbers": {"estimator": "LinearRegression"},
         "in rounds": {"estimator": "LinearSVM", "solver": "cocoa", "max_iter": 5},
         "in rounds, of three classes, early": {"estimator": "LinearSVM", "solver": "cocoa", "classes": 3, "early_stopping": True},
+        "in dual rounds, free intercept": {"estimator": "LinearSVM", "solver": "dual", "max_iter": 5},
+        "in dual rounds, softmax": {"estimator": "LogisticRegression", "solver": "dual", "classes": 3, "max_iter": 5},
+        "by Newton's method": {"estimator": "LogisticRegression", "solver": "newton", "max_iter": 5},
+        "by Newton's method, softmax": {"estimator": "LogisticRegression", "solver": "newton", "classes": 3, "max_iter": 5},
+        "by Newton's method, of many features": {"estimator": "LinearSVM", "solver": "newton", "features": 300_000, "max_iter": 5},
+        "by local steps": {"estimator": "LogisticRegression", "update": "ftrl"},
         "by AROW": {"estimator": "LinearSVM", "update": "arow"},
         "of many features": {"estimator": "LinearSVM", "features": 300_000, "update": "sgd"},
     }
@@ -431,7 +437,7 @@ def all_rooms() -> Iterator[Room]:
         yield Room(f"score {estimator}", partial(_score, estimator=estimator))
         yield Room(f"partial_fit {estimator}", partial(_partial_fit, estimator=estimator))
     yield Room("partial_fit of averages", partial(_partial_fit, estimator="LinearSVM", average=True, update="sgd"))
-    for strategy in ("sparse", "dense", "overlapped", "oktopk"):
+    for strategy in ("sparse", "local", "dense", "overlapped", "oktopk"):
         yield Room(f"train {strategy}", partial(_train, strategy=strategy))
     yield Room("train many features", partial(_train, strategy="sparse", features=300_000))
     for strategy in ("ps-sync", "ps-async"):

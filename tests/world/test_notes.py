@@ -96,6 +96,61 @@ def test_a_rank_that_is_dense_says_so(world, streams):
     assert all(rank.known == [expected] for rank in world.ranks)
 
 
+def skewed_stream_of(rank):
+    """Half of the entries are in the first 3 % of the positions."""
+    rng = np.random.default_rng(rank + 1)
+    places = (rng.choice(SIZE // 32, ENTRIES // 4, replace=False), rng.choice(SIZE, ENTRIES // 4, replace=False))
+    indices = np.unique(np.concatenate(places))
+    return sar.SparseStream(indices, np.full(len(indices), rank + 1.0, np.float32), SIZE)
+
+
+@pytest.mark.parametrize("algorithm", ["ssar_split_allgather", "ssar_ring", "dsar_split_allgather", "dsar_early_switch"])
+def test_skewed_sets_are_cut_where_their_entries_lie(world, algorithm):
+    """Early switching has two groups of eight ranks and one in excess: each rank sends several parts in a message."""
+    given = [skewed_stream_of(rank) for rank in range(RANKS)]
+
+    found = world.run(lambda rank: rank.sar.allreduce(given[rank.number], rank.comm, algorithm=algorithm), RandomOrder(3, 0.05))
+
+    check(found, given)
+    spread = world.ranks[0].known[0].spread
+    parts = spread.parts(0, SIZE, 16, 32, 8)
+    assert max(np.diff(parts.bounds)) > 3 * min(np.diff(parts.bounds))
+    assert len({result.to_dense().tobytes() for result in found}) == 1
+
+
+@pytest.mark.parametrize("where", ["_add", "halve_streams", "places_of"])
+def test_an_error_amid_an_exchange_of_several_parts_is_everyones(world, monkeypatch, where):
+    """On the rank that comes there first: the algorithms' code is the same for all."""
+    given, struck = [skewed_stream_of(rank) for rank in range(RANKS)], []
+    module = world.ranks[0].library.load("sparseallreduce.algorithms.dsar_early_switch")
+    original = getattr(module, where)
+
+    def fails(*args):
+        if not struck:
+            struck.append(where)
+            raise MemoryError("no room for a part")
+        return original(*args)
+
+    monkeypatch.setattr(module, where, fails)
+
+    def program(rank):
+        outcomes = []
+        for _ in range(3):
+            try:
+                outcomes.append(rank.sar.allreduce(given[rank.number], rank.comm, algorithm="dsar_early_switch"))
+            except sar.SparseAllreduceError as error:
+                outcomes.append(str(error))
+        return outcomes
+
+    found = world.run(program)
+    assert struck
+    (told,) = {outcomes[0] for outcomes in found}
+    assert "gave up: no room for a part" in told
+    for number in (1, 2):
+        check([outcomes[number] for outcomes in found], given)
+    assert world.network.left() == 0
+
+
 @pytest.mark.parametrize("where", ["note", "learn"])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "waited"])
 def test_an_error_while_they_tell_each_other_is_everyones(world, streams, where, blocking):
