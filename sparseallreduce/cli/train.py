@@ -320,7 +320,7 @@ def _with_solver(
 
 
 def _penalty(chosen: dict[str, Any]) -> str:
-    """What the penalty is, in words."""
+    """Return the penalty as the line that announces the solver shows it, such as "C 1" or "no penalty"."""
     said = [f"{name} {chosen[name]}" for name in ("l2", "l1") if chosen[name]]
     if said:
         return ", ".join(said)

@@ -109,7 +109,7 @@ def penalties(chosen: dict[str, Any]) -> tuple[float | None, ...]:
 
 
 def asks_for_steps(chosen: dict[str, Any], given: set[str]) -> bool:
-    """Whether one of the options that are given is of steps, or of something that steps alone can do."""
+    """Return True if any option on the command line needs steps along gradients, and so rules out the other solvers."""
     watch = chosen["early_stopping"] or ""
     return watch.startswith("progressive") or chosen["device"] != "cpu" or "epochs" in given or any(name in given for name in _OF_SGD)
 

@@ -83,7 +83,7 @@ class Penalty(NamedTuple):
 
     @property
     def by_factors(self) -> bool:
-        """Whether the factors are given."""
+        """True if ``l2`` or ``l1`` is given, in place of ``C``."""
         return self.l2 is not None or self.l1 > 0
 
     def factors(self, counted: float | None) -> Factors:
@@ -111,7 +111,7 @@ class Penalty(NamedTuple):
 
 
 def in_rounds(solver: str) -> bool:
-    """Whether a solver, not "auto", makes rounds over samples in memory, and not steps."""
+    """Return True if a solver (not "auto") trains in rounds over samples in memory, and False if it takes steps."""
     return solver in (DUAL, COCOA, NEWTON)
 
 

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from sparseallreduce.linear.data.dataset import Dataset
     from sparseallreduce.linear.models import LinearModel
 
-__all__ = ["check_alike", "check_labels", "check_parts", "check_rows", "checksum", "described", "own_samples", "own_test_samples"]
+__all__ = [
+    "check_alike",
+    "check_labels",
+    "check_parts",
+    "check_rows",
+    "checked_samples",
+    "checksum",
+    "described",
+    "own_samples",
+    "own_test_samples",
+]
 
 Array = NDArray[Any]
 
@@ -104,6 +114,21 @@ def check_squares(dataset: Dataset, what: str, numbers: Array, total: float) -> 
         remedy = f"divide all {what}s by a number, so that their squares are finite"
         where = f"{dataset.source}: the {what} {largest_of(numbers):g}"
         raise DatasetError(f"{where} is too large to train on as {dataset.values.dtype}: {remedy}")
+
+
+def checked_samples(dataset: Dataset, comm: Any, model: LinearModel, use: str, settings: Mapping[str, Any]) -> Dataset:
+    """Return this rank's samples for training a model, as :func:`own_samples`, with labels and settings checked; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError, MismatchError
+        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+    """
+    own = own_samples(dataset, comm, comm.size, use)
+    agreed(comm, lambda: check_labels(own, model))
+    check_alike(comm, settings)
+    check_parts(own, comm, comm.size)
+    return own
 
 
 def own_samples(dataset: Dataset, comm: Any, holders: int, use: str = "") -> Dataset:

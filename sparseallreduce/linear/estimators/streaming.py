@@ -181,7 +181,7 @@ class StreamingEstimator(TrainedEstimator):
         return live
 
     def _scales_now(self) -> bool:
-        """Whether a call that goes on scales features."""
+        """Return True if a call that continues earlier training scales the features."""
         return bool(self._is_scaled if is_auto(self.scale_features) else self.scale_features)
 
     def _goes_on_with(self, strategy: SparseStrategy, comm: Any) -> bool:

@@ -73,6 +73,17 @@ def framed(value: float, frame: Array, place: Any) -> float:
 
 
 @inlined
+def value_at(values: Array, frame: Array, entry: Any, place: Any) -> float:
+    """Return what an entry is taken for; values of none stand for ones."""
+    value = 1.0
+    if values.size:
+        value = np.float64(values[entry])
+        if frame.size:
+            value = framed(value, frame, place)
+    return float(value)
+
+
+@inlined
 def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
     """The inner product of a row with the weights; values of none stand for ones."""
     entry = begin

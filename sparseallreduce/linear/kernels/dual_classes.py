@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.dual import fetch_row, framed, shuffle
+from sparseallreduce.linear.kernels.dual import fetch_row, shuffle, value_at
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["ascend_classes", "certify_classes", "entropies"]
@@ -34,11 +34,7 @@ def _add_scores(indices: Array, values: Array, frame: Array, begin: Any, end: An
     entry = begin
     while entry < end:
         place = np.uint64(indices[entry])
-        value = 1.0
-        if values.size:
-            value = np.float64(values[entry])
-            if frame.size:
-                value = framed(value, frame, place)
+        value = value_at(values, frame, entry, place)
         first = np.int64(place) * classes
         for c in range(classes):
             scores[c] += value * weights[first + c]
@@ -50,11 +46,7 @@ def _add_changes(indices: Array, values: Array, frame: Array, begin: Any, end: A
     entry = begin
     while entry < end:
         place = np.uint64(indices[entry])
-        value = 1.0
-        if values.size:
-            value = np.float64(values[entry])
-            if frame.size:
-                value = framed(value, frame, place)
+        value = value_at(values, frame, entry, place)
         first = np.int64(place) * classes
         for c in range(classes):
             weights[first + c] += value * changes[c]
@@ -136,7 +128,7 @@ def ascend_classes(
     count: int,
     state: Array,
 ) -> float:
-    """One pass over the first ``count`` of the ``active`` rows, in a random order; returns the sum of their gaps when they were visited.
+    """Visit the first ``count`` of the ``active`` rows once, in a random order; return the sum of their gaps before each visit.
 
     Parameters
     ----------

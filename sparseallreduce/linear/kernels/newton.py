@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.compilation import kernel
+from sparseallreduce.linear.kernels.dual import value_at
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["add_class_curvature", "add_class_slopes", "add_curvature", "add_slopes", "class_products", "fill_rows", "products"]
 
@@ -20,9 +21,8 @@ def products(indptr: Array, indices: Array, values: Array, frame: Array, weights
     for row in range(out.size):
         score = weights[intercept] if intercept >= 0 else 0.0
         for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            place = np.uint64(indices[entry])
+            value = value_at(values, frame, entry, place)
             score += weights[place] * value
         out[row] = score
 
@@ -36,9 +36,8 @@ def add_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slope
             if intercept >= 0:
                 out[intercept] += slope
             for entry in range(indptr[row], indptr[row + 1]):
-                place, value = np.int64(indices[entry]), np.float64(values[entry])
-                if frame.size:
-                    value = (value - frame[2 * place]) * frame[2 * place + 1]
+                place = np.uint64(indices[entry])
+                value = value_at(values, frame, entry, place)
                 out[place] += slope * value
 
 
@@ -56,9 +55,8 @@ def add_curvature(indptr: Array, indices: Array, values: Array, frame: Array, cu
             continue
         count = 0
         for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            place = np.uint64(indices[entry])
+            value = value_at(values, frame, entry, place)
             places[count], row_values[count] = place, value
             count += 1
         full = count == features
@@ -76,6 +74,26 @@ def add_curvature(indptr: Array, indices: Array, values: Array, frame: Array, cu
                     out[target, places[j]] += factor * row_values[j]
 
 
+@inlined
+def _add_scores(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array, scores: Array) -> None:
+    for entry in range(begin, end):
+        place = np.uint64(indices[entry])
+        value = value_at(values, frame, entry, place)
+        own = weights[place]
+        for column in range(scores.size):
+            scores[column] += own[column] * value
+
+
+@inlined
+def _add_to_columns(indices: Array, values: Array, frame: Array, begin: Any, end: Any, slopes: Array, out: Array) -> None:
+    for entry in range(begin, end):
+        place = np.uint64(indices[entry])
+        value = value_at(values, frame, entry, place)
+        target = out[place]
+        for column in range(slopes.size):
+            target[column] += slopes[column] * value
+
+
 @kernel
 def class_products(indptr: Array, indices: Array, values: Array, frame: Array, weights: Array, intercept: int, out: Array) -> None:
     """Write the scores of every row, of weights with a column a class."""
@@ -85,13 +103,7 @@ def class_products(indptr: Array, indices: Array, values: Array, frame: Array, w
             scores[:] = weights[intercept]
         else:
             scores[:] = 0.0
-        for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
-            own = weights[place]
-            for column in range(scores.size):
-                scores[column] += own[column] * value
+        _add_scores(indices, values, frame, indptr[row], indptr[row + 1], weights, scores)
 
 
 @kernel
@@ -103,13 +115,7 @@ def add_class_slopes(indptr: Array, indices: Array, values: Array, frame: Array,
             target = out[intercept]
             for column in range(own.size):
                 target[column] += own[column]
-        for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
-            target = out[place]
-            for column in range(own.size):
-                target[column] += own[column] * value
+        _add_to_columns(indices, values, frame, indptr[row], indptr[row + 1], own, out)
 
 
 @kernel
@@ -131,13 +137,7 @@ def add_class_curvature(
             changes[:] = direction[intercept]
         else:
             changes[:] = 0.0
-        for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
-            own = direction[place]
-            for column in range(changes.size):
-                changes[column] += own[column] * value
+        _add_scores(indices, values, frame, indptr[row], indptr[row + 1], direction, changes)
         chances, mean = probabilities[row], 0.0
         for column in range(changes.size):
             mean += chances[column] * changes[column]
@@ -147,13 +147,7 @@ def add_class_curvature(
             target = out[intercept]
             for column in range(changes.size):
                 target[column] += changes[column]
-        for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
-            target = out[place]
-            for column in range(changes.size):
-                target[column] += changes[column] * value
+        _add_to_columns(indices, values, frame, indptr[row], indptr[row + 1], changes, out)
 
 
 @kernel
@@ -167,7 +161,6 @@ def fill_rows(
         if intercept >= 0:
             target[intercept] = factor
         for entry in range(indptr[row], indptr[row + 1]):
-            place, value = np.int64(indices[entry]), np.float64(values[entry])
-            if frame.size:
-                value = (value - frame[2 * place]) * frame[2 * place + 1]
+            place = np.uint64(indices[entry])
+            value = value_at(values, frame, entry, place)
             target[place] = factor * value

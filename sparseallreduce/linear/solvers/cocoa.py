@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, DivergenceError
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.checks import checked_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels.dual_warming import warm_up, warm_up_classes
 from sparseallreduce.linear.models import LinearModel
@@ -49,7 +49,7 @@ _WORST = 8.0  # times the gap that is expected, which it is taken for after it w
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to, the same on every rank but for the seconds."""
+    """The figures of one round; all but the seconds are the same on every rank."""
 
     round: int  # from 1
     dual: float  # objective, a lower bound of the optimum; it never falls but by rounding
@@ -171,12 +171,8 @@ class CoCoA:
 
     def _make(self, dataset: Dataset) -> None:
         """Check what has been given, and number the features; collective."""
-        model = self.model
         self._loss = agreed(self.comm, self._checked)
-        self.dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
-        agreed(self.comm, lambda: check_labels(self.dataset, model))
-        check_alike(self.comm, self._settings())
-        check_parts(self.dataset, self.comm, self.comm.size)
+        self.dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", self._settings())
         self._active = self.dataset.total_samples
         self._local = agreed(self.comm, self._prepared)
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
@@ -368,7 +364,7 @@ class CoCoA:
 
     @property
     def _moved(self) -> Array:
-        """How far free intercepts, one a score, are from where they are held; 0 for others, which are held at zero."""
+        """The distance of each score's intercept from the point it is pulled to; zeros unless the intercept is free."""
         return self._local.intercept - self._centre if self.free_intercept else np.zeros_like(self._centre)
 
     def _halved(self, squares: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import DivergenceError
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.checks import checked_samples
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import newton as kernels
 from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
@@ -133,11 +133,9 @@ class Newton:
 
     def _make(self, dataset: Dataset) -> None:
         """Check what has been given, and find out what values are taken for; collective."""
-        self.dataset = dataset = own_samples(dataset, self.comm, self.comm.size, f"solver {type(self).__name__}")
-        agreed(self.comm, lambda: check_labels(dataset, self.model))
         names = ("l2", "tolerance", "enough", "rounds", "intercept", "scale_features")
-        check_alike(self.comm, {"model": self.model.title} | {name: getattr(self, name) for name in names})
-        check_parts(dataset, self.comm, self.comm.size)
+        settings = {"model": self.model.title} | {name: getattr(self, name) for name in names}
+        self.dataset = dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", settings)
         self._columns = self.model.columns or 1
         self._frame, pairs = frame_of_few(dataset, self.comm, self.intercept, self.scale_features)
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])

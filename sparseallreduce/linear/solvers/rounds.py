@@ -212,43 +212,20 @@ class RoundTrainer:
             counts[out] = 0.0
         options, labelled, base = self.options, replace(self.dataset, labels=signs, weights=counts), self._bases()[0]
         tolerance, enough = (options.gap, 0.0) if options.gap is not None else (_GAP, _SHARE_OF_NOTHING * _without_weights(base))
-        if options.solver == NEWTON and not self._has_few_weights(base):
-            return TruncatedNewton(
-                labelled,
-                base,
-                l2=self.l2,
-                comm=self.comm,
-                tolerance=tolerance,
-                enough=enough,
-                rounds=max(1, options.rounds),
-                intercept=options.intercept,
-                free_intercept=options.free_intercept,
-                scale_features=options.scale_features,
-            )
+        settings: dict[str, Any] = {
+            "l2": self.l2,
+            "comm": self.comm,
+            "tolerance": tolerance,
+            "enough": enough,
+            "intercept": options.intercept,
+            "scale_features": options.scale_features,
+        }
+        if options.solver == NEWTON and self._has_few_weights(base):
+            return Newton(labelled, base, **settings)
+        settings |= {"rounds": max(1, options.rounds), "free_intercept": options.free_intercept}
         if options.solver == NEWTON:
-            return Newton(
-                labelled,
-                base,
-                l2=self.l2,
-                comm=self.comm,
-                tolerance=tolerance,
-                enough=enough,
-                intercept=options.intercept,
-                scale_features=options.scale_features,
-            )
-        return CoCoA(
-            labelled,
-            base,
-            l2=self.l2,
-            comm=self.comm,
-            tolerance=tolerance,
-            enough=enough,
-            rounds=max(1, options.rounds),
-            seed=options.seed,
-            intercept=options.intercept,
-            free_intercept=options.free_intercept,
-            scale_features=options.scale_features,
-        )
+            return TruncatedNewton(labelled, base, **settings)
+        return CoCoA(labelled, base, seed=options.seed, **settings)
 
     @property
     def converged(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
-from sparseallreduce.linear.data.checks import check_alike, check_labels, check_parts, own_samples
+from sparseallreduce.linear.data.checks import checked_samples
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import truncated_newton as kernels
 from sparseallreduce.linear.kernels.dual import LOGISTIC, SQUARED_HINGE
@@ -179,11 +179,9 @@ class TruncatedNewton:
         """Check what has been given, and number the features; collective."""
         comm, model = self.comm, self.model
         self._loss = agreed(comm, self._checked)
-        self.dataset = own_samples(dataset, comm, comm.size, f"solver {type(self).__name__}")
-        agreed(comm, lambda: check_labels(self.dataset, model))
         names = ("l2", "tolerance", "enough", "rounds", "intercept", "free_intercept", "scale_features")
-        check_alike(comm, {"model": type(model).__name__, **{name: getattr(self, name) for name in names}})
-        check_parts(self.dataset, comm, comm.size)
+        settings = {"model": type(model).__name__, **{name: getattr(self, name) for name in names}}
+        self.dataset = checked_samples(dataset, comm, model, f"solver {type(self).__name__}", settings)
         numbering = agreed(comm, self._numbered)
         self._shared = SharedFeatures(numbering, self.dataset.features, comm)
         # A rank's vectors hold all features that several ranks have and the intercept, alike on all of them, and then its own ones.
