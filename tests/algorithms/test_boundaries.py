@@ -133,6 +133,17 @@ def test_early_switching_takes_as_long_for_skewed_sets_as_if_they_were_permuted(
     assert skewed <= 1.15 * uniform
 
 
+@pytest.mark.parametrize("codec", ["float16", "qsgd8"])
+def test_ranks_agree_where_parts_are_interleaved_and_values_travel_with_loss(codec):
+    streams = [sar.SparseStream(found, np.linspace(1, 2, len(found), dtype=np.float32), SIZE) for found in map(zipf, range(32))]
+    network = sar.Network(latency=1e-6, bandwidth=1.25e8)
+    out = sar.simulate(streams, "dsar_early_switch", network, value_codec=codec, through_wire=True)
+    exact = sum(stream.to_dense().astype(np.float64) for stream in streams)
+    assert all(bits(result) == bits(out.outputs[0]) for result in out.outputs)
+    np.testing.assert_allclose(out.outputs[0].to_dense(), exact, atol=64 * 0.02)
+    assert np.array_equal(out.outputs[0].to_dense() != 0, exact != 0)
+
+
 def test_a_group_whose_ranks_have_their_entries_in_one_section_is_known_to_take_longer():
     shifted = overlap_of([sar.SparseStream(4096 * rank + np.arange(0, 4096, 4), np.ones(1024), SIZE) for rank in range(64)]).spread
     assert shifted.parts(0, SIZE, 64, 32, 8).figures.grouped > 4
