@@ -265,3 +265,12 @@ def test_dense_rows_of_more_features_are_solved_by_newtons_method(estimator):
     ours, dual = (estimator(solver=solver, tol=1e-5, max_iter=20_000, C=1e-3).fit(X, y) for solver in ("auto", "dual"))
     assert (ours.solver_, dual.solver_) == ("newton", "dual")
     np.testing.assert_allclose(ours.decision_function(X), dual.decision_function(X), atol=3e-2)
+
+
+def test_n_jobs_are_threads_and_change_no_bit(monkeypatch):
+    monkeypatch.setattr("sparseallreduce.linear.estimators.parameters.usable_cores", lambda: 3)
+    X, y = classes()
+    one, *others = (LogisticRegression(solver="sgd", max_iter=2, tol=None, n_jobs=jobs).fit(X, y) for jobs in (None, 2, -1, -2, -9))
+    assert [model._thread_count for model in others] == [2, 3, 2, 1]
+    for model in others:
+        np.testing.assert_array_equal(model.coef_, one.coef_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from sparseallreduce.linear.defaults import Penalty
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES, ParameterServer
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
+from sparseallreduce.runtime.hosts import usable_cores
 
 __all__ = ["ATTRIBUTES", "PARAMETERS", "PLATEAU", "REPLICATED", "Choices", "Parameterised", "is_auto"]
 
@@ -205,10 +205,10 @@ class Parameterised(BaseEstimator):
 
     @property
     def _thread_count(self) -> int:
-        """Threads of a rank."""
+        """The number of threads of a rank; negative ``n_jobs`` count down from all cores, as joblib's do."""
         if self.n_jobs is None:
             return self.threads
-        return self.n_jobs if self.n_jobs > 0 else max(1, len(os.sched_getaffinity(0)) + 1 + self.n_jobs)
+        return self.n_jobs if self.n_jobs > 0 else max(1, usable_cores() + 1 + self.n_jobs)
 
     def _choices(self) -> Choices:
         """The parameters that may be "auto", chosen."""
