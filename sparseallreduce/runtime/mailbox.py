@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ __all__ = ["INLINE_BYTES", "PIECE_BYTES", "Box", "Failure", "Leftovers", "Mailbo
 INLINE_BYTES = 1 << 14
 PIECE_BYTES = 1 << 30  # a part goes out in pieces of this size, since MPI counts in 32 bits before version 4
 _FAILURE = b"SARX"  # in place of a stream: a rank has given up, and says why
+_NOTHING = np.empty(0, np.uint8)
 _TEXT = 400  # characters of an error's text that travel
 
 Bytes = NDArray[np.uint8]
@@ -75,10 +75,10 @@ class Failure(NamedTuple):
 
 @dataclass
 class Sent:
-    """A message on its way out: its memory has to stay, and its request to be tested, until that is done."""
+    """A message on its way out: its memory has to stay, and its requests to be tested, until these are done."""
 
-    message: Bytes
-    requests: list[MPI.Request] = field(default_factory=list)  # one, or none if it does not go out
+    messages: list[Bytes]
+    requests: list[MPI.Request] = field(default_factory=list)  # one for each, or none if it does not go out
 
 
 class Arrival:
@@ -191,7 +191,7 @@ class Leftovers:
     def keep_sent(self, sends: list[Sent]) -> None:
         """Keep messages until they are out."""
         for sent in sends:
-            self.keep(sent.requests, sent.message)
+            self.keep(sent.requests, sent.messages)
 
     def receive(self, requests: Iterable[MPI.Request], memory: Any) -> None:
         """The same of receives, some of which may be waiting for messages that are never sent."""
@@ -264,15 +264,27 @@ class Mailbox:
         messages = [envelope, *(piece for part in parts for piece in _pieces(part))]
         if nbytes - len(envelope) <= INLINE_BYTES:
             messages = [np.concatenate(messages)]
-        for message in messages:
-            self.post(dest, tag, message, sends)
+        self._post(dest, tag, messages, sends)
         return nbytes, len(envelope)
 
     def post(self, dest: int, tag: int, message: Bytes, sends: list[Sent]) -> None:
         """Send bytes, which ``sends`` keeps: before they go out, so that no interrupt can free memory that MPI reads."""
-        sent = Sent(message)
+        self._post(dest, tag, [message], sends)
+
+    def _post(self, dest: int, tag: int, messages: list[Bytes], sends: list[Sent]) -> None:
+        """Send an envelope and its parts, in one call that no interrupt divides: a rank that has the envelope waits for all parts.
+
+        If MPI refuses one, the others go out empty, so that who receives them finds the message truncated.
+        """
+        sent = Sent(messages)
         sends.append(sent)
-        sent.requests.extend(map(methodcaller("Isend", [message, MPI.BYTE], dest, tag), (self.comm,)))  # no interrupt loses a request here
+        buffers = [[message, MPI.BYTE] for message in messages]
+        try:
+            sent.requests.extend(map(self.comm.Isend, buffers, repeat(dest), repeat(tag)))
+        except BaseException:
+            missing = len(buffers) - len(sent.requests) if sent.requests else 0
+            sent.requests.extend(map(self.comm.Isend, repeat([_NOTHING, MPI.BYTE], missing), repeat(dest), repeat(tag)))
+            raise
 
     def take_in(self) -> None:
         """Take in whatever has arrived."""

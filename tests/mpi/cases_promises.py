@@ -17,7 +17,7 @@ import pytest
 from cases_faults import failing, needs_two, outcome_of
 from cases_handshake import duplicate, slow
 from mpi4py import MPI
-from mpi_cases import each, limit, skip
+from mpi_cases import each, limit, on_ranks, skip
 from mpi_inputs import Inputs, check_usable, hear_from, raise_what_is_owed, tell_the_others
 
 import sparseallreduce as sar
@@ -111,6 +111,43 @@ def case_a_rank_that_leaves_a_loop_is_waited_for_by_none(comm, shared):
             raise_until_in_step(comm, ours)
             check_usable(ours)
         the_next_work(ours)
+
+
+class Refusing:
+    """A communicator that refuses one of its sends."""
+
+    def __init__(self, comm, number, error):
+        self.comm, self.left, self.error = comm, number, error
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def Isend(self, *args):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error("refused")
+        return self.comm.Isend(*args)
+
+
+@on_ranks(2, 3)
+@each(number=[1, 2, 3, 4, 5], error=[KeyboardInterrupt, MemoryError], algorithm=["ssar_split_allgather", "ssar_recursive_doubling"])
+def case_a_rank_that_is_struck_between_the_parts_of_a_message_is_waited_for_by_none(comm, number, error, algorithm):
+    """Whoever has the envelope waits for indices and values, and must not take word of the failure for one of them."""
+    inputs, culprit = needs_two(comm, 100_000)
+    stream = inputs.stream(comm.rank)
+    with duplicate(comm) as ours:
+        sar.allreduce(stream, ours, algorithm=algorithm)
+        mailbox, outcomes = known_channel(ours).mailbox, []
+        refusing = Refusing(mailbox.comm, number if comm.rank == culprit else -1, error)
+        with mock.patch.object(mailbox, "comm", refusing):
+            for _ in range(2):
+                try:
+                    outcomes.append(outcome_of_call(lambda: sar.allreduce(stream, ours, algorithm=algorithm)))
+                except KeyboardInterrupt as interrupt:
+                    outcomes.append(interrupt)
+            raise_until_in_step(comm, ours)
+        assert refusing.left <= 0 and any(isinstance(outcome, BaseException) for outcome in outcomes)
+        check_usable(ours)
 
 
 def raise_until_in_step(comm, ours):
