@@ -20,6 +20,7 @@ ROOMS = (
     ("kernels", "models"),
     ("multiclass",),
     ("data", "model_file"),
+    ("metrics",),
     ("weights",),
     ("gradients",),
     ("strategies",),

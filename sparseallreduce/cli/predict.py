@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file, naming
 from sparseallreduce.cli.device import array_module_of, device_option
 from sparseallreduce.cli.inputs import SamplesCommand, cache_options, data_cache, format_options, samples_argument, zero_based_option
-from sparseallreduce.cli.report import OUTPUT_FILE, check_output
+from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
+from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.on_gpu import room_for_samples
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.data.reading import bits_of
+from sparseallreduce.linear.metrics import evaluate_scores, scores_of, target_of
 from sparseallreduce.linear.model_file import FittedModel, dense_weights, load_model
 from sparseallreduce.linear.weights import Descent, new_gpu_weights
 from sparseallreduce.runtime.communicators import world
@@ -31,8 +32,6 @@ from sparseallreduce.runtime.stalls import blocked
 
 Array = NDArray[Any]
 
-_ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their indices take in SciPy's wider form
-
 
 @click.command(cls=SamplesCommand)
 @click.argument("model", type=click.Path(path_type=Path))
@@ -40,25 +39,38 @@ _ROWS = 1 << 14  # samples whose predictions are made at once: bounds what their
 @click.option("--out", type=OUTPUT_FILE, help="File for the predictions; the terminal by default.")
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class (logistic models).")
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
+@metrics_option("the predictions, where DATA has labels")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the metrics.")
 @format_options
 @zero_based_option(None, "as in the training data")
 @cache_options
 @device_option("Where samples are scored; gpu takes CuPy.")
-def predict(model: Path, data: Data, out: Path | None, probabilities: bool, ignore_unknown: bool, device: str, **how: Any) -> None:
+def predict(
+    model: Path,
+    data: Data,
+    out: Path | None,
+    probabilities: bool,
+    ignore_unknown: bool,
+    metrics: tuple[str, ...] | None,
+    json_path: Path | None,
+    device: str,
+    **how: Any,
+) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
     DATA may be of any format that `train` takes, several files, a folder, a pattern in quotes, a pipe, or standard input (`-`). There is
     one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear regression predicts.
     With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The
-    accuracy on the labels in DATA, if it has any, is printed besides.
+    accuracy on the labels in DATA, if it has any, is printed besides; --metrics prints others, by the weights of samples if DATA has such.
     """
     xp = array_module_of(device)
     comm = world()
     shown = comm.rank == 0
-    agreed(comm, lambda: check_output(out) if shown else None)
+    agreed(comm, lambda: check_output(out, json_path) if shown else None)
     fitted = agreed(comm, lambda: load_model(model))
     if probabilities and not fitted.gives_probabilities:
         raise click.UsageError(f"--probabilities is for logistic models, and {model} is {fitted.model!r}: leave it out")
+    names = asked_metrics(fitted, metrics)
     with tqdm(disable=None if shown else True, leave=False, dynamic_ncols=True, desc="reading", unit="B", unit_scale=True) as bar:
         known = None if ignore_unknown else fitted.n_features
         how["zero_based"] = how["zero_based"] or ("yes" if fitted.zero_based else "no")
@@ -66,9 +78,14 @@ def predict(model: Path, data: Data, out: Path | None, probabilities: bool, igno
         given = {name: how[name] for name in ("format", "zero_based", "hash_bits")}
         samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, cache=data_cache(how), **given)
 
-    scores = _scores(fitted, samples) if xp is None else _scores_on_gpu(fitted, samples, xp, comm)
+    scores = agreed(comm, lambda: scores_of(fitted, samples)) if xp is None else _scores_on_gpu(fitted, samples, xp, comm)
     parts = gather_to_rank_0(comm, _lines(fitted, scores, probabilities))
     verdict = _verdict(fitted, samples, scores, comm)
+    found = None
+    if metrics is not None or (json_path is not None and verdict.comparable):
+        labels = agreed(comm, lambda: target_of(fitted, samples))
+        found = evaluate_scores(fitted, scores, labels, samples.weights, comm, names)
+    machine = environment(comm) if json_path is not None else {}
 
     def write() -> None:
         header = f"labels {' '.join(_texts(fitted.classes, in_columns=True))}\n" if probabilities else ""
@@ -79,7 +96,12 @@ def predict(model: Path, data: Data, out: Path | None, probabilities: bool, igno
         else:
             with atomic_file(out, "w") as file:
                 file.writelines([header, *parts])
-        click.echo(verdict, err=out is None)
+        click.echo(verdict.said, err=out is None)
+        if metrics is not None and found is not None:
+            click.echo(metrics_lines(found, fitted), err=out is None)
+        if json_path is not None:
+            results = {"samples": samples.total_samples, "metrics": None if found is None else metrics_record(found, fitted)}
+            write_report(json_path, "predict", click.get_current_context().params, machine, results)
 
     agreed(comm, write if shown else lambda: None)
 
@@ -91,12 +113,6 @@ def gather_to_rank_0(comm: Any, value: str) -> list[str]:
     gather(comm, None)
     with blocked(comm.rank, comm.size, "the collection of predictions, which all ranks have entered"):
         return comm.gather(value) or []
-
-
-def _scores(fitted: FittedModel, samples: Dataset) -> Array:
-    """The scores of this rank's samples."""
-    firsts = range(0, max(1, samples.rows), _ROWS)
-    return np.concatenate([fitted.decision_function(_rows(samples, first, first + _ROWS, fitted.n_features)) for first in firsts])
 
 
 def _scores_on_gpu(fitted: FittedModel, samples: Dataset, xp: Any, comm: Any) -> Array:
@@ -111,16 +127,6 @@ def _scores_on_gpu(fitted: FittedModel, samples: Dataset, xp: Any, comm: Any) ->
         return own.final_scores(samples).astype(weights.dtype, copy=False)
 
     return agreed(comm, scores)
-
-
-def _rows(samples: Dataset, first: int, last: int, features: int) -> csr_array:
-    """Some rows for SciPy; features that the model does not have are left out."""
-    starts = samples.indptr[first : last + 1]
-    inside = slice(starts[0], starts[-1])
-    columns = samples.indices[inside].astype(np.int64)
-    known = columns < features
-    ends = np.append(0, np.cumsum(known))[starts - starts[0]]
-    return csr_array((samples.values[inside][known], columns[known], ends), shape=(len(ends) - 1, features))
 
 
 def _lines(fitted: FittedModel, scores: Array, probabilities: bool) -> str:
@@ -148,20 +154,28 @@ def _ambiguous(text: str, in_columns: bool) -> bool:
     return text.startswith('"') or text.splitlines() != [text] or (in_columns and text.split() != [text])
 
 
-def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> str:
-    """How well predictions and labels of all ranks agree, in words; collective over ``comm``."""
+class Verdict(NamedTuple):
+    """How well predictions and labels agree."""
+
+    said: str
+    comparable: bool  # whether all samples have labels that the model could predict
+
+
+def _verdict(fitted: FittedModel, samples: Dataset, scores: Array, comm: Any) -> Verdict:
+    """How well predictions and labels of all ranks agree; collective over ``comm``."""
     predicted = fitted.labels_of(scores)
+    said = f"{samples.total_samples:,} samples"
     if any(gather(comm, bool(np.isnan(samples.labels).any()))):
-        return f"{samples.total_samples:,} samples, not all of which have labels"
+        return Verdict(f"{said}, not all of which have labels", False)
     labels = samples.named_labels
     if len(fitted.classes) == 0:
         if samples.names is not None:
-            return f"{samples.total_samples:,} samples; no error, as their labels are names and the model predicts numbers"
+            return Verdict(f"{said}; no error, as their labels are names and the model predicts numbers", False)
         errors = float(np.square(predicted - labels, dtype=np.float64).sum())
-        return f"{samples.total_samples:,} samples, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}"
+        return Verdict(f"{said}, mean squared error {sum(gather(comm, errors)) / samples.total_samples:.6g}", True)
     comparable = fitted.classes.dtype.kind in ("biuf" if samples.names is None else "U")
     known, right = (int(np.isin(labels, fitted.classes).sum()), int((predicted == labels).sum())) if comparable else (0, 0)
     known, right = (sum(column) for column in zip(*gather(comm, (known, right))))
     if known < samples.total_samples:
-        return f"{samples.total_samples:,} samples; no accuracy, as not all of their labels are among the model's"
-    return f"{samples.total_samples:,} samples, accuracy {right / samples.total_samples:.4f} ({right:,} right)"
+        return Verdict(f"{said}; no accuracy, as not all of their labels are among the model's", False)
+    return Verdict(f"{said}, accuracy {right / samples.total_samples:.4f} ({right:,} right)", True)

@@ -26,12 +26,14 @@ from sparseallreduce.cli.inputs import (
     samples_argument,
     zero_based_option,
 )
+from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
 from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
+from sparseallreduce.linear.metrics import evaluate_scores, scores_of
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model, scores_for
 from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
@@ -212,6 +214,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @cache_options
 @click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
+@metrics_option("the model on --test, or else on DATA")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
 @device_option(
     "Where samples, weights and gradients lie. gpu takes CuPy, and is for batches of many non-zeros: of --solver sgd, with --update ftrl, "
@@ -247,6 +250,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm)
     say(samples.described(data, comm))
+    metrics = _asked_metrics(samples, chosen["metrics"])
     chosen = _with_solver(asked, chosen, samples, given, test is not None)
     if not chosen["solver_is_said"]:
         say(f"solver {chosen['solver']}, {_penalty(chosen)}")
@@ -267,6 +271,10 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         say(COMPARISON)
         for run in runs:
             say(compared(run.l2, run.history, run.best_epoch, run is best))
+    measured = _measured(best.fitted, numbered, metrics, comm) if chosen["metrics"] or (json_path and samples.testing) else {}
+    if chosen["metrics"]:
+        for of, figures in measured.items():
+            say(f"{of} set:\n{metrics_lines(figures, best.fitted)}")
 
     results = {
         "samples": samples.training.total_samples,
@@ -281,6 +289,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         "l2": best.l2,
         "best_epoch": best.best_epoch,
         "batch_size": best.batch_size,
+        "metrics": {of: metrics_record(figures, best.fitted) for of, figures in measured.items()},
     }
     machine = environment(comm)
 
@@ -299,6 +308,21 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
             write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
+
+
+def _asked_metrics(samples: Samples, asked: tuple[str, ...] | None) -> list[str]:
+    """Return the names of the metrics to be measured; raise UsageError if the model that is trained on these samples has none such."""
+    classes = np.array(samples.classes) if samples.classes else np.empty(0)
+    return asked_metrics(FittedModel(samples.model.name, np.zeros(1), 0.0, classes), asked)
+
+
+def _measured(model: FittedModel, samples: Samples, names: list[str], comm: Any) -> dict[str, dict[str, Any]]:
+    """Return the metrics of the test set, or of the training set where there is none, under the name of the set; collective."""
+    of, measured = ("train", samples.training) if samples.testing is None else ("test", samples.testing)
+    scores, labels = agreed(comm, lambda: scores_of(model, measured)), measured.labels
+    if samples.classes:
+        labels = (labels > 0).astype(np.intp) if samples.model.columns is None else labels.astype(np.intp)
+    return {of: evaluate_scores(model, scores, labels, measured.weights, comm, names)}
 
 
 def _with_solver(

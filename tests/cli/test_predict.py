@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click_runner import CliRunner
+from sklearn.metrics import f1_score
 
 from sparseallreduce.cli import main
 from sparseallreduce.linear import FittedModel, LogisticRegression, load_model, save_model
@@ -140,3 +141,32 @@ def test_any_number_of_ranks_writes_the_same_file(folder, tmp_path, mpi_run, ran
     refused = mpi_run(ranks, "-m", "sparseallreduce", "predict", folder / "data.svm", folder / "data.svm", check=False)
     assert refused.returncode == 1
     assert refused.stderr.count("is not a model file") == 1
+
+
+def test_metrics_are_shown_and_written(folder, tmp_path):
+    out = ("--out", tmp_path / "out.txt")
+    said = command("predict", folder / "logistic.npz", folder / "data.svm", "--metrics", "f1,roc_auc,confusion_matrix", *out).output
+    assert "f1  " in said and "roc_auc  " in said and "true \\ predicted" in said and "log_loss" not in said
+    command("predict", folder / "logistic.npz", folder / "data.svm", "--json", tmp_path / "all.json", *out)
+    results = json.loads((tmp_path / "all.json").read_text())["results"]
+    labels = [line.split()[0].removeprefix("+") for line in lines(folder / "data.svm")]
+    predicted = lines(tmp_path / "out.txt")
+    assert results["metrics"]["f1"] == pytest.approx(f1_score(labels, predicted, pos_label="1"))
+    assert results["metrics"]["labels"] == [-1, 1]
+    assert np.sum(results["metrics"]["confusion_matrix"]) == results["samples"] == 600
+    trained = json.loads((folder / "logistic.json").read_text())
+    assert trained["results"]["metrics"] == {}
+    refused = command("predict", folder / "svm.npz", folder / "data.svm", "--metrics", "log_loss", *out, status=2)
+    assert "takes probabilities" in refused.stderr
+    refused = command("predict", folder / "svm.npz", folder / "data.svm", "--metrics", "f2", *out, status=2)
+    assert "there is no metric 'f2'" in refused.stderr
+
+
+def test_samples_without_labels_have_no_metrics(tmp_path):
+    save_model(tmp_path / "model.npz", FittedModel("svm", np.float32([1, -1]), 0.0, np.array([0.0, 1.0])))
+    (tmp_path / "data.svm").write_text("1 1:1\n7 2:1\n")
+    out = ("--out", tmp_path / "out.txt", "--json", tmp_path / "out.json")
+    command("predict", tmp_path / "model.npz", tmp_path / "data.svm", *out)
+    assert json.loads((tmp_path / "out.json").read_text())["results"]["metrics"] is None
+    refused = command("predict", tmp_path / "model.npz", tmp_path / "data.svm", "--metrics", "all", *out, status=1)
+    assert "the label of sample 1, 7.0, is none of the model's classes" in refused.stderr

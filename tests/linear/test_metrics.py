@@ -10,8 +10,9 @@ from thread_ranks import on_ranks
 import sparseallreduce as sar
 from sparseallreduce.linear import MODELS, Dataset
 from sparseallreduce.linear.data.labels import weighted_by_class
-from sparseallreduce.linear.training import metrics
-from sparseallreduce.linear.training.metrics import area_under_curve, class_threshold, evaluate
+from sparseallreduce.linear.metrics import ranking
+from sparseallreduce.linear.metrics.ranking import area_under_curve
+from sparseallreduce.linear.training.metrics import class_threshold, evaluate
 
 
 def dataset(labels, total=-1, weights=None):
@@ -29,7 +30,7 @@ def test_the_area_is_scikit_learns(data, ranks, sample):
     scores = np.array(data.draw(st.lists(st.sampled_from([-1.5, -1.0, 0.0, 0.25, 1.0, 1e30]), min_size=rows, max_size=rows)))
     positive = np.array([True, False, *data.draw(st.lists(st.booleans(), min_size=rows - 2, max_size=rows - 2))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "_SAMPLES", sample)
+        patch.setattr(ranking, "_SAMPLES", sample)
         found = on_ranks(ranks, lambda comm: area_under_curve(shares(scores, ranks)[comm.rank], shares(positive, ranks)[comm.rank], comm))
     assert found == [pytest.approx(roc_auc_score(positive, scores))] * ranks
 
@@ -40,8 +41,8 @@ def test_no_rank_is_sent_many_more_scores_than_its_share(monkeypatch, scores):
     rng = np.random.default_rng(3)
     drawn = {"different": rng.standard_normal(rows), "few": rng.integers(0, 50, rows).astype(float), "one": np.ones(rows)}[scores]
     drawn, positive = np.sort(drawn), rng.random(rows) < 0.3
-    real = metrics.exchange
-    monkeypatch.setattr(metrics, "exchange", lambda comm, parts: sent.append(received := real(comm, parts)) or received)
+    real = ranking.exchange
+    monkeypatch.setattr(ranking, "exchange", lambda comm, parts: sent.append(received := real(comm, parts)) or received)
     found = on_ranks(ranks, lambda comm: area_under_curve(shares(drawn, ranks)[comm.rank], shares(positive, ranks)[comm.rank], comm))
     assert found == [pytest.approx(roc_auc_score(positive, drawn))] * ranks
     assert max(sum(map(len, received)) for received in sent) < {"different": 1.3 * rows * 0.7 / ranks, "few": 60, "one": 5}[scores]

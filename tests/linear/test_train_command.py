@@ -561,3 +561,18 @@ def test_what_means_nothing_to_cocoa_is_refused(folder, arguments, said):
 
 def test_a_gap_is_of_cocoa(folder):
     assert "--gap is of --solver dual" in run(folder, "--gap", 0.1, status=2).output
+
+
+@pytest.mark.parametrize("options", [[], ["--model", "svm", "--solver", "sgd"], ["--model", "linear"]], ids=["dual", "sgd", "numbers"])
+def test_metrics_are_of_the_test_set_or_else_of_the_training_set(folder, tmp_path, options):
+    name = "rmse" if "linear" in options else "accuracy"
+    said = run(folder, "--test", folder / "test.svm", *options, "--metrics", name, "--json", tmp_path / "out.json").output
+    report = json.loads((tmp_path / "out.json").read_text())
+    last, measured = report["epochs"][-1], report["results"]["metrics"]
+    assert list(measured) == ["test"] and list(measured["test"]) == [name] and f"test set:\n{name}  " in said
+    wanted = np.sqrt(2 * last["test_loss"]) if name == "rmse" else last["test_accuracy"]
+    assert measured["test"][name] == pytest.approx(wanted, rel=1e-6)
+    run(folder, *options, "--metrics", "all", "--json", tmp_path / "out.json")
+    assert list(json.loads((tmp_path / "out.json").read_text())["results"]["metrics"]) == ["train"]
+    refused = run(folder, *options, "--metrics", "r2" if name == "accuracy" else "f1", status=2)
+    assert "the metric" in refused.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -21,7 +22,9 @@ from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.rounds import asks_for_steps, train_in_rounds
 from sparseallreduce.linear.estimators.run import Call
 from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of
+from sparseallreduce.linear.estimators.scores import target_of
 from sparseallreduce.linear.estimators.streaming import StreamingEstimator
+from sparseallreduce.linear.metrics import evaluate_scores
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers.curvature import density
@@ -63,6 +66,36 @@ class LinearEstimator(StreamingEstimator):
             If the learning rate is too high.
         """
         return self._learn(X, y, sample_weight, passes=self.max_iter, onward=self.warm_start and self._has_weights(), partial=False)
+
+    @collective("evaluate")
+    def evaluate(self, X: Any, y: Any, sample_weight: Any = None, *, metrics: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return metrics over all ranks' samples by name, the same on every rank; collective.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As for :meth:`fit`; labels are among those that the model knows.
+        metrics : sequence of str, optional
+            Keys of :data:`sparseallreduce.linear.metrics.METRICS`, as ``["f1", "roc_auc"]``; all that the model has by default.
+
+        Returns
+        -------
+        dict
+            As of :func:`sparseallreduce.linear.metrics.evaluate`.
+
+        Raises
+        ------
+        ValueError
+            On every rank alike, if there is no such metric, a label is unknown, or no sample counts.
+        """
+        comm = self._communicator()
+
+        def given() -> tuple[Array, Array, Array | None]:
+            scores = self._scores(X, least=comm.size == 1)
+            labels = target_of(y, self._meaning().classes, len(scores))
+            return scores, labels, None if sample_weight is None else counts_of(sample_weight, len(scores))
+
+        return together(comm, lambda: evaluate_scores(self._meaning(), *agreed(comm, given), comm, metrics))
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""

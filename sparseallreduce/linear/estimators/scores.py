@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,9 +12,9 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from sparseallreduce.linear.estimators.remarks import warn
-from sparseallreduce.runtime.objects import told
+from sparseallreduce.linear.metrics import regression
 
-__all__ = ["Predicted", "accuracy", "determination", "right_of"]
+__all__ = ["Predicted", "accuracy", "determination", "right_of", "target_of"]
 
 Array = NDArray[Any]
 
@@ -36,6 +35,37 @@ def right_of(y: Any, predicted: Array, counts: Array) -> tuple[float, float]:
         return 0.0, 0.0
     right = float(accuracy_score(y, predicted, normalize=False, sample_weight=counts))
     return right, float(counts.sum())
+
+
+def target_of(y: Any, classes: Array, samples: int) -> Array:
+    """Return the labels of so many samples as :func:`~sparseallreduce.linear.metrics.evaluate_scores` takes them.
+
+    Parameters
+    ----------
+    y : array-like, shape (samples,)
+    classes : ndarray
+        Sorted, of which the numbers are returned; if there are none, ``y`` as float64.
+    samples : int
+
+    Raises
+    ------
+    ValueError
+        If the labels are not as many, or one is none of the classes, or no finite number where there are no classes.
+    """
+    if not len(classes):
+        labels = column_or_1d(check_array(y, ensure_2d=False, ensure_min_samples=0, dtype=np.float64, input_name="y"))
+        check_consistent_length(labels, np.empty(samples))
+        return np.asarray(labels)
+    labels = column_or_1d(y)
+    check_consistent_length(labels, np.empty(samples))
+    if not samples:
+        return np.empty(0, np.intp)
+    unlike = (labels.dtype.kind in "biuf") != (classes.dtype.kind in "biuf")
+    strange = labels[:1] if unlike else labels[~np.isin(labels, classes)]
+    if len(strange):
+        raise ValueError(f"the label {strange[0]!s} is not among the classes {', '.join(map(str, classes[:5]))}")
+    numbers: Array = np.searchsorted(classes, labels)
+    return numbers
 
 
 def accuracy(shares: Sequence[tuple[float, float]]) -> float:
@@ -76,31 +106,18 @@ class Predicted(NamedTuple):
 def determination(own: Predicted, comm: Any) -> float:
     """Return the coefficient of determination R^2 over all ranks' samples, the same on every rank; collective.
 
-    It is not defined for fewer than two samples, of which scikit-learn warns; so does this, and returns NaN. For labels that are all the
-    same it is 1 if all are predicted exactly, and else 0. Numbers are scaled by a power of two, so that no square overflows.
+    It is not defined for fewer than two samples, of which scikit-learn warns; so does this, and returns NaN.
 
     Raises
     ------
     ValueError
         If no sample counts.
     """
-
-    def sums() -> tuple[int, float, float]:
-        numbers = (own.labels, own.predictions)
-        return len(own.labels), float(own.counts.sum()), max(float(np.abs(each).max(initial=0.0)) for each in numbers)
-
-    samples, weights, largest = zip(*told(comm, sums))
-    weight, exponent = float(sum(weights)), -math.frexp(max(largest))[1] if math.isfinite(max(largest)) else 0
-    if sum(samples) < 2:
+    found = regression.determination(own.labels, own.predictions, own.counts, comm)
+    if found is None:
         warn("R^2 score is not well-defined with less than two samples.", UndefinedMetricWarning)
         return float("nan")
-    if not weight > 0:
-        raise _no_sample()
-    labels, predictions, counts = np.ldexp(own.labels, exponent), np.ldexp(own.predictions, exponent), own.counts
-    mean = sum(told(comm, lambda: float(np.dot(counts, labels)))) / weight
-    shares = told(comm, lambda: (float(np.dot(counts, (labels - predictions) ** 2)), float(np.dot(counts, (labels - mean) ** 2))))
-    unexplained, variance = (float(sum(column)) for column in zip(*shares))
-    return 1 - unexplained / variance if variance > 0 else float(unexplained == 0)
+    return found
 
 
 def _no_sample() -> ValueError:

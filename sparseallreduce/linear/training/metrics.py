@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
+from sparseallreduce.linear.metrics.ranking import area_under_curve
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.runtime.objects import agreed, exchange, gather
+from sparseallreduce.runtime.objects import agreed, gather
 
-__all__ = ["Metrics", "Sums", "area_under_curve", "class_threshold", "evaluate"]
+__all__ = ["Metrics", "Sums", "class_threshold", "evaluate"]
 
 Array = NDArray[Any]
-
-_SAMPLES = 256  # scores that each rank gives for finding out how to share all scores, about
-_COUNTED = np.dtype([("score", np.float64), ("count", np.int64)])
 
 
 @dataclass(frozen=True)
@@ -93,67 +91,3 @@ def class_threshold(model: LinearModel, dataset: Dataset, comm: Any) -> float | 
         return 0.0
     labels = sorted(set().union(*gather(comm, np.unique(dataset.labels)[:3].tolist())))
     return sum(labels) / 2 if len(labels) == 2 else None
-
-
-def area_under_curve(scores: Array, positive: Array, comm: Any) -> float | None:
-    """The probability that a positive sample has a higher score than a negative one, a tie counting half; exact.
-
-    Collective. Every rank counts how often each of its scores occurs, and the ranks share the range of scores: each gets the scores in
-    its part of it from all, about as many as it has samples, and counts for each positive one how many negative ones are below it. The
-    counts are integers: the result does not depend on how the samples are shared out. Measured for 2.4 million samples on one rank, 0.35 s.
-
-    Returns
-    -------
-    float or None
-        None if there are no positive or no negative samples, or if a score is not finite.
-
-    Examples
-    --------
-    >>> import sparseallreduce as sar
-    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]), sar.SERIAL)
-    0.75
-    """
-    above, below = _counted(scores[positive]), _counted(scores[~positive])
-    positives = int(above["count"].sum())
-    different = len(above) + len(below)
-    totals = gather(comm, (positives, len(scores) - positives, different, bool(np.isfinite(scores).all())))
-    positives, negatives, different = (sum(column) for column in list(zip(*totals, strict=True))[:3])
-    if not (positives and negatives and all(finite for *_, finite in totals)):
-        return None
-    if comm.size > 1:
-        cuts = _cuts(above, below, different, comm)
-        above, below = (_sorted(exchange(comm, _parts(counted, cuts))) for counted in (above, below))
-    reached = np.concatenate([[0], np.cumsum(below["count"])]).astype(np.uint64)  # the products below are then exact up to 2**64
-    own = int(reached[-1]), int(above["count"].sum())
-    lower = sum(count for count, _ in gather(comm, own)[: comm.rank])  # negative scores that are below all of this rank's part
-    twice = 2 * lower * own[1]
-    for side in ("left", "right"):  # scores below, and scores below or equal: each below counts two, each equal one
-        twice += int(np.dot(above["count"].astype(np.uint64), reached[np.searchsorted(below["score"], above["score"], side)]))
-    return float(sum(gather(comm, twice)) / (2 * positives * negatives))
-
-
-def _counted(scores: Array) -> Array:
-    """The different scores, increasing, and how often each occurs."""
-    found, counts = np.unique(scores, return_counts=True)
-    counted = np.empty(len(found), _COUNTED)
-    counted["score"], counted["count"] = found, counts
-    return counted
-
-
-def _cuts(above: Array, below: Array, different: int, comm: Any) -> Array:
-    """Where to cut the range of scores, of which all ranks have so many different ones, for each rank to get as many; collective."""
-    every = max(1, different // (_SAMPLES * comm.size))
-    sample = np.sort(np.concatenate(gather(comm, np.concatenate([above["score"][::every], below["score"][::every]]))))
-    cuts: Array = sample[len(sample) * np.arange(1, comm.size) // comm.size]
-    return cuts
-
-
-def _parts(counted: Array, cuts: Array) -> list[Array]:
-    """What each rank is to have of this one's scores."""
-    return np.split(counted, np.searchsorted(counted["score"], cuts))
-
-
-def _sorted(parts: list[Array]) -> Array:
-    """The scores of all parts, increasing; some may be there several times."""
-    joined = np.concatenate(parts)
-    return joined[np.argsort(joined["score"], kind="stable")]
