@@ -1,7 +1,7 @@
 """Faults at every point of an operation: how many leave every other rank with a right sum or a common error, and the next ones right.
 
     python bench/faults.py --faults 5000 [--seed S] [--scenario TEXT] [--errors KeyboardInterrupt,MemoryError]
-    mpiexec -n P python bench/faults.py --mpi --faults 300
+    mpiexec -n P python bench/faults.py --mpi --faults 300 [--far]
     mpiexec -n P python bench/faults.py --rooms --faults 300 [--scenario fit] [--first N]
     python bench/faults.py --again '{"scenario": ..., "faults": [...], "order": ...}'
 
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--leave", action="store_true", help="a rank takes part in no more operations after one that has raised")
     parser.add_argument("--two", action="store_true", help="two faults at a time, on two ranks")
     parser.add_argument("--mpi", action="store_true", help="over a real MPI, under mpiexec")
+    parser.add_argument("--far", action="store_true", help="with --mpi: ranks on hosts of their own, and skewed sets")
     parser.add_argument("--rooms", action="store_true", help="calls of the rooms above operations, over a real MPI, under mpiexec")
     parser.add_argument("--first", type=int, default=0, help="with --rooms: the number of the first fault")
     parser.add_argument("--again", help="one of those that did not hold")
@@ -47,7 +48,7 @@ def main() -> None:
     if options.mpi:
         from world import mpi_faults
 
-        sys.exit(mpi_faults.run(options.faults, options.seed, without(options)) > 0)
+        sys.exit(mpi_faults.run(options.faults, options.seed, without(options), options.far) > 0)
     if options.rooms:
         from world import rooms
 

@@ -18,7 +18,7 @@ from sparseallreduce.runtime.overlaps import Overlaps
 from sparseallreduce.runtime.simulator import api
 from sparseallreduce.streams.reduction import Reduction
 
-CUTTING = ["ssar_split_allgather", "ssar_ring", "dsar_split_allgather", "hierarchical"]
+CUTTING = ["ssar_split_allgather", "ssar_ring", "dsar_split_allgather", "dsar_early_switch", "hierarchical"]
 SIZE = 1 << 18
 
 

@@ -21,9 +21,10 @@ import greenlet
 import numpy as np
 
 import sparseallreduce as sar
+from sparseallreduce.algorithms.allreduce import takes_samples
 from sparseallreduce.algorithms.fixed import FIXED
 from world import hooks, interrupts
-from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SPARSE_SHARED
+from world.hooks import DENSE, MESSAGES, PACKED, RECURSIVE, SKEWED, SPARSE_SHARED, UNEVEN
 from world.world import Preemptions, RandomOrder, RoundRobin, Stuck, World
 
 PROGRESS = "sparseallreduce.runtime.progress"
@@ -189,7 +190,9 @@ class Player:
 
 def _stream(key: str, rank: int, size: int, share: float, dtype: Any = np.float32, width: int | None = None) -> sar.SparseStream:
     rng = random.Random(f"{key} {rank} {size}")
-    indices = sorted(rng.sample(range(size), max(1, int(size * share))))
+    count = max(1, int(size * share))
+    first = count // 2 if size == SKEWED else 0
+    indices = [*range(first), *sorted(rng.sample(range(first, size), count - first))]
     values = np.array([rng.randrange(1, 100) for _ in range(len(indices) * (width or 1))], dtype)
     return sar.SparseStream(np.array(indices, np.uint32), values if width is None else values.reshape(-1, width), size)
 
@@ -569,6 +572,7 @@ LISTS: dict[str, list[tuple[int, Any]]] = {
     "of two dtypes": [(PACKED, np.float32), (10, np.float64), (RECURSIVE - PACKED, np.float32)],
 }
 ALGORITHMS = [name for name in sar.algorithms() if name != "auto"]
+CUTTING = [name for name in ALGORITHMS if name != "hierarchical" and takes_samples(name)]
 FEW_IN_FLIGHT: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.outbox": {"PIECES_IN_FLIGHT": 2, "PIECES_OF_A_RANK": 3}}
 NO_MEMORY: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.inside_hosts": {"_LEAST": 1 << 40}}
 ASKING: dict[str, dict[str, Any]] = {"sparseallreduce.runtime.signature": {"_LONG": 0.0}}
@@ -587,9 +591,9 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(f"{P}sparse shared, dense result {how}", operation(SPARSE_SHARED, 0.45), "kernel store_word", ranks)
             yield Scenario(f"{P}dense {how}", operation(DENSE), "", ranks)
             yield Scenario(f"{P}split by messages {how}", operation(MESSAGES), "MPI.Isend", ranks, hosts=1, eager=0)
-            for algorithm in ("auto", "ssar_split_allgather", "ssar_ring"):
-                cut, name = operation(MESSAGES, algorithm=algorithm), f"{P}{algorithm}, cut where entries lie {how}"
-                yield Scenario(name, cut, "MPI.Isend", ranks, hosts=1, eager=0, constants=ASKING)
+            for algorithm in ("auto", *CUTTING):
+                cut, name = operation(SKEWED, algorithm=algorithm), f"{P}{algorithm}, skewed {how}"
+                yield Scenario(name, cut, UNEVEN, ranks, hosts=1, eager=0, constants=ASKING)
             yield Scenario(f"{P}split, agreed in memory {how}", operation(MESSAGES), "MPI.Isend", ranks)
             yield Scenario(f"{P}max, packed {how}", operation(PACKED, op="max"), "", ranks)
             for algorithm in ALGORITHMS:
@@ -612,8 +616,9 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"{P}several in flight", several(SPARSE_SHARED, PACKED, MESSAGES), "", ranks)
         yield Scenario(f"{P}several in flight by messages", several(DENSE, PACKED, MESSAGES), "", ranks, hosts=1)
         yield Scenario(f"{P}several in flight in pieces", several(SPARSE_SHARED, MESSAGES, RECURSIVE), "wire._frame", **far)
-        cut = several(MESSAGES, MESSAGES, DENSE)
-        yield Scenario(f"{P}several in flight, cut where entries lie", cut, "", ranks, hosts=1, constants=ASKING)
+        skewed = several(SKEWED, SKEWED, DENSE)
+        yield Scenario(f"{P}several skewed in flight", skewed, UNEVEN, ranks, hosts=1, constants=ASKING)
+        yield Scenario(f"{P}skewed in a row", in_a_row(SKEWED, SKEWED, SKEWED), UNEVEN, ranks, hosts=1, constants=ASKING)
         yield Scenario(f"{P}several dense in flight", several(DENSE, DENSE, DENSE, algorithm="dense"), "", ranks)
         yield Scenario(f"{P}in a row", in_a_row(DENSE, SPARSE_SHARED, PACKED, DENSE, SPARSE_SHARED), "", ranks)
         for name in ("OkTopk", "GTopk", "TopkA"):
@@ -624,6 +629,8 @@ def scenarios() -> Iterator[Scenario]:
             for way, kinds in LISTS.items():
                 yield Scenario(f"{P}list, {way} {how}", listed(*kinds, blocking=blocking), "", ranks)
                 yield Scenario(f"{P}list, {way} by messages {how}", listed(*kinds, blocking=blocking), "MPI.Isend", ranks, hosts=1)
+            skewed = listed((SKEWED, np.float32), (10, np.float64), blocking=blocking)
+            yield Scenario(f"{P}list, skewed {how}", skewed, UNEVEN, ranks, hosts=1, constants=ASKING)
         for how, operation in (("blocking", one), ("waited", waited)):
             yield Scenario(f"{P}first, {how}", operation(PACKED), "MPI.Idup", ranks, warm=False)
             yield Scenario(f"{P}first by messages, {how}", operation(MESSAGES), "MPI.Idup", ranks, hosts=1, warm=False)
@@ -642,12 +649,19 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario(f"P=3 hierarchical on one host {how}", operation(DENSE, 0.4, **option), "kernel store_word", 3)
         yield Scenario(f"P=4 2D-Torus {how}", operation(DENSE, 0.4, algorithm="dense_torus"), "wire._frame", 4, **inside)
         yield Scenario(f"P=4 HiTopK {how}", reducer("HiTopK", how == "blocking"), "wire._frame", 4, **inside)
+        sections, cut = {"algorithm": "dsar_early_switch", "group_size": 2}, {"hosts": 1, "constants": ASKING}
+        yield Scenario(f"P=4 sections of several parts, skewed {how}", operation(SKEWED, **sections), UNEVEN, 4, eager=0, **cut)
+        yield Scenario(f"P=5 sections of several parts, skewed {how}", operation(SKEWED, **sections), UNEVEN, 5, eager=0, **cut)
+        cut = {**inside, "constants": {**FEW_IN_FLIGHT, **ASKING}}
+        yield Scenario(f"P=4 hierarchical, skewed {how}", operation(SKEWED, **option), UNEVEN, 4, **cut)
     yield Scenario("P=4 several hierarchical", several(DENSE, PACKED, MESSAGES, **option), "", 4, **inside)
     sizes = (DENSE, SPARSE_SHARED, PACKED, MESSAGES, SPARSE_SHARED, DENSE)
     yield Scenario("P=4 many hierarchical", several(*sizes, **option), "", 4, **inside)
     for algorithm in FIXED:
         yield Scenario(f"P=3 plan, {algorithm}", planned(MESSAGES, algorithm=algorithm), "", 3)
         yield Scenario(f"P=4 plan between hosts, {algorithm}", planned(DENSE, 0.4, algorithm=algorithm), "wire._frame", 4, **hosts)
+        if algorithm != FIXED[0]:
+            yield Scenario(f"P=4 plan, skewed, {algorithm}", planned(SKEWED, algorithm=algorithm), UNEVEN, 4, **hosts)
     yield Scenario("P=2 plan in memory", planned(SPARSE_SHARED), "", 2)
     options["value_codec"] = "float16"
     yield Scenario("P=4 two hosts, float16", one(DENSE, 0.4, **options), "wire._frame", 4, hosts=2, pieces=True, eager=0)

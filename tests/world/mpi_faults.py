@@ -18,13 +18,14 @@ from unittest import mock
 import numpy as np
 
 import sparseallreduce as sar
-from sparseallreduce.algorithms.allreduce import allreduce
+from sparseallreduce.algorithms.allreduce import allreduce, takes_samples
 from world import hooks
 from world.faults import BEHIND, COMPILED, ERRORS, LISTED, _expected, _stream
-from world.hooks import DENSE, MESSAGES, PACKED, SPARSE_SHARED
+from world.hooks import DENSE, MESSAGES, PACKED, SKEWED, SPARSE_SHARED, UNEVEN
 
 WATCHDOG = 10.0  # seconds after which a fault is taken for a hang, and the run ended with all stacks
-WAYS: dict[str, tuple[int, dict[str, str]]] = {
+Way = tuple[int, dict[str, str]]  # the size of the vector, and options
+WAYS: dict[str, Way] = {
     "packed": (PACKED, {}),
     "dense": (DENSE, {}),
     "sparse shared": (SPARSE_SHARED, {}),
@@ -33,6 +34,14 @@ WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "ring": (PACKED, {"algorithm": "ssar_ring"}),
     "early switch": (PACKED, {"algorithm": "dsar_early_switch"}),
     "list": (PACKED, {}),
+}
+# Between hosts, of which each rank takes itself to be one: sets that are cut where their entries lie, and some ways by messages.
+FAR_WAYS: dict[str, Way] = {
+    "skewed": (SKEWED, {}),
+    **{f"skewed {name}": (SKEWED, {"algorithm": name}) for name in sar.algorithms() if name != "auto" and takes_samples(name)},
+    "packed": (PACKED, {}),
+    "messages": (MESSAGES, {}),
+    "dense": (DENSE, {}),
 }
 CALLS = ("Isend", "Irecv", "Improbe", "Allreduce", "Iallreduce", "Iallgather", "Iallgatherv", "Idup")
 
@@ -72,31 +81,35 @@ def proxied(MPI: Any, points: Points) -> Any:
     return type("Passing", (MPI.Intracomm,), {name: passing(name) for name in CALLS})
 
 
-def run(faults: int, seed: int, without: Sequence[str] = ()) -> int:
+def run(faults: int, seed: int, without: Sequence[str] = (), far: bool = False) -> int:
     """Strike faults one after the other, at no points whose names have one of these in them; collective.
 
-    Returns how many left what is not promised. A hang ends the run, with the stacks of all ranks.
+    Returns how many left what is not promised. A hang ends the run, with the stacks of all ranks. If ``far``, each rank takes itself to be
+    on a host of its own.
     """
     from mpi4py import MPI
 
     from sparseallreduce.runtime import predictions, signature
 
-    points = Points()
+    points, ways = Points(), FAR_WAYS if far else WAYS
     comm = proxied(MPI, points)(MPI.COMM_WORLD.Dup())
     world, rank, ranks = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     rng, waits, wrong, kinds = random.Random(seed), [], 0, Counter[str]()
     with ExitStack() as patches:
         patches.enter_context(hooks.hooked(lambda: points))
+        if far:
+            patches.enter_context(hooks.hosts_of_their_own(rank))
         patches.enter_context(mock.patch.multiple(predictions, _fastest=hooks.begins, _ALWAYS_PACKED=0, _ALWAYS_PACKED_SHARED=0))
         patches.enter_context(mock.patch.object(signature, "allreduce", lambda *args: hooks.resumable(lambda: points, allreduce(*args))))
         counts: dict[tuple[str, bool], list[Counter[str]]] = {}
-        for way in WAYS:
+        for way in ways:
             for blocking in (True, False):
                 for _ in range(3):  # the first compiles
                     points.calls.clear()
                     points.counting = True
-                    _operate(points, comm, way, blocking, "warm")
+                    _operate(points, comm, ways[way], blocking, "warm")
                     points.counting = False
+                assert points.calls[UNEVEN] or not way.startswith("skewed"), f"{way} is cut in equal widths: {points.calls}"
                 counts[way, blocking] = world.allgather(points.calls)
         for number in range(faults):
             way, blocking = rng.choice(sorted(counts))
@@ -115,9 +128,10 @@ def run(faults: int, seed: int, without: Sequence[str] = ()) -> int:
             world.Barrier()
             points.counting = True
             start = time.perf_counter()
-            outcome = _operate(points, comm, way, blocking, f"struck {number}")
+            outcome = _operate(points, comm, ways[way], blocking, f"struck {number}")
             seconds, points.counting = time.perf_counter() - start, False
-            later = [_operate(points, comm, other, each % 2 == 0, f"later {number} {each}") for each, other in enumerate(WAYS)]
+            after = enumerate(ways.values())
+            later = [_operate(points, comm, other, each % 2 == 0, f"later {number} {each}") for each, other in after]
             faulthandler.cancel_dump_traceback_later()
             said = world.gather((outcome, later, seconds, points.struck), 0)
             if rank == 0 and said is not None and said[culprit][3]:
@@ -135,12 +149,12 @@ def run(faults: int, seed: int, without: Sequence[str] = ()) -> int:
     return int(world.bcast(wrong))
 
 
-def _operate(points: Points, comm: Any, way: str, blocking: bool, key: str) -> tuple[str, ...]:
+def _operate(points: Points, comm: Any, way: Way, blocking: bool, key: str) -> tuple[str, ...]:
     """What an operation comes to on this rank."""
-    size, options = WAYS[way]
+    size, options = way
     counting, points.counting = points.counting, False
     stream = _stream(key, comm.rank, size, 0.2)
-    given = [stream, _stream(key, comm.rank, size, 0.2, np.float64), stream] if way == "list" else stream
+    given = [stream, _stream(key, comm.rank, size, 0.2, np.float64), stream] if way is WAYS["list"] else stream
     points.counting = counting
     try:
         if blocking:
@@ -152,7 +166,7 @@ def _operate(points: Points, comm: Any, way: str, blocking: bool, key: str) -> t
     except Exception as error:
         return "error", type(error).__name__, str(error)
     points.counting = False
-    results, expected = result if way == "list" else [result], _expected(key, comm.size, size, 0.2, "sum")
+    results, expected = result if way is WAYS["list"] else [result], _expected(key, comm.size, size, 0.2, "sum")
     return ("right" if all(np.array_equal(each.to_dense(), expected) for each in results) else "wrong",)
 
 
@@ -172,5 +186,3 @@ def _wrong(outcomes: Sequence[Any], later: Sequence[Any], culprit: int, error: s
     if any(outcome != ("right",) for each in later for outcome in each[owed:]):
         return f"operations after it: {outcomes}, {later}"
     return ""
-
-

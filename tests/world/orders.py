@@ -17,7 +17,7 @@ import numpy as np
 
 import sparseallreduce as sar
 from world import hooks
-from world.hooks import DENSE, MESSAGES, PACKED, SPARSE_SHARED
+from world.hooks import DENSE, MESSAGES, PACKED, SKEWED, SPARSE_SHARED, UNEVEN
 from world.world import Preemptions, RandomOrder, Stuck, World
 
 _CHECKED = 400  # runs after which the communicator is renewed
@@ -35,6 +35,10 @@ class Program:
         Whether all are started before the first is waited for.
     share : float
         Of the positions that each rank holds.
+    hosts : sequence of str, optional
+        The name of the host of each rank; one by default.
+    passes : str
+        A kind of points that every rank passes.
     """
 
     name: str
@@ -43,10 +47,18 @@ class Program:
     cores: int | None = None
     started: bool = False
     share: float = 0.2
+    hosts: tuple[str, ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the operations
+    passes: str = ""
     constants: dict[str, Any] = field(default_factory=dict)
 
 
 AREAS = {"sparseallreduce.runtime.memory.dense": {"_CAPACITY": 0, "_CAPACITY_OVERSUBSCRIBED": 0}}
+ASKING = {  # for samples, of every third sum
+    "sparseallreduce.runtime.signature": {"_LONG": 0.0},
+    "sparseallreduce.runtime.overlaps": {"_USES": 2, "_MOST_USES": 2},
+}
+SECTIONS = {"algorithm": "dsar_early_switch", "group_size": 2}
 
 
 def programs() -> Iterator[Program]:
@@ -62,6 +74,14 @@ def programs() -> Iterator[Program]:
         yield Program(P + "by messages, sparse shared, packed", (MESSAGES, SPARSE_SHARED, PACKED), ranks)
         yield Program(P + "sparse shared, packed, dense in flight", (SPARSE_SHARED, PACKED, DENSE), ranks, started=True)
         yield Program(P + "sparse shared twice, by messages in flight", (SPARSE_SHARED, SPARSE_SHARED, MESSAGES), ranks, started=True)
+        skewed: dict[str, Any] = {"hosts": tuple("abc"[:ranks]), "constants": ASKING, "passes": UNEVEN}
+        yield Program(P + "skewed, skewed, skewed", (SKEWED,) * 3, ranks, **skewed)
+        yield Program(P + "skewed, by messages, skewed in flight", (SKEWED, MESSAGES, SKEWED), ranks, started=True, **skewed)
+        for algorithm in ("ssar_ring", "dsar_split_allgather"):
+            yield Program(P + f"{algorithm}, skewed twice", (SKEWED, SKEWED), ranks, options={"algorithm": algorithm}, **skewed)
+    skewed = {"constants": ASKING, "passes": UNEVEN}
+    yield Program("P=4 sections of several parts, skewed twice", (SKEWED, SKEWED), 4, hosts=tuple("abcd"), options=SECTIONS, **skewed)
+    yield Program("P=4 hierarchical, skewed", (SKEWED,), 4, hosts=tuple("aabb"), options={"algorithm": "hierarchical"}, **skewed)
     yield Program("P=3 sparse shared in two parts", (SPARSE_SHARED, SPARSE_SHARED, PACKED), 3, cores=2)
     yield Program("P=3 dense in two parts", (DENSE, DENSE, SPARSE_SHARED), 3, cores=2)
 
@@ -89,18 +109,19 @@ class Explorer:
     def renew(self) -> None:
         """Begin with ranks that have not done anything but to become ready."""
         program = self.program
-        self.world = World(program.ranks, cores=program.cores, constants=program.constants)
+        self.world = World(program.ranks, cores=program.cores, hosts=program.hosts, constants=program.constants)
         self.streams = [[_stream(rank, *numbered, program.share) for numbered in enumerate(program.sizes)] for rank in range(program.ranks)]
         self.sums = [sum(stream.to_dense().astype(float) for stream in streams) for streams in zip(*self.streams)]
         self.world.run(self._run)
+        assert not program.passes or all(rank.calls[program.passes] for rank in self.world.ranks)
         gc.freeze()
 
     def _run(self, rank: Any) -> list[Any]:
         streams, comm = self.streams[rank.number], rank.comm
         if self.program.started:
-            requests = [rank.sar.iallreduce(stream, comm) for stream in streams]
+            requests = [rank.sar.iallreduce(stream, comm, **self.program.options) for stream in streams]
             return [request.wait() for request in requests]
-        return [rank.sar.allreduce(stream, comm) for stream in streams]
+        return [rank.sar.allreduce(stream, comm, **self.program.options) for stream in streams]
 
     def try_order(self, order: Any) -> str:
         """What is wrong about the results in an order, if anything."""
@@ -156,5 +177,7 @@ class Explorer:
 
 def _stream(rank: int, number: int, size: int, share: float) -> sar.SparseStream:
     rng = np.random.default_rng([rank, number, size])
-    indices = np.sort(rng.choice(size, max(1, int(size * share)), replace=False))
+    count = max(1, int(size * share))
+    first = count // 2 if size == SKEWED else 0
+    indices = np.concatenate([np.arange(first), first + np.sort(rng.choice(size - first, count - first, replace=False))])
     return sar.SparseStream(indices, rng.standard_normal(len(indices)).astype(np.float32) + np.float32(2), size)
