@@ -17,7 +17,7 @@ LAYERS = (("kernels",), ("streams",), ("algorithms",), ("runtime",), ("reducers"
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 # Likewise the rooms of linear, of which those above may use those before them.
 ROOMS = (
-    ("kernels", "models"),
+    ("kernels", "models", "encoding"),
     ("multiclass",),
     ("data", "model_file"),
     ("metrics",),

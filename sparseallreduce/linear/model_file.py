@@ -18,6 +18,8 @@ loss             string                     of the losses that the model may hav
 parameter        float64, ()                the epsilon or quantile of the loss; left out if it has none
 zero_based       bool                       whether indices count from 0 in the svmlight text that it was trained on; left out
                                             if it was not trained on such
+encoding         uint8, (bytes,)            how columns of a table are encoded, as UTF-8 of JSON: see linear/encoding.py; left out
+                                            if it was not trained on a table
 ===============  =========================  ==================================================================================
 """
 
@@ -36,6 +38,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.checked_file import Damaged, open_regular
 from sparseallreduce.checked_npz import Npz, damage
 from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.linear.models import LOSSES, LinearModel, Logistic, Poisson, model_of
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.runtime.limits import memory_left
@@ -54,7 +57,7 @@ _WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weigh
 _LARGE, _MANY_ZEROS = 1 << 27, 8
 _WORDS = ("format", "library", "model", "loss")
 _NUMBERS = ("n_features", "parameter", "zero_based")
-_ARRAYS = ("weights", "indices", "values", "intercept", "classes")
+_ARRAYS = ("weights", "indices", "values", "intercept", "classes", "encoding")
 _LONGEST_WORD = 1 << 12  # bytes
 
 
@@ -84,6 +87,7 @@ class FittedModel:
     loss: str = ""  # which of the losses that a model of this name may have; the first if none is said
     parameter: float | None = None  # of the loss: epsilon or quantile
     zero_based: bool | None = None  # whether indices count from 0 in the svmlight text that it was trained on; None for other data
+    encoding: Encoding | None = field(default=None, repr=False)  # how the columns of a table become features; None for other data
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "intercept", np.asarray(self.intercept, np.float64))
@@ -93,6 +97,10 @@ class FittedModel:
     def n_features(self) -> int:
         """Dimension N."""
         return int(self.weights.shape[-1])
+
+    def name_of(self, index: int) -> str:
+        """Return what a feature, counted from 0, is called: by its column, or by its index in the text that the model was trained on."""
+        return str(index + (self.zero_based is False)) if self.encoding is None else self.encoding.name_of(index)
 
     @property
     def gives_probabilities(self) -> bool:
@@ -317,7 +325,8 @@ def _sparse(indices: Array, values: Array, shape: tuple[int, ...]) -> Any:
 
 def _optional(model: FittedModel) -> dict[str, Any]:
     """What is written where there is any."""
-    given = {"loss": model.loss or None, "parameter": model.parameter, "zero_based": model.zero_based}
+    encoding = None if model.encoding is None else np.frombuffer(model.encoding.to_json().encode(), np.uint8)
+    given = {"loss": model.loss or None, "parameter": model.parameter, "zero_based": model.zero_based, "encoding": encoding}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -366,6 +375,7 @@ def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
                 loss=words.get("loss", ""),
                 parameter=float(arrays["parameter"]) if "parameter" in arrays else None,
                 zero_based=bool(arrays["zero_based"]) if "zero_based" in arrays else None,
+                encoding=_encoding(arrays["encoding"]) if "encoding" in arrays else None,
             )
             fault = _fault(model, int(arrays["n_features"]))
         except KeyError as error:
@@ -373,6 +383,13 @@ def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
     if fault:
         raise Damaged(fault)
     return model
+
+
+def _encoding(array: Array) -> Encoding:
+    """How columns are encoded, of the bytes of JSON in a file."""
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError(f"the encoding of columns is {array.dtype} of {array.ndim} dimensions, not bytes")
+    return Encoding.from_json(array.tobytes().decode())
 
 
 def _word(file: Npz, name: str) -> str:
@@ -401,6 +418,8 @@ def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
     shape: tuple[int, ...] = weights.shape[1:] if is_sparse and not intercept.ndim else weights.shape
     if weights.dtype not in (np.float32, np.float64) or weights.ndim not in (1, 2):
         return f"weights are {weights.dtype} of {weights.ndim} dimensions, not float32 or float64 of one or two"
+    if model.encoding is not None and model.encoding.features != model.n_features:
+        return f"there are weights of {model.n_features} features, and columns of {model.encoding.features}"
     if n_features not in (None, model.n_features):
         return f"there are weights of {model.n_features} features, not {n_features}"
     if classes.ndim != 1:

@@ -10,6 +10,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparseallreduce.linear.encoding import BOOLEAN, CATEGORY, HASHED, Column, Encoding
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 
 BINARY = FittedModel("logistic", np.float32([0.5, -2, 0]), 0.25, np.array([-1.0, 1.0]))
@@ -202,3 +203,57 @@ def test_a_model_file_is_read_without_mpi(path):
     code = f"import sys, sparseallreduce.linear as it; it.load_model({str(path)!r}); print('mpi4py.MPI' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
+
+
+COLUMNS = Encoding(
+    (
+        Column("age", missing=True),
+        Column("caf\u00e9, \"x\"", CATEGORY, ("", "a\nb", "\u65e5\u672c")),
+        Column("paid", BOOLEAN, ("true",)),
+        Column("user", HASHED, bits=3, missing=True),
+    ),
+    target="bought",
+)
+
+
+def test_the_names_of_columns_and_categories_come_back_with_a_model(path):
+    save_model(path, FittedModel("linear", np.arange(COLUMNS.features, dtype=np.float32), encoding=COLUMNS))
+    again = load_model(path)
+    assert again.encoding == COLUMNS
+    names = [again.name_of(index) for index in range(again.n_features)]
+    assert names == list(COLUMNS.names())
+    assert names[:2] + names[4:7] + names[-1:] == ["age", "age (missing)", "caf\u00e9, \"x\"=\u65e5\u672c", "paid=true", "user#0", "user (missing)"]
+    assert [COLUMNS.column_of(index) for index in (0, 1, 5, 14)] == ["age", "age", "paid", "user"]
+
+
+@pytest.mark.parametrize("zero_based, name", [(None, "2"), (False, "3"), (True, "2")])
+def test_a_feature_without_a_name_is_called_by_the_index_it_was_read_by(zero_based, name):
+    assert FittedModel("linear", np.ones(3, np.float32), zero_based=zero_based).name_of(2) == name
+
+
+@pytest.mark.parametrize("index", [-1, COLUMNS.features])
+def test_a_feature_that_there_is_not_has_no_name(index):
+    with pytest.raises(IndexError):
+        COLUMNS.name_of(index)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"columns": [{"name": "a", "kind": "number"}], "target": 1}',
+        b'{"columns": [{"name": "a", "kind": "word"}], "target": null}',
+        b'{"columns": [{"name": "a", "kind": "hashed"}], "target": null}',
+        b'{"columns": [{"name": "a", "kind": "category", "categories": ["b", "a"]}], "target": null}',
+        b'{"columns": [{"name": "a", "kind": "number"}, {"name": "b", "kind": "number"}], "target": null}',
+    ],
+)
+def test_a_damaged_encoding_of_columns_is_refused(content, path):
+    save_model(path, FittedModel("linear", np.float32([1]), encoding=Encoding((Column("a"),))))
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **(arrays | {"encoding": np.frombuffer(content, np.uint8)}))
+    with pytest.raises(ModelFileError, match=r"damaged|cannot be read"):
+        load_model(path)
