@@ -10,7 +10,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument
+from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument, table_arguments, table_options
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.binary.format import Header
@@ -26,7 +26,7 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 @click.command(cls=SamplesCommand)
 @samples_argument("source", "IN")
 @click.argument("out", type=OUTPUT_FILE)
-@click.option("--features", type=click.IntRange(min=1), help="Dimension N; by default that of IN, or its highest index.")
+@table_options
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float64"]),
@@ -36,19 +36,21 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
 )
 @click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
 @format_options
-def convert(source: Data, out: Path, features: int | None, **options: Any) -> None:
+def convert(source: Data, out: Path, **options: Any) -> None:
     """Convert svmlight text, or samples of another format, IN, to the binary format, OUT.
 
     Text may be compressed by gzip, bzip2, xz or Zstandard, and come by a pipe or on standard input, for which IN is `-`. Vowpal Wabbit's
-    text (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), and labels with plain text behind a tab (.tsv) are known by the
-    ending of their name. IN may be several files of one format, a folder of them, or a pattern in quotes.
+    text (.vw), compressed rows of SciPy (.npz), tables (.csv, .parquet, .arrow, .feather; .tsv with --target), and labels with plain text
+    behind a tab (.tsv) are known by the ending of their name. How columns of a table are encoded is written beside OUT, to
+    OUT.columns.json, for `train`. IN may be several files of one format, a folder of them, or a pattern in quotes.
     Under mpiexec the ranks share the work. OUT appears when it is complete. Until then its parts are in the folder .OUT.partial beside
     it.
     """
     stop_as_interrupted()
     comm = world()
     agreed(comm, lambda: _check(out))
-    convert_with_bars(source, out, comm, n_features=features, **options)
+    given = {name: options[name] for name in ("dtype", "zero_based", "format", "hash_bits")} | table_arguments(options)
+    convert_with_bars(source, out, comm, **given)
 
 
 def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:

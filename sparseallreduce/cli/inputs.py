@@ -11,7 +11,7 @@ import click
 
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.linear.data.parts import STANDARD_INPUT, Data
-from sparseallreduce.linear.data.reading import BASES, DEFAULT_BITS, FORMATS
+from sparseallreduce.linear.data.reading import AUTO, BASES, DEFAULT_BITS, FORMATS, HEADERS, MOST_CATEGORIES
 
 __all__ = [
     "INPUT_FILE",
@@ -21,6 +21,9 @@ __all__ = [
     "data_cache",
     "format_options",
     "samples_argument",
+    "table_arguments",
+    "table_options",
+    "target_options",
     "zero_based_option",
 ]
 
@@ -70,9 +73,85 @@ def format_options(command: F) -> F:
         "--hash-bits",
         type=click.IntRange(1, 30),
         metavar="BITS",
-        help=f"Formats vw and text: features are hashed to 2**BITS  [{DEFAULT_BITS}, or what the number of features says].",
+        help="Formats vw and text, and columns of too many categories: features are hashed to 2**BITS  "
+        f"[{DEFAULT_BITS}, or what the number of features says].",
     )
     return chosen(bits(command))
+
+
+class Columns(click.ParamType):  # type: ignore[type-arg]  # of which older versions have none
+    """Names of columns with commas between them."""
+
+    name = "columns"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+
+class Features(Columns):
+    """A number of features, or names of columns."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        digits = value.replace("_", "")
+        if digits.isdecimal() and int(digits) == 0:
+            self.fail("there must be at least one feature", param, ctx)
+        return int(digits) if digits.isdecimal() else super().convert(value, param, ctx)
+
+
+def target_options(command: F) -> F:
+    """``--target`` and ``--header``."""
+    target = click.option(
+        "--target",
+        metavar="COLUMN",
+        help="Of a table: the column of labels, numbers or names of classes  [one that is called label or target; predict: as in "
+        "training].",
+    )
+    header = click.option(
+        "--header",
+        type=click.Choice(HEADERS),
+        default=AUTO,
+        help="Whether the first line of CSV names the columns; without they are 1, 2, ...  [auto: if it has a name that is given, or no "
+        "number and no empty field].",
+    )
+    return target(header(command))
+
+
+def table_options(command: F) -> F:
+    """``--target``, ``--header``, ``--features``, ``--drop``, ``--categorical`` and ``--max-categories``, for :func:`table_arguments`."""
+    features = click.option(
+        "--features",
+        type=Features(),
+        metavar="N|COLUMN,...",
+        help="Of a table: the columns that become features  [all but the target]. Of others: dimension N  [that of the file, or the "
+        "highest index].",
+    )
+    drop = click.option("--drop", type=Columns(), default=(), metavar="COLUMN,...", help="Of a table: columns that become no features.")
+    categorical = click.option(
+        "--categorical",
+        type=Columns(),
+        default=(),
+        metavar="COLUMN,...",
+        help="Of a table: columns of categories, though they look like numbers or dates.",
+    )
+    most = click.option(
+        "--max-categories",
+        type=click.IntRange(min=0),
+        default=MOST_CATEGORIES,
+        metavar="COUNT",
+        help=f"Of a table: a column of more categories is hashed, to 2**--hash-bits features  [{MOST_CATEGORIES:,}].",
+    )
+    return target_options(features(drop(categorical(most(command)))))
+
+
+def table_arguments(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of reading that these options stand for, the number of features among them."""
+    features, target = chosen["features"], chosen["target"]
+    count = features if isinstance(features, int) and target is None else None
+    names = None if features is None or count is not None else (str(features),) if isinstance(features, int) else features
+    known = {name: chosen[name] for name in ("target", "header", "drop", "categorical", "max_categories")}
+    return known | {"features": names, "n_features": count}
 
 
 def zero_based_option(default: str | None, shown: str) -> Callable[[F], F]:

@@ -14,7 +14,15 @@ from tqdm import tqdm
 
 from sparseallreduce.atomic_file import atomic_file, naming
 from sparseallreduce.cli.device import array_module_of, device_option
-from sparseallreduce.cli.inputs import SamplesCommand, cache_options, data_cache, format_options, samples_argument, zero_based_option
+from sparseallreduce.cli.inputs import (
+    SamplesCommand,
+    cache_options,
+    data_cache,
+    format_options,
+    samples_argument,
+    target_options,
+    zero_based_option,
+)
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.linear.data.dataset import Dataset
@@ -43,6 +51,7 @@ Array = NDArray[Any]
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the metrics.")
 @format_options
 @zero_based_option(None, "as in the training data")
+@target_options
 @cache_options
 @device_option("Where samples are scored; gpu takes CuPy.")
 def predict(
@@ -58,7 +67,8 @@ def predict(
 ) -> None:
     """Predict the samples of DATA with MODEL, a file of `train --model-out` or of an estimator.
 
-    DATA may be of any format that `train` takes, several files, a folder, a pattern in quotes, a pipe, or standard input (`-`). There is
+    DATA may be of any format that `train` takes, several files, a folder, a pattern in quotes, a pipe, or standard input (`-`). Columns
+    of a table are found by their names, and encoded as in training: what training has not seen is zero. There is
     one line for every sample, in the order of DATA: its label, as in the training data, or the number that a linear regression predicts.
     With --probabilities a first line names the labels, and the probabilities follow the predicted label, as in LIBSVM's predict. The
     accuracy on the labels in DATA, if it has any, is printed besides; --metrics prints others, by the weights of samples if DATA has such.
@@ -75,7 +85,7 @@ def predict(
         known = None if ignore_unknown else fitted.n_features
         how["zero_based"] = how["zero_based"] or ("yes" if fitted.zero_based else "no")
         how["hash_bits"] = how["hash_bits"] or bits_of(fitted.n_features)
-        given = {name: how[name] for name in ("format", "zero_based", "hash_bits")}
+        given = {name: how[name] for name in ("format", "zero_based", "hash_bits", "target", "header")} | {"encoding": fitted.encoding}
         samples, _ = load(data, comm=comm, n_features=known, progress=bar.update, unlabelled=True, cache=data_cache(how), **given)
 
     scores = agreed(comm, lambda: scores_of(fitted, samples)) if xp is None else _scores_on_gpu(fitted, samples, xp, comm)

@@ -24,6 +24,7 @@ from sparseallreduce.cli.inputs import (
     cache_options,
     format_options,
     samples_argument,
+    table_options,
     zero_based_option,
 )
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
@@ -212,7 +213,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @format_options
 @zero_based_option("no", "no; the test set follows DATA")
 @cache_options
-@click.option("--features", type=_COUNT, help="Dimension N; by default the highest index in the data.")
+@table_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
 @metrics_option("the model on --test, or else on DATA")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
@@ -225,11 +226,11 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 def train(data: Data, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
     """Train a linear model on DATA.
 
-    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz, .zst), or the binary format of `convert`; or by its name Vowpal Wabbit's
-    text (.vw), compressed rows of SciPy (.npz), Parquet (.parquet), or labels with plain text behind a tab (.tsv). It may be several files
-    of one format, a folder of them, or a pattern in quotes; a pipe, as of the shell's <(...); or `-`, text on standard input. Labels are
-    numbers, or in text names of classes. Under mpiexec the ranks share the samples. A step averages the gradients of --batch-size samples
-    of every rank.
+    DATA is svmlight text, plain or compressed (.gz, .bz2, .xz, .zst), or the binary format of `convert`; or by its name a table (.csv,
+    .parquet, .arrow, .feather; .tsv with --target), of which --target names the labels; Vowpal Wabbit's text (.vw), compressed rows of
+    SciPy (.npz), or labels with plain text behind a tab (.tsv). It may be several files of one format, a folder of them, or a pattern in
+    quotes; a pipe, as of the shell's <(...); or `-`, text on standard input. Labels are numbers, or in text names of classes. Under mpiexec
+    the ranks share the samples. A step averages the gradients of --batch-size samples of every rank.
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
@@ -248,9 +249,12 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
     agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
-    samples = read_samples(data, test, train_options.model(chosen), chosen, comm)
+    encoding = None if initial_model is None else agreed(comm, lambda: load_model(initial_model).encoding)
+    samples = read_samples(data, test, train_options.model(chosen), chosen, comm, encoding)
     say(samples.described(data, comm))
     metrics = _asked_metrics(samples, chosen["metrics"])
+    for remark in samples.remarks(chosen):
+        say(remark)
     chosen = _with_solver(asked, chosen, samples, given, test is not None)
     if not chosen["solver_is_said"]:
         say(f"solver {chosen['solver']}, {_penalty(chosen)}")
@@ -298,7 +302,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
             learned = best.fitted
             if features is not None:
                 learned = replace(learned, weights=features.restored(learned.weights, samples.nonzeros))
-            save_model(model_out, learned)
+            save_model(model_out, replace(learned, encoding=samples.training.encoding))
         if json_path is not None:
             known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
             records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sparseallreduce.cli.inputs import data_cache
+from sparseallreduce.cli.inputs import data_cache, table_arguments
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
@@ -16,6 +16,9 @@ from sparseallreduce.linear.data.labels import Label, classes_of, numbered_class
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.occurring import Occurring
 from sparseallreduce.linear.data.parts import Data, described
+from sparseallreduce.linear.data.tables.batches import CUSTOMARY
+from sparseallreduce.linear.data.tables.learning import remarks_on
+from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.multiclass import model_of_classes
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
@@ -44,22 +47,34 @@ class Samples:
     def described(self, data: Data, comm: Any) -> str:
         training = self.training
         several = f"{len(self.classes)} classes, " if self.classes and self.model.columns else ""
+        columns = "" if training.encoding is None else f" of {len(training.encoding.columns)} columns"
         return (
-            f"{described(data)}: {training.total_samples:,} samples, {several}{training.features:,} features, "
+            f"{described(data)}: {training.total_samples:,} samples, {several}{training.features:,} features{columns}, "
             f"{self.nonzeros / training.total_samples:.1f} non-zeros a sample; "
             f"read by {comm.size} rank{'s' if comm.size > 1 else ''} in {self.seconds:.1f} s"
         )
 
+    def remarks(self, chosen: dict[str, Any]) -> list[str]:
+        """What a user may not expect of the columns of a table."""
+        encoding = self.training.encoding
+        if encoding is None:
+            return []
+        known = chosen["target"] is not None or encoding.target is None or encoding.target.lower() not in CUSTOMARY
+        assumed = [] if known else [f"the column {encoding.target!r} is the target; --target names another"]
+        return assumed + remarks_on(encoding, chosen["categorical"])
 
-def read_samples(data: Data, test: Data | None, model: LinearModel, chosen: dict[str, Any], comm: Any) -> Samples:
-    """This rank's samples, labels and weights ready for the model; collective."""
+
+def read_samples(
+    data: Data, test: Data | None, model: LinearModel, chosen: dict[str, Any], comm: Any, encoding: Encoding | None = None
+) -> Samples:
+    """This rank's samples, labels and weights ready for the model, a table by an encoding that is given; collective."""
     start = time.perf_counter()
     cache = data_cache(chosen)
     with progress_bar(comm, desc="reading", unit="B", unit_scale=True) as bar:
 
         def read(workers: Any) -> tuple[Dataset, Dataset | None]:
-            how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")}
-            return load(data, test, comm=workers, n_features=chosen["features"], progress=bar.update, cache=cache, **how)
+            how = {name: chosen[name] for name in ("format", "zero_based", "hash_bits")} | table_arguments(chosen)
+            return load(data, test, comm=workers, progress=bar.update, cache=cache, encoding=encoding, **how)
 
         serving = issubclass(STRATEGIES[chosen["strategy"]], ParameterServer)
         training, testing = read_on_workers(comm, chosen["servers"], read) if serving else read(comm)

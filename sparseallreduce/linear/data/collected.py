@@ -33,13 +33,14 @@ def collected(samples: Samples, source: Source, comm: Any, dtype: DTypeLike = np
     total = sum(rows for rows, _ in ranks)
     if total == 0:
         raise DatasetError(f"{source}: no samples in it")
-    features = samples.features or max(features for _, features in ranks)
+    features = samples.encoding.features if samples.encoding else samples.features or max(features for _, features in ranks)
     weighted = any(gather(comm, mine.weights is not None))
     if weighted and mine.weights is None:
         mine = replace(mine, weights=np.ones(mine.rows))
     if samples.labels.named:
         mine = _numbered(mine, samples.labels.names, comm)
-    return replace(mine, features=features, first_sample=sum(rows for rows, _ in ranks[: comm.rank]), total_samples=total)
+    first = sum(rows for rows, _ in ranks[: comm.rank])
+    return replace(mine, features=features, first_sample=first, total_samples=total, encoding=samples.encoding)
 
 
 def _numbered(mine: Dataset, found: list[str], comm: Any) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.beside import write_columns
 from sparseallreduce.linear.data.binary.format import Header
 from sparseallreduce.linear.data.binary.writer import BinaryWriter
 from sparseallreduce.linear.data.files import PathLike, Piped, Progress
 from sparseallreduce.linear.data.formats import format_of, open_samples
 from sparseallreduce.linear.data.parts import Data, Source, described, source_of
-from sparseallreduce.linear.data.reading import Reading
+from sparseallreduce.linear.data.reading import AUTO, MOST_CATEGORIES, Reading, table_reading
 from sparseallreduce.runtime.objects import agreed, collective, gather
 
 __all__ = ["convert"]
@@ -33,10 +35,18 @@ def convert(
     format: str | None = None,
     hash_bits: int | None = None,
     dtype: DTypeLike = np.float32,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    header: str = AUTO,
+    max_categories: int = MOST_CATEGORIES,
     on_read: Progress = None,
     on_written: Progress = None,
 ) -> Header:
     """Write the samples of files to a binary file, which gets its name when it is whole; collective over ``comm``.
+
+    A table is read twice, so that it need not fit into the memory. How its columns are encoded goes to ``OUT.columns.json``.
 
     Parameters
     ----------
@@ -55,6 +65,8 @@ def convert(
         As for :func:`~sparseallreduce.linear.load`.
     dtype : dtype
         Of the values, float32 or float64.
+    target, features, drop, categorical, header, max_categories
+        Of a table, as for :func:`~sparseallreduce.linear.load`.
     on_read, on_written : callable, optional
         Called with the bytes of the source that this rank has worked off, and of the result that it has written, since the last call.
 
@@ -68,16 +80,17 @@ def convert(
     DatasetError
         On every rank alike.
     """
-    reading = Reading(format, hash_bits=hash_bits)
+    table = table_reading(target, features, drop, categorical, header, max_categories)
+    reading = Reading(format, hash_bits=hash_bits, table=table)
     with source_of(source, comm) as files:
         chosen = format_of(files, reading, comm)
         agreed(comm, lambda: _check(files, chosen, Path(out)))
         given: Any = {"n_features": n_features, "zero_based": zero_based, "dtype": dtype, "progress": on_read}
         samples = open_samples(files, comm, chosen, reading, **given)
-        if samples.labels.named:
-            names = f"names of classes, as {samples.labels.example.decode()!r}"
+        if samples.labels.named and samples.encoding is None:
+            shown = f"names of classes, as {samples.labels.example.decode()!r}"
             remedy = "number the classes, or train on the source itself"
-            raise DatasetError(f"cannot write {out}: labels are {names}, and the binary format has numbers alone: {remedy}")
+            raise DatasetError(f"cannot write {out}: labels are {shown}, and the binary format has numbers alone: {remedy}")
         with BinaryWriter(out, comm, features=n_features or samples.features, dtype=dtype) as writer:
 
             def parse() -> None:
@@ -90,7 +103,12 @@ def convert(
             if n_samples is not None and found != n_samples:
                 what = f"{found} samples in it instead of {n_samples}: it is damaged, or has changed; remove it to fetch it anew"
                 raise DatasetError(f"{described(source)}: {what}")
-            return writer.finish(on_written)
+            found_header = writer.finish(on_written)
+        if samples.encoding is not None:
+            names = samples.labels.names if samples.labels.named else None
+            encoding = samples.encoding
+            agreed(comm, lambda: write_columns(out, encoding, names) if comm.rank == 0 else None)
+        return found_header
 
 
 def _check(source: Source, chosen: str, out: Path) -> None:

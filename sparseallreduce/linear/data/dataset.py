@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from sparseallreduce.errors import DatasetError, MismatchError
 from sparseallreduce.linear.data.binary.pages import Pages
 from sparseallreduce.linear.data.checks import check_rows
+from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import index_dtype
@@ -51,6 +52,7 @@ class Dataset:
     zero_based: bool | None = None  # whether indices count from 0 in the text that it was read from; None if it was no svmlight text
     names: tuple[str, ...] | None = None  # sorted, of the classes whose numbers labels are then, from 0; None if labels are what they are
     pages: Pages | None = field(default=None, repr=False, compare=False)  # of a mapped file that is larger than the memory
+    encoding: Encoding | None = field(default=None, repr=False)  # how the columns of a table became features; None if it was none
     dimension: int = 0  # N of the samples as they were given, where features are numbers of those that occur; 0 where they are not
 
     def __post_init__(self) -> None:

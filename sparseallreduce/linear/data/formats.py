@@ -19,14 +19,16 @@ from sparseallreduce.linear.data.label_words import PLAIN, Labels, svmlight_labe
 from sparseallreduce.linear.data.npz import npz_blocks
 from sparseallreduce.linear.data.parquet import parquet_blocks
 from sparseallreduce.linear.data.parts import Source
-from sparseallreduce.linear.data.reading import FORMATS, Reading, naming_option
+from sparseallreduce.linear.data.reading import FORMATS, TABLES, Reading, naming_option
 from sparseallreduce.linear.data.svmlight.reader import svmlight_blocks
+from sparseallreduce.linear.data.tables.table import is_table, table
 from sparseallreduce.linear.data.vowpal_wabbit.reader import vowpal_wabbit_blocks
+from sparseallreduce.linear.encoding import Encoding
 
 __all__ = ["Samples", "format_of", "open_samples"]
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_TEXTS = ("svmlight", "vw", "text")
+_TEXTS = ("svmlight", "vw", "text", "csv", "tsv")
 
 
 class Samples(NamedTuple):
@@ -35,6 +37,7 @@ class Samples(NamedTuple):
     blocks: Generator[Block]
     features: int | None  # as many as the files say, None if one more than the highest index
     labels: Labels = PLAIN  # what labels look like; of names, those that were found once all blocks have been read
+    encoding: Encoding | None = None  # of a table, how its columns become features
 
 
 def format_of(source: Source, reading: Reading, comm: Any) -> str:
@@ -56,7 +59,7 @@ def format_of(source: Source, reading: Reading, comm: Any) -> str:
 
 def _format(path: PathLike, reading: Reading) -> str:
     binary = is_binary(path)
-    chosen = reading.format or ("binary" if binary else _by_name(str(path)))
+    chosen = reading.format or ("binary" if binary else _by_name(str(path), reading.table.names_columns))
     if isinstance(path, Piped) and (binary or chosen not in _TEXTS):
         raise DatasetError(f"cannot read {path} as {chosen}: text alone comes that way, {', '.join(_TEXTS)}; give a file")
     if binary != (chosen == "binary"):
@@ -64,15 +67,23 @@ def _format(path: PathLike, reading: Reading) -> str:
         raise naming_option(said, "format", "--format")
     if chosen in _TEXTS:
         check_text(path, reading.format is not None)
+    if reading.table.names_columns and chosen not in TABLES:
+        said = f"{path} is of the format {chosen}, which has no columns with names, as {{option}} asks for"
+        given = "target" if reading.table.target is not None else "encoding" if reading.table.encoding is not None else "features"
+        if given == "encoding":
+            return chosen
+        raise naming_option(f"{said}: tables are {', '.join(TABLES)}", given, f"--{given}")
     return chosen
 
 
-def _by_name(name: str) -> str:
+def _by_name(name: str, names_columns: bool) -> str:
+    """The format by the ending of a name; of text whose ending says none, or plain text, a table if a column is named."""
     name = os.path.basename(name).lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
     endings = ((format, ending) for format, endings in FORMATS.items() for ending in endings if format != "binary")
-    return next((format for format, ending in endings if name.endswith(ending)), "svmlight")
+    found = next((format for format, ending in endings if name.endswith(ending)), "csv" if names_columns else "svmlight")
+    return "tsv" if found == "text" and names_columns else found
 
 
 def open_samples(
@@ -85,6 +96,7 @@ def open_samples(
     zero_based: bool = False,
     dtype: DTypeLike = np.float32,
     progress: Progress = None,
+    keep: bool = False,
 ) -> Samples:
     """This rank's samples of files of a format, but for the binary one; collective over ``comm``.
 
@@ -96,6 +108,8 @@ def open_samples(
         Indices must be below it.
     zero_based : bool
         Of svmlight text, whether indices count from 0.
+    keep : bool
+        Of a table, whether to keep its values in memory until all ranks have agreed on their encoding, rather than to read it twice.
 
     Raises
     ------
@@ -103,6 +117,9 @@ def open_samples(
         Here on every rank alike; from the generator on the rank that reads what is wrong.
     """
     given: Any = {"dtype": dtype, "progress": progress}
+    if is_table(source, comm, chosen, reading):
+        encoding, names, blocks = table(source, comm, chosen, reading, n_features=n_features, keep=keep, **given)
+        return Samples(blocks, encoding.features, PLAIN if names is None else Labels.of_names(names), encoding)
     if chosen == "svmlight":
         labels = svmlight_labels(source, comm)
         options = given | {"n_features": n_features, "zero_based": zero_based, "labels": labels}

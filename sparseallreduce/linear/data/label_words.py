@@ -49,6 +49,13 @@ class Labels:
         self.example, self.named, self.weighted = example, named, weighted
         self._numbers: dict[bytes, float] = {}
 
+    @classmethod
+    def of_names(cls, names: list[str]) -> Labels:
+        """Return labels that are places among these names."""
+        labels = cls(names[0].encode() if names else b"", named=True)
+        labels._numbers = {name.encode(): float(place) for place, name in enumerate(names)}
+        return labels
+
     @property
     def plain(self) -> bool:
         """Return True if all labels are numbers."""

@@ -6,6 +6,9 @@ them, and hands the text on in blocks, first those for itself, then those for ra
 rank works on the one before. A rank's share is then as large as its part of the compressed files, or of the text if that is short.
 
 A UTF-8 byte-order mark at the beginning of a file is skipped.
+
+Of CSV the blocks are of whole records, whose quoted fields may hold newlines. Whether the first line of a rank's range is in quotes, all
+ranks find out together: each goes over its own range for both cases, unless there are no quotes in it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from typing import Any, BinaryIO, NamedTuple
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.files import PathLike, Progress, first_bytes, open_input, readable
 from sparseallreduce.linear.data.parts import Source, sharing
+from sparseallreduce.linear.data.quoting import IN_QUOTES, NOT_QUOTED, characters, end_of_quotes, record_start
 from sparseallreduce.linear.data.zstd import ZSTD_MAGIC, ZstdFile
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.stalls import blocked
 
 __all__ = [
@@ -43,6 +48,7 @@ __all__ = [
 
 
 _BLOCK = 1 << 20  # bytes of text that are worked on at once, but for longer lines
+_RECORDS = 1 << 22  # likewise, of CSV
 _LONGEST_LINE = 1 << 28  # bytes; who finds no end of a line until here reads something else than text
 _SHORT = 32  # blocks: a text of fewer is read before it is shared
 _EXCERPT = 60  # characters of a bad line that an error shows
@@ -79,7 +85,7 @@ class LineBlock(NamedTuple):
     part: int = 0  # number of the file
 
 
-def shared_line_blocks(source: Source, comm: Any, progress: Progress = None) -> Generator[LineBlock]:
+def shared_line_blocks(source: Source, comm: Any, progress: Progress = None, delimiter: int = 0) -> Generator[LineBlock]:
     """This rank's blocks of a text; collective over ``comm`` until it ends or is closed.
 
     Parameters
@@ -90,6 +96,8 @@ def shared_line_blocks(source: Source, comm: Any, progress: Progress = None) -> 
     comm : communicator
     progress : callable, optional
         Called with the bytes of the files that this rank has worked off since the last call.
+    delimiter : int
+        The character between the fields of CSV; 0 if the text is none.
 
     Raises
     ------
@@ -101,10 +109,13 @@ def shared_line_blocks(source: Source, comm: Any, progress: Progress = None) -> 
     compressed = any(packed for _, packed in outlines)
     if comm.size > 1 and (compressed or source.piped):
         mine = None if source.piped else _whole_files(sizes, comm)
-        return _dealt(source, sizes, comm, progress) if mine is None else _several(source, mine, progress)
+        return _dealt(source, sizes, comm, progress, delimiter) if mine is None else _several(source, mine, progress, delimiter)
     if compressed:
-        return _several(source, [(part, 0, None) for part in range(len(sizes))], progress)
-    return _several(source, list(sharing(sizes, comm)), progress)
+        return _several(source, [(part, 0, None) for part in range(len(sizes))], progress, delimiter)
+    ranges: Any = sharing(sizes, comm)
+    if delimiter and comm.size > 1:
+        ranges = _from_records(source, ranges, comm, delimiter)
+    return _several(source, ranges, progress, delimiter)
 
 
 def _outline(path: PathLike) -> tuple[int, bool]:
@@ -176,38 +187,129 @@ def _opened(path: PathLike) -> Iterator[tuple[BinaryIO, BinaryIO]]:
                 yield file, text
 
 
-def _whole_lines(path: PathLike, text: BinaryIO, most: int) -> bytes:
-    """The next so many bytes of text, or fewer at its end, up to the end of the line that they end in."""
+def _whole_lines(path: PathLike, text: BinaryIO, most: int, delimiter: int = 0) -> bytes:
+    """The next so many bytes of text, or fewer at its end, up to the end of the line, or of the record of CSV, that they end in."""
     lines = text.read(most)
     if len(lines) == most and not lines.endswith(b"\n"):
-        rest = text.readline(_LONGEST_LINE)
-        lines += rest
-        if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
-            shown = excerpt(lines, len(lines) - 1)
-            raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is no text of samples")
+        lines += _rest_of_line(path, text, lines)
+    if delimiter and b'"' in lines:
+        state, _, opened = _quotes(lines, delimiter, NOT_QUOTED)
+        if state == IN_QUOTES:
+            return _whole_record(path, text, lines, delimiter, opened)
     return lines
 
 
-def _several(source: Source, ranges: list[tuple[int, int, int | None]], progress: Progress) -> Generator[LineBlock]:
+def _rest_of_line(path: PathLike, text: BinaryIO, before: bytes) -> bytes:
+    rest = text.readline(_LONGEST_LINE)
+    if len(rest) == _LONGEST_LINE and not rest.endswith(b"\n"):
+        shown = excerpt(before + rest, len(before + rest) - 1)
+        raise DatasetError(f"{path}: a line of more than {_LONGEST_LINE} bytes: {shown}; this is no text of samples")
+    return rest
+
+
+def _whole_record(path: PathLike, text: BinaryIO, lines: bytes, delimiter: int, opened: int) -> bytes:
+    """Lines that end in a quoted field, and those up to the end of the record.
+
+    Raises
+    ------
+    DatasetError
+        If the quotes do not end.
+    """
+    pieces, state, length = [lines], IN_QUOTES, len(lines) - opened
+    while state == IN_QUOTES:
+        piece = _rest_of_line(path, text, b"")
+        length += len(piece)
+        if not piece or length > _LONGEST_LINE:
+            shown = quoted(lines[opened : opened + _EXCERPT + 1])
+            raise DatasetError(f"{path}: a quote that opens a field is not closed within {length} bytes: {shown}")
+        state, _, _ = _quotes(piece, delimiter, state)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _quotes(lines: bytes, delimiter: int, state: int) -> tuple[int, int, int]:
+    """What :func:`end_of_quotes` says of lines, of which the first may begin with a byte-order mark."""
+    found: tuple[int, int, int] = end_of_quotes(characters(lines.removeprefix(BYTE_ORDER_MARK)), delimiter, state)
+    return found
+
+
+class _Range(NamedTuple):
+    """Bytes of a file: the lines, or records, that begin in them are a rank's."""
+
+    part: int
+    start: int
+    end: int | None
+    begin: int | None = None  # where the first of them begins, if that is known
+
+
+def _from_records(source: Source, ranges: list[tuple[int, int, int]], comm: Any, delimiter: int) -> list[_Range]:
+    """Byte ranges of files with the places where their first records begin; collective."""
+    found = agreed(comm, lambda: [_line_states(source.parts[part], part, start, end, delimiter) for part, start, end in ranges])
+    known, states = [], dict.fromkeys(range(len(source.parts)), NOT_QUOTED)
+    for rank, each in enumerate(gather(comm, found)):
+        for part, start, end, lines in each:
+            begin, after = lines[states[part]]
+            states[part] = after
+            if rank == comm.rank:
+                known.append(_Range(part, start, end, begin))
+    return known
+
+
+def _line_states(path: PathLike, part: int, start: int, end: int, delimiter: int) -> tuple[int, int, int, dict[int, tuple[int, int]]]:
+    """A range, and for each state that its first line may begin in: where its first record begins, and the state behind its last line."""
+    with _opened(path) as (_, text):
+        at = start
+        if start > 0:
+            text.seek(start - 1)
+            at = start + len(_whole_lines(path, text, 1)) - 1
+        states = {NOT_QUOTED: NOT_QUOTED, IN_QUOTES: IN_QUOTES}
+        begins = {NOT_QUOTED: at, IN_QUOTES: -1}
+        while at < end and (lines := _whole_lines(path, text, min(_BLOCK, end - at))):
+            if b'"' in lines:
+                for entry, state in states.items():
+                    states[entry], first, _ = _quotes(lines, delimiter, state)
+                    if begins[entry] < 0 and first >= 0:
+                        begins[entry] = at + first
+            at += len(lines)
+    behind = {entry: (begin if begin >= 0 else end, state) for (entry, state), begin in zip(states.items(), begins.values())}
+    return part, start, end, behind
+
+
+def _several(source: Source, ranges: list[Any], progress: Progress, delimiter: int = 0) -> Generator[LineBlock]:
     """The lines that begin in these byte ranges of files, each given by the file's number."""
-    for part, start, end in ranges:
-        yield from _own(source.parts[part], part, start, end, progress)
+    for each in ranges:
+        yield from _own(source.parts[each[0]], _Range(*each), progress, delimiter)
 
 
-def _own(path: PathLike, part: int, start: int, end: int | None, progress: Progress) -> Generator[LineBlock]:
-    """The lines that begin in bytes [start, end) of the text."""
+def _own(path: PathLike, range_: _Range, progress: Progress, delimiter: int) -> Generator[LineBlock]:
+    """The lines that begin in a range of bytes of the text."""
+    part, start, end, begin = range_
+    block = _RECORDS if delimiter else _BLOCK
     with _opened(path) as (file, text):
         origin, line = start, 0
-        if start > 0:
+        if start > 0 and begin is None:
             text.seek(start - 1)  # a line that begins exactly at start is ours
             before = len(_whole_lines(path, text, 1)) - 1
             line, start = int(before > 0), start + before
+        elif start > 0:
+            assert begin is not None
+            text.seek(start)
+            line, start = _newlines(text, begin - start), begin
         done = start
-        while (end is None or start < end) and (lines := _whole_lines(path, text, min(_BLOCK, (end or start + _BLOCK) - start))):
+        while (end is None or start < end) and (lines := _whole_lines(path, text, min(block, (end or start + block) - start), delimiter)):
             yield LineBlock(origin, line, lines.removeprefix(BYTE_ORDER_MARK) if start == 0 else lines, part)
             line += lines.count(b"\n")
             start += len(lines)
             done = _report(progress, done, file.tell())
+
+
+def _newlines(text: BinaryIO, count: int) -> int:
+    """How many lines end in the next so many bytes of text."""
+    found = 0
+    while count > 0 and (piece := text.read(min(count, _BLOCK))):
+        found += piece.count(b"\n")
+        count -= len(piece)
+    return found
 
 
 def _report(progress: Progress, before: int, now: int) -> int:
@@ -216,21 +318,21 @@ def _report(progress: Progress, before: int, now: int) -> int:
     return now
 
 
-def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Generator[LineBlock]:
+def _dealt(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
     """This rank's blocks of a text that rank 0 reads for all."""
     with blocked(comm.rank, comm.size, "the reading of a text that rank 0 hands on: MPI does not tell which ranks have not come to it"):
         own = comm.Dup()  # no message of the user's must come between
     try:
-        yield from _deal(source, sizes, own, progress) if comm.rank == 0 else _receive(own)
+        yield from _deal(source, sizes, own, progress, delimiter) if comm.rank == 0 else _receive(own)
     finally:
         own.Free()
 
 
-def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress) -> Generator[LineBlock]:
+def _deal(source: Source, sizes: list[int], comm: Any, progress: Progress, delimiter: int) -> Generator[LineBlock]:
     """Read, hand on what is another rank's, and yield what is rank 0's own; a rank that says no ends it all."""
     busy = 0  # the rank that has not yet said how it went
     try:
-        with closing(_shares(source, sizes, comm.size, progress)) as shares:
+        with closing(_shares(source, sizes, comm.size, progress, delimiter)) as shares:
             for rank, block in shares:
                 if busy and not _received(comm, busy):
                     busy = 0
@@ -270,45 +372,47 @@ def _send(comm: Any, message: Any, dest: int) -> None:
         comm.send(message, dest=dest)
 
 
-def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress) -> Generator[tuple[int, LineBlock]]:
+def _shares(source: Source, sizes: list[int], ranks: int, progress: Progress, delimiter: int) -> Generator[tuple[int, LineBlock]]:
     """The blocks of a text in their order, each with the rank that it is for."""
     size = sum(sizes)
-    with closing(_all_blocks(source, sizes, progress)) as blocks:
+    with closing(_all_blocks(source, sizes, progress, delimiter)) as blocks:
         head = list(itertools.islice(blocks, _SHORT))
         if len(head) < _SHORT:
-            yield from _cut([block for _, block in head], ranks)
+            yield from _cut([block for _, block in head], ranks, delimiter)
             return
         for position, block in itertools.chain(head, blocks):
             yield min(position * ranks // size, ranks - 1), block
 
 
-def _all_blocks(source: Source, sizes: list[int], progress: Progress) -> Generator[tuple[int, LineBlock]]:
+def _all_blocks(source: Source, sizes: list[int], progress: Progress, delimiter: int) -> Generator[tuple[int, LineBlock]]:
     """The blocks of all files, and how many bytes of these were read before each."""
     begin = 0
     for part, path in enumerate(source.parts):
         with _opened(path) as (file, text):
             line = 0
-            for position, lines in _positioned(path, file, text, progress):
+            for position, lines in _positioned(path, file, text, progress, delimiter):
                 yield begin + position, LineBlock(0, line, lines, part)
                 line += lines.count(b"\n")
         begin += sizes[part]
 
 
-def _positioned(path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress) -> Iterator[tuple[int, bytes]]:
+def _positioned(
+    path: PathLike, file: BinaryIO, text: BinaryIO, progress: Progress, delimiter: int = 0
+) -> Iterator[tuple[int, bytes]]:
     """The blocks of a text, and how far the file was read before each."""
     position, first = 0, True
-    while lines := _whole_lines(path, text, _BLOCK):
+    while lines := _whole_lines(path, text, _BLOCK, delimiter):
         yield position, lines.removeprefix(BYTE_ORDER_MARK) if first else lines
         position, first = _report(progress, position, file.tell()), False
 
 
-def _cut(blocks: list[LineBlock], ranks: int) -> Iterator[tuple[int, LineBlock]]:
+def _cut(blocks: list[LineBlock], ranks: int, delimiter: int) -> Iterator[tuple[int, LineBlock]]:
     """Blocks cut at ends of lines into shares of about the same length, one a rank."""
     total, begin = sum(len(block.text) for block in blocks), 0
     pieces: list[list[LineBlock]] = [[] for _ in range(ranks)]
     for block in blocks:
         text = block.text
-        cuts = [_line_start(text, min(max(total * rank // ranks - begin, 0), len(text))) for rank in range(ranks + 1)]
+        cuts = [_line_start(text, min(max(total * rank // ranks - begin, 0), len(text)), delimiter) for rank in range(ranks + 1)]
         for rank, (start, end) in enumerate(itertools.pairwise(cuts)):
             if start < end:
                 pieces[rank].append(block._replace(line=block.line + text.count(b"\n", 0, start), text=text[start:end]))
@@ -317,10 +421,12 @@ def _cut(blocks: list[LineBlock], ranks: int) -> Iterator[tuple[int, LineBlock]]
         yield from ((rank, piece) for piece in own)
 
 
-def _line_start(text: bytes, place: int) -> int:
-    """Where the first line begins that begins at this place or behind it."""
+def _line_start(text: bytes, place: int, delimiter: int) -> int:
+    """Where the first line, or record, begins that begins at this place or behind it."""
     if place == 0:
         return 0
+    if delimiter and b'"' in text:
+        return int(record_start(characters(text), delimiter, 0, place))
     end = text.find(b"\n", place - 1)
     return len(text) if end < 0 else end + 1
 

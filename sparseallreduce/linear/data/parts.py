@@ -26,7 +26,7 @@ from sparseallreduce.linear.data.files import CachedInput, PathLike, Piped, read
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.runtime.stalls import LongWait
 
-__all__ = ["LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
+__all__ = ["COLUMNS_BESIDE", "LABELS_BESIDE", "STANDARD_INPUT", "Data", "Source", "check_read_once", "described", "sharing", "source_of"]
 
 T = TypeVar("T")
 
@@ -36,12 +36,15 @@ Data = PathLike | Sequence[PathLike]
 STANDARD_INPUT = "-"
 #: How the files end that hold the labels of the samples in an ``.npz``.
 LABELS_BESIDE = ".labels.npy"
+#: What is added to the name of a binary file for the one that says how columns of a table were encoded.
+COLUMNS_BESIDE = ".columns.json"
 
 _PATTERN = re.compile(r"[*?\[]")
 _DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _STANDARD = (STANDARD_INPUT, "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _REMEDY = "send the samples to its standard input, and name that, -"
 _LOOK_MILLISECONDS = 200  # between two looks whether a wait has become long
+_OF_DATASETS = ("dataset_info.json", "state.json")
 _SHOWN = 3  # names of files in an error, at most
 
 
@@ -209,12 +212,17 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _without_companions(names: list[str]) -> list[str]:
-    """Names without those of labels beside an ``.npz``, and of the empty file by which Spark says that it has succeeded."""
+    """Names without what is beside others: labels, encodings, the empty file of Spark, and what Hugging Face's datasets put there."""
     known = set(names)
+    has_arrow = any(name.endswith(".arrow") for name in names)
 
     def accompanies(name: str) -> bool:
         if name.endswith(LABELS_BESIDE):
             return f"{name.removesuffix(LABELS_BESIDE)}.npz" in known
+        if name.endswith(COLUMNS_BESIDE):
+            return name.removesuffix(COLUMNS_BESIDE) in known
+        if has_arrow and os.path.basename(name) in _OF_DATASETS:
+            return True
         return os.path.basename(name) == "_SUCCESS" and os.path.isfile(name) and os.path.getsize(name) == 0
 
     return [name for name in names if not accompanies(name)]

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.encoding import Encoding
 
-__all__ = ["AUTO", "BASES", "DEFAULT_BITS", "FORMATS", "Reading", "bits_of", "naming_option"]
+__all__ = [
+    "AUTO",
+    "BASES",
+    "DEFAULT_BITS",
+    "FORMATS",
+    "HEADERS",
+    "MOST_CATEGORIES",
+    "TABLES",
+    "Reading",
+    "TableReading",
+    "bits_of",
+    "naming_option",
+    "table_reading",
+    "what_is_read",
+]
 
 E = TypeVar("E", bound=DatasetError)
 
@@ -22,7 +38,15 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".pq"),
     "vw": (".vw",),
     "text": (".tsv",),
+    "csv": (".csv",),
+    "tsv": (".tsv", ".tab"),  # .tsv where a column is named
+    "arrow": (".arrow", ".feather", ".ipc"),
 }
+#: Formats of tables; of Parquet where there are no columns of lists.
+TABLES = ("csv", "tsv", "parquet", "arrow")
+#: Whether the first line of CSV names the columns.
+HEADERS = (AUTO, "yes", "no")
+MOST_CATEGORIES = 1 << 16
 DEFAULT_BITS = 18  # that Vowpal Wabbit takes by default
 _MOST_BITS = 30
 
@@ -49,6 +73,60 @@ def naming_option(template: str, argument: str, option: str, kind: type[E] = Dat
     return error
 
 
+def what_is_read() -> str:
+    """Return the formats and the endings of their names, as an error lists them."""
+    listed = (f"{format} ({', '.join(endings)})" for format, endings in FORMATS.items())
+    return f"what is read is {', '.join(listed)}"
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """Which columns of a table are what.
+
+    Raises
+    ------
+    DatasetError
+        If an option is none that there is.
+    """
+
+    target: str | None = None  # the column of labels
+    features: tuple[str, ...] | None = None  # the columns that become features; all others by default
+    drop: tuple[str, ...] = ()  # columns that do not
+    categorical: tuple[str, ...] = ()  # columns that are categories though they look like numbers or dates
+    header: str = AUTO  # of HEADERS; without a header columns are called "1", "2", ...
+    max_categories: int = MOST_CATEGORIES  # of a column; those of columns that have more are hashed
+    encoding: Encoding | None = None  # of a training set, by which columns are encoded
+
+    def __post_init__(self) -> None:
+        for name in ("features", "drop", "categorical"):
+            if isinstance(getattr(self, name), str):
+                raise DatasetError(f"{name} must be a list of columns, not the word {getattr(self, name)!r}")
+        if self.header not in HEADERS:
+            raise DatasetError(f"header must be one of {', '.join(HEADERS)}, not {self.header!r}")
+        if self.max_categories < 0:
+            raise DatasetError(f"max_categories must be at least 0, not {self.max_categories}")
+
+    @property
+    def names_columns(self) -> bool:
+        """Return True if a column is named, so that what is read must be a table."""
+        return bool(self.target is not None or self.features or self.drop or self.categorical or self.encoding)
+
+
+def table_reading(
+    target: str | None,
+    features: Sequence[str] | None,
+    drop: Sequence[str],
+    categorical: Sequence[str],
+    header: str,
+    max_categories: int,
+    encoding: Encoding | None = None,
+) -> TableReading:
+    """Return which columns are what, of arguments as users give them; raises DatasetError."""
+    given = [value if value is None or isinstance(value, str) else tuple(value) for value in (features, drop, categorical)]
+    columns: Any = dict(zip(("features", "drop", "categorical"), given))
+    return TableReading(target, header=header, max_categories=max_categories, encoding=encoding, **columns)
+
+
 @dataclass(frozen=True)
 class Reading:
     """How to read a file of samples.
@@ -63,6 +141,7 @@ class Reading:
     zero_based: str | bool = "no"  # of svmlight text: whether indices count from 0; True for "yes"; "auto": whether there is an index 0
     hash_bits: int | None = None  # of formats whose features are hashed: N is 2 to the power of it
     unlabelled: bool = False  # whether samples may come without labels, which are then NaN
+    table: TableReading = field(default_factory=TableReading)  # of a table: which columns are what
 
     def __post_init__(self) -> None:
         if isinstance(self.zero_based, bool):

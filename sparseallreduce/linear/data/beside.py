@@ -1,0 +1,71 @@
+"""What a binary file of samples has no room for, in a file beside it: how columns of a table were encoded, and names of classes.
+
+``NAME.columns.json`` beside ``NAME`` holds ``encoding``, as :meth:`Encoding.to_json` writes it; ``classes``, whose places are the labels,
+or null; and ``header``, the checksum of the binary file's first 192 bytes: beside another file of that name it means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from typing import Any, NamedTuple
+
+from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.binary.format import HEADER_BYTES
+from sparseallreduce.linear.data.files import PathLike, Piped, first_bytes, readable
+from sparseallreduce.linear.data.parts import COLUMNS_BESIDE, Source
+from sparseallreduce.linear.encoding import Encoding
+
+__all__ = ["Beside", "columns_beside", "write_columns"]
+
+_MOST = 1 << 30  # bytes
+
+
+class Beside(NamedTuple):
+    """How the samples of a binary file were encoded."""
+
+    encoding: Encoding
+    classes: tuple[str, ...] | None
+
+
+def write_columns(path: PathLike, encoding: Encoding, classes: list[str] | None) -> None:
+    """Write the file beside a binary file that is complete; for one rank to call."""
+    content = {"encoding": json.loads(encoding.to_json()), "classes": classes, "header": _header(path)}
+    with atomic_file(f"{os.fspath(path)}{COLUMNS_BESIDE}", "w") as file:
+        json.dump(content, file, ensure_ascii=False)
+
+
+def columns_beside(source: Source, comm: Any) -> Beside | None:
+    """Return how binary files were encoded, if all of them were alike; collective over ``comm``.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, if a file beside one of them is damaged.
+    """
+    found = source.each(comm, _beside)
+    return found[0] if all(each == found[0] for each in found) else None
+
+
+def _beside(path: PathLike) -> Beside | None:
+    name = f"{os.fspath(path)}{COLUMNS_BESIDE}"
+    if isinstance(path, Piped) or not os.path.exists(name):
+        return None
+    with readable(name), open(name, "rb") as file:
+        content = file.read(_MOST)
+    try:
+        found = json.loads(content)
+        if found["header"] != _header(path):
+            return None
+        classes = found["classes"]
+        if classes is not None and not all(isinstance(name, str) for name in classes):
+            raise ValueError("classes are no names")
+        return Beside(Encoding.from_json(json.dumps(found["encoding"])), None if classes is None else tuple(classes))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"cannot read {name}: {error}; remove it, or convert the table once more") from None
+
+
+def _header(path: PathLike) -> int:
+    return zlib.crc32(first_bytes(path, HEADER_BYTES))

@@ -1,0 +1,85 @@
+"""Where records of CSV begin, whose quoted fields may hold newlines: the loops over characters, compiled by numba.
+
+Quotes mean what they mean to pyarrow: a field that begins with one is quoted up to the next that is not doubled; elsewhere a quote is a
+character like others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.streams.kernels.compilation import inlined, kernel
+
+__all__ = ["IN_QUOTES", "NOT_QUOTED", "characters", "end_of_quotes", "record_start"]
+
+Array = NDArray[Any]
+
+_FIELD_START, _IN_FIELD, _IN_QUOTES, _QUOTE_SEEN = 0, 1, 2, 3
+#: What a line may begin in: a record of its own, or a quoted field.
+NOT_QUOTED, IN_QUOTES = _FIELD_START, _IN_QUOTES
+
+_QUOTE, _NEWLINE, _RETURN = 34, 10, 13
+
+
+@inlined
+def _after(state: int, character: int, delimiter: int) -> int:
+    if state == _IN_QUOTES:
+        return _QUOTE_SEEN if character == _QUOTE else _IN_QUOTES
+    if character in (delimiter, _NEWLINE, _RETURN):
+        return _FIELD_START
+    if character == _QUOTE and (state in (_FIELD_START, _QUOTE_SEEN)):
+        return _IN_QUOTES
+    return _IN_FIELD
+
+
+@kernel
+def end_of_quotes(text: Array, delimiter: int, state: int) -> tuple[int, int, int]:
+    """Go over lines of text, of which the first begins in a state.
+
+    Returns
+    -------
+    state : int
+        At the end.
+    first : int
+        Where the first record begins behind a newline; -1 if there is none.
+    opened : int
+        Where the quoted field begins that the end is in, if it is in one that began here; else -1.
+    """
+    first, opened = -1, -1
+    for at in range(text.size):
+        before = state
+        state = _after(state, text[at], delimiter)
+        if state == _IN_QUOTES and before == _FIELD_START:
+            opened = at
+        elif state == _FIELD_START and first < 0 and text[at] == _NEWLINE:
+            first = at + 1
+    return state, first, opened
+
+
+@kernel
+def record_start(text: Array, delimiter: int, number: int, least: int) -> int:
+    """Return where a record begins: the one of this number, from 0, or the first that does so at ``least`` or behind it if that is not -1.
+
+    Empty lines are no records. It is the end of the text if there is no such record.
+    """
+    state, found, start = _FIELD_START, 0, True
+    for at in range(text.size):
+        newline = text[at] == _NEWLINE or text[at] == _RETURN
+        if start and least >= 0 and at >= least and (at == 0 or text[at - 1] == _NEWLINE):
+            return at
+        if start and not newline:
+            if least < 0 and found == number:
+                return at
+            found, start = found + 1, False
+        state = _after(state, text[at], delimiter)
+        if newline and state == _FIELD_START:
+            start = True
+    return int(text.size)
+
+
+def characters(text: bytes) -> Array:
+    """The characters of a text, as the loops take them."""
+    return np.frombuffer(text, np.uint8)

@@ -1,0 +1,1 @@
+"""Tables: CSV, Parquet, Arrow and frames, whose columns become features."""

@@ -1,0 +1,113 @@
+"""Parts of tables on their way from a reader to features, and which of their columns are what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.reading import TableReading, naming_option
+
+__all__ = ["CUSTOMARY", "Batch", "Chosen", "choose", "listed"]
+
+_SHOWN = 12  # columns that an error lists
+#: What a column of labels is called where none is named.
+CUSTOMARY = ("label", "target")
+
+
+class Chosen(NamedTuple):
+    """The columns of a table that are used."""
+
+    features: tuple[str, ...]
+    target: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, the target last."""
+        return self.features if self.target is None else (*self.features, self.target)
+
+
+class Batch(NamedTuple):
+    """Some consecutive rows."""
+
+    columns: list[Any]  # Arrow arrays of the chosen columns, in their order
+    rows: int
+    where: Callable[[int], str]  # how an error names a row
+
+
+def choose(names: Sequence[str], reading: TableReading, source: object, unlabelled: bool) -> Chosen:
+    """Return which columns of a table are features, and which is the target.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of all columns.
+    reading : TableReading
+    source
+        What errors call the table.
+    unlabelled : bool
+        Whether there may be no target.
+
+    Raises
+    ------
+    DatasetError
+        If a column that is named is not there or comes twice, none says what the target is, or no features are left.
+    """
+    known = set(names)
+    target = _target(names, reading, source, unlabelled)
+    encoding = reading.encoding
+    if encoding is not None:
+        features = tuple(column.name for column in encoding.columns)
+    elif reading.features is not None:
+        features = tuple(dict.fromkeys(name for name in reading.features if name not in reading.drop))
+    else:
+        features = tuple(dict.fromkeys(name for name in names if name != target and name not in reading.drop))
+    missing = [name for name in dict.fromkeys((*features, *reading.drop, *reading.categorical)) if name not in known]
+    if encoding is not None:
+        missing = [name for name in features if name not in known]
+    if missing:
+        lacks = f"there is no column {listed(missing)}" if len(missing) == 1 else f"there are no columns {listed(missing)}"
+        why = "which the model was trained on, " if encoding is not None else ""
+        raise DatasetError(f"{source}: {lacks}, {why}but {listed(names)}")
+    if target is not None and target in features:
+        raise DatasetError(f"{source}: the column {target!r} cannot be both the target and a feature")
+    if not features and not unlabelled:
+        raise DatasetError(f"{source}: no column is left to be a feature: there are {listed(names)}")
+    counts = Counter(names)
+    twice = next((name for name in Chosen(features, target).names if counts[name] > 1), None)
+    if twice is not None:
+        said = f"{source}: {counts[twice]} columns are called {twice!r}: rename them, or leave them out by {{option}}"
+        raise naming_option(said, "drop", "--drop")
+    return Chosen(features, target)
+
+
+def _target(names: Sequence[str], reading: TableReading, source: object, unlabelled: bool) -> str | None:
+    encoded = None if reading.encoding is None else reading.encoding.target
+    if reading.target is not None:
+        if reading.target in names:
+            return reading.target
+        if unlabelled and reading.target == encoded:
+            return None
+        raise DatasetError(f"{source}: there is no column {reading.target!r} to be the target, but {listed(names)}")
+    if encoded is not None and (encoded in names or unlabelled):
+        return encoded if encoded in names else None
+    found = [name for name in dict.fromkeys(names) if name.lower() in CUSTOMARY and name not in (*(reading.features or ()), *reading.drop)]
+    if len(found) == 1 and reading.encoding is None:
+        return found[0]
+    if unlabelled:
+        return None
+    said = f"{source}: name the column of labels by {{option}}: there are {listed(names)}"
+    raise naming_option(said, "target", "--target")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names of columns as a text lists them.
+
+    >>> listed(["a", "b", "c"])
+    "'a', 'b' and 'c'"
+    """
+    shown = [repr(name) for name in names[:_SHOWN]]
+    if len(names) > _SHOWN:
+        return f"{', '.join(shown)} and {len(names) - _SHOWN} more"
+    return " and ".join([*filter(None, [", ".join(shown[:-1])]), *shown[-1:]])

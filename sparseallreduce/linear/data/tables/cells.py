@@ -1,0 +1,138 @@
+"""What the values of a column are, by their Arrow type: numbers, booleans, strings, dates, or nothing but missing ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.reading import naming_option
+from sparseallreduce.linear.data.tables.extra import arrow
+from sparseallreduce.linear.encoding import BOOLEAN, NUMBER
+
+__all__ = ["BOOLEAN", "BOOLEANS", "DATE", "MISSING", "NOTHING", "NUMBER", "TEXT", "Cells", "cells_of", "first_missing", "numbers_of"]
+
+Array = NDArray[Any]
+
+TEXT, DATE, NOTHING = "text", "date", "nothing"
+MISSING = -1  # in the place of a code
+BOOLEANS = ("false", "true")
+
+
+class Cells(NamedTuple):
+    """Values of a column."""
+
+    kind: str
+    numbers: Array | None = None  # float64, NaN where they are missing
+    codes: Array | None = None  # int64, of each value the place of its word; MISSING if it has none
+    words: Any = None  # Arrow array of strings, each of which occurs
+    is_missing: bool = False  # whether one of the values is missing
+
+
+def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool = False) -> Cells:
+    """Return the values of a column.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+    name : str
+        Of the column.
+    where : callable
+        Names a row for an error.
+    as_text : bool
+        Whether they are strings whatever their type.
+
+    Raises
+    ------
+    DatasetError
+        If the type is none that can be a feature, or a number is not finite.
+    """
+    pyarrow = arrow()
+    types, kind = pyarrow.types, array.type
+    if array.null_count == len(array):
+        return Cells(NOTHING, is_missing=len(array) > 0)
+    if types.is_dictionary(kind):
+        return _words(array.indices, _as_text(array.dictionary, name))
+    if as_text or _is_text(types, kind):
+        encoded = _as_text(array, name).dictionary_encode()
+        return _words(encoded.indices, encoded.dictionary)
+    if types.is_boolean(kind):
+        codes = array.cast(pyarrow.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False)
+        return _used(BOOLEAN, codes, pyarrow.array(BOOLEANS))
+    if types.is_temporal(kind):
+        return Cells(DATE, is_missing=array.null_count > 0)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return _numbers(numbers_of(array), name, where)
+    said = f"{where(0)}: the column {name!r} holds {kind}, which is no number, string or boolean: leave it out by {{option}}"
+    raise naming_option(said, "drop", "--drop")
+
+
+def numbers_of(array: Any) -> Array:
+    """Numbers of an Arrow array as float64, NaN where they are missing."""
+    numbers: Array = array.cast(arrow().float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _numbers(numbers: Array, name: str, where: Callable[[int], str]) -> Cells:
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise DatasetError(f"{where(row)}: the column {name!r} is {numbers[row]}, which is no finite number")
+    missing = np.isnan(numbers)
+    return Cells(NOTHING if missing.all() else NUMBER, numbers, is_missing=bool(missing.any()))
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _as_text(array: Any, name: str) -> Any:
+    """An array as strings; numbers that are whole without a fraction, as where missing ones have made floats of integers."""
+    pyarrow = arrow()
+    types, kind = pyarrow.types, array.type
+    if types.is_dictionary(kind):
+        array = array.dictionary_decode()
+    if types.is_floating(kind):
+        whole = pyarrow.compute.all(pyarrow.compute.equal(pyarrow.compute.trunc(array), array)).as_py()
+        if whole and pyarrow.compute.max(pyarrow.compute.abs(array)).as_py() < 2**53:
+            array = array.cast(pyarrow.int64())
+    try:
+        return array.cast(pyarrow.string())
+    except (pyarrow.ArrowException, ValueError):
+        said = f"the column {name!r} holds {kind}, of which there is no text: leave it out by {{option}}"
+        raise naming_option(said, "drop", "--drop") from None
+
+
+def _words(indices: Any, words: Any) -> Cells:
+    """Values by their places among words, of which those that are missing or empty stand for missing values."""
+    pyarrow = arrow()
+    codes = indices.cast(pyarrow.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False)
+    empty = pyarrow.compute.equal(pyarrow.compute.fill_null(words, ""), "").to_numpy(zero_copy_only=False)
+    if empty.any():
+        codes = np.where(np.append(empty, False)[codes], MISSING, codes)
+    return _used(TEXT, codes, words)
+
+
+def _used(kind: str, codes: Array, words: Any) -> Cells:
+    """Cells of those words that occur."""
+    occurs = np.zeros(len(words) + 1, bool)
+    occurs[codes] = True
+    missing = bool(occurs[-1])
+    if occurs[:-1].all():
+        return Cells(kind, codes=codes, words=words, is_missing=missing)
+    kept = np.flatnonzero(occurs[:-1])
+    if not len(kept):
+        return Cells(NOTHING, is_missing=True)
+    places = np.full(len(words) + 1, MISSING)
+    places[kept] = np.arange(len(kept))
+    return Cells(kind, codes=places[codes], words=words.take(arrow().array(kept)), is_missing=missing)
+
+
+def first_missing(cells: Cells) -> int:
+    """The first row whose value is missing."""
+    if cells.numbers is not None:
+        return int(np.isnan(cells.numbers).argmax())
+    return 0 if cells.codes is None else int((cells.codes == MISSING).argmax())

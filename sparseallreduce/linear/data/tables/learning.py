@@ -1,0 +1,212 @@
+"""From the columns of a table on all ranks to one encoding, and to rows of its features.
+
+Each rank goes over its rows once, and keeps numbers as they are and strings as places in a list of words. Then the ranks agree on kinds
+and categories. A column that is of numbers in some blocks and of strings in others is read once more, as strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.data.blocks import Block
+from sparseallreduce.linear.data.line_blocks import NUMBER as NUMBER_TEXT
+from sparseallreduce.linear.data.reading import TableReading
+from sparseallreduce.linear.data.tables.batches import Batch, Chosen
+from sparseallreduce.linear.data.tables.cells import NUMBER, cells_of
+from sparseallreduce.linear.data.tables.columns import (
+    Found,
+    KnownColumn,
+    LearnedColumn,
+    Stored,
+    TargetColumn,
+    agreed_column,
+    mixed,
+    target_names,
+)
+from sparseallreduce.linear.data.tables.rows import block_of
+from sparseallreduce.linear.encoding import CATEGORY, HASHED, Encoding
+from sparseallreduce.runtime.objects import agreed, gather
+
+__all__ = ["Learned", "learn", "remarks_on"]
+
+Array = NDArray[Any]
+#: Reads this rank's rows anew; the columns that are given are read as strings.
+Reader = Callable[[frozenset[str]], Generator[Batch]]
+
+
+class Learned(NamedTuple):
+    """A table that all ranks have read."""
+
+    encoding: Encoding
+    names: list[str] | None  # of classes, sorted, if labels are such
+    blocks: Generator[Block]  # this rank's rows; labels that are names are places among ``names``
+
+
+class _Pass(NamedTuple):
+    """What a pass over this rank's rows has come to."""
+
+    columns: list[Any]  # LearnedColumn or KnownColumn
+    target: TargetColumn | None
+    kept: list[tuple[list[Stored], Array]]  # of each batch, in reverse: values and labels
+
+
+def learn(
+    read: Reader, chosen: Chosen, comm: Any, reading: TableReading, *, bits: int, unlabelled: bool, dtype: np.dtype[Any], keep: bool
+) -> Learned:
+    """Find out how a table is encoded, and encode it; collective over ``comm``.
+
+    Parameters
+    ----------
+    read : callable
+    chosen : Chosen
+        The columns in each batch.
+    reading : TableReading
+    bits : int
+        To which columns of too many categories are hashed.
+    unlabelled : bool
+        Whether labels may be missing; they are then NaN.
+    dtype : dtype
+        Of the values.
+    keep : bool
+        Whether to keep what is read in memory; else it is read once more when blocks are asked for.
+
+    Raises
+    ------
+    DatasetError
+        On every rank alike, with the row and the column that is wrong. From the blocks, if they are read anew, on the rank that reads it.
+    """
+    known = reading.encoding
+    texts = frozenset(reading.categorical)
+    if known is not None:
+        texts |= {column.name for column in known.columns if column.kind in (CATEGORY, HASHED)}
+    while True:
+        done = agreed(comm, lambda texts=texts: _go_over(read(texts), chosen, reading, texts, bits, unlabelled, dtype, keep))  # type: ignore[misc]
+        own = [None if known is not None else [column.found() for column in done.columns], done.target and done.target.found()]
+        ranks: Any = gather(comm, own)
+        again = _of_several_kinds(chosen, ranks, texts)
+        if not again:
+            break
+        texts |= again
+    encoding = known or agreed(comm, lambda: _encoding(chosen, ranks, reading, bits))
+    names = agreed(comm, lambda: _names(chosen, ranks, texts))
+    if keep:
+        return Learned(encoding, names, _from_kept(done, encoding, names, dtype))
+    return Learned(encoding, names, _read_anew(read, chosen, encoding, names, reading, texts, unlabelled, dtype))
+
+
+def _go_over(
+    batches: Generator[Batch],
+    chosen: Chosen,
+    reading: TableReading,
+    texts: frozenset[str],
+    bits: int,
+    unlabelled: bool,
+    dtype: np.dtype[Any],
+    keep: bool,
+) -> _Pass:
+    """Take this rank's rows."""
+    columns: list[Any]
+    if reading.encoding is None:
+        columns = [LearnedColumn(name, reading.max_categories, bits, dtype) for name in chosen.features]
+    else:
+        columns = [KnownColumn(column, dtype) for column in reading.encoding.columns]
+    target = None if chosen.target is None else TargetColumn(chosen.target, unlabelled)
+    kept = []
+    with closing(batches):
+        for batch in batches:
+            taken = _taken(batch, columns, target, texts)
+            if keep:
+                kept.append(taken)
+    return _Pass(columns, target, kept[::-1])
+
+
+def _taken(batch: Batch, columns: list[Any], target: TargetColumn | None, texts: frozenset[str]) -> tuple[list[Stored], Array]:
+    stored = []
+    for column, array in zip(columns, batch.columns):
+        stored.append(column.take(cells_of(array, column.name, batch.where, column.name in texts), batch.where))
+    if target is None:
+        return stored, np.full(batch.rows, np.nan)
+    cells = cells_of(batch.columns[-1], target.name, batch.where, target.name in texts)
+    return stored, target.take(cells, batch.rows, batch.where)
+
+
+def _of_several_kinds(chosen: Chosen, ranks: list[tuple[list[Found] | None, Found | None]], texts: frozenset[str]) -> frozenset[str]:
+    """The columns that have to be read as strings, though they were not."""
+    again = set()
+    if ranks[0][0] is not None:
+        again |= {name for place, name in enumerate(chosen.features) if mixed([features[place] for features, _ in ranks if features])}
+    targets = [target for _, target in ranks if target is not None]
+    if chosen.target is not None and mixed(targets) and not any(NUMBER in target.kinds for target in targets):
+        again.add(chosen.target)
+    return frozenset(again) - texts
+
+
+def _encoding(chosen: Chosen, ranks: list[tuple[list[Found], Found | None]], reading: TableReading, bits: int) -> Encoding:
+    columns = (
+        agreed_column(name, [features[place] for features, _ in ranks], reading.max_categories, bits)
+        for place, name in enumerate(chosen.features)
+    )
+    return Encoding(tuple(columns), chosen.target)
+
+
+def _names(chosen: Chosen, ranks: list[tuple[Any, Found | None]], texts: frozenset[str]) -> list[str] | None:
+    targets = [target for _, target in ranks if target is not None]
+    return target_names(targets, chosen.target in texts) if targets else None
+
+
+def _from_kept(done: _Pass, encoding: Encoding, names: list[str] | None, dtype: np.dtype[Any]) -> Generator[Block]:
+    """Rows of values that were kept, which are given up on the way."""
+    while done.kept:
+        values, labels = done.kept.pop()
+        final = [column.final(stored, how) for column, stored, how in zip(done.columns, values, encoding.columns)]
+        yield block_of(final, encoding, _final_labels(labels, done.target, names), dtype)
+
+
+def _read_anew(
+    read: Reader,
+    chosen: Chosen,
+    encoding: Encoding,
+    names: list[str] | None,
+    reading: TableReading,
+    texts: frozenset[str],
+    unlabelled: bool,
+    dtype: np.dtype[Any],
+) -> Generator[Block]:
+    """Rows that are read once more."""
+    columns = [KnownColumn(column, dtype) for column in encoding.columns]
+    target = None if chosen.target is None else TargetColumn(chosen.target, unlabelled)
+    with closing(read(texts | {column.name for column in columns if column.is_text})) as batches:
+        for batch in batches:
+            values, labels = _taken(batch, columns, target, texts | {column.name for column in columns if column.is_text})
+            yield block_of(values, encoding, _final_labels(labels, target, names), dtype)
+
+
+def _final_labels(labels: Array, target: TargetColumn | None, names: list[str] | None) -> Array:
+    """Labels as numbers, or as places among the names of all ranks."""
+    if target is None or names is None:
+        return labels
+    places = np.searchsorted(np.array(names, object), list(target.places)).astype(np.float64)
+    named = ~np.isnan(labels)
+    final = np.full(len(labels), np.nan)
+    final[named] = places[labels[named].astype(np.int64)]
+    return final
+
+
+def remarks_on(encoding: Encoding, categorical: tuple[str, ...]) -> list[str]:
+    """Return what a user may not expect of an encoding: columns that are hashed, and those of numbers but for some."""
+    remarks = []
+    for column in encoding.columns:
+        if column.kind == HASHED:
+            size = f"{1 << column.bits:,} features"
+            remarks.append(f"the column {column.name!r} has too many categories to name them, and is hashed to {size}")
+        elif column.kind == CATEGORY and column.name not in categorical:
+            others = [word for word in column.categories if not NUMBER_TEXT.fullmatch(word.encode())]
+            if 0 < len(others) < len(column.categories) / 2:
+                most = f"all but {len(others)} of its {len(column.categories):,} values are numbers: {others[0][:40]!r} is none"
+                remarks.append(f"the column {column.name!r} is taken as categories, though {most}")
+    return remarks
