@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-oldest test-torch test-gpu lint bench bench-gpu bench-hosts clean
+.PHONY: help setup demo test test-oldest test-torch test-frameworks test-gpu lint bench bench-gpu bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
@@ -31,6 +31,7 @@ help:
 	@echo "                   tests/streams that need no MPI, and the examples in sparseallreduce/streams; with ROOM=mpi two ranks alone"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
+	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
 	@echo "make test-gpu      run the tests of CUDA on a GPU with CuPy, and under compute-sanitizer where it is installed"
 	@echo "make lint          run ruff and mypy"
 	@echo "make bench         measure all algorithms at N = 2**24, into bench/results (MPI=openmpi for Open MPI)"
@@ -74,7 +75,7 @@ demo: $(VENV)/installed
 
 # Where the tests of a target add up what each folder took (tests/budget.py).
 SECONDS := build/test-seconds.json
-test test-oldest test-torch: export TEST_SECONDS := $(SECONDS)
+test test-oldest test-torch test-frameworks: export TEST_SECONDS := $(SECONDS)
 
 ifdef ROOM
 # One folder of tests: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
@@ -108,6 +109,13 @@ test-torch: $(VENV_TORCH)/installed
 	@rm -f $(SECONDS)
 	REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]" \
 		$(PYTEST_ARGS)
+
+$(VENV_TORCH)/frameworks: $(VENV_TORCH)/installed
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input lightning accelerate transformers
+	@touch $@
+
+test-frameworks: $(VENV_TORCH)/frameworks
+	REQUIRE_FRAMEWORKS=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest tests/frameworks $(PYTEST_ARGS)
 
 # Installs nothing where there is no GPU. GPU_PYTHON=python3 is an interpreter that has all it needs: see tools/gpu.sh.
 test-gpu:

@@ -22,6 +22,7 @@ SECONDS = {
     "tests/cli": 40,
     "tests/data_cache": 10,
     "tests/files": 15,
+    "tests/frameworks": 1,  # where PyTorch is installed, `make test-frameworks` takes minutes
     "tests/linear": 85,
     "tests/mpi": 400,
     "tests/optim": 20,

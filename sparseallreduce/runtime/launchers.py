@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 from sparseallreduce.errors import LauncherError, MPIUnavailableError, SparseAllreduceError
 from sparseallreduce.runtime import children
 
-__all__ = ["CHECK", "check", "check_missing", "initialised_mpi", "launched_rank", "launched_ranks", "library"]
+__all__ = ["CHECK", "OWN_RUN", "check", "check_missing", "initialised_mpi", "launched_rank", "launched_ranks", "library"]
 
 CHECK = "SPARSEALLREDUCE_LAUNCHER_CHECK"
+OWN_RUN = "sparseallreduce"  # TORCHELASTIC_RUN_ID of ranks that MPI connects, which sparseallreduce.torch has given torchrun's variables
 
+_RUN = "sparseallreduce.torch.run"  # what runs a script for torchrun as ranks of MPI
 _LONGEST = 160  # characters of a command that is shown as it was called
 
 
@@ -198,6 +200,8 @@ def _is_launched() -> bool:
 
 
 def _says_nothing(launcher: _Launcher) -> bool:
+    if launcher.name == "torchrun" and os.environ.get("TORCHELASTIC_RUN_ID") == OWN_RUN:
+        return True
     return launcher.needs_rank and _first_number(launcher.ranks) is None
 
 
@@ -269,6 +273,9 @@ def _started_with_care() -> Any:
 def _command(MPI: Any, found: _Found) -> str:
     """Return the command line that starts this program as ranks."""
     arguments = [Path(sys.executable or "python").name, *sys.orig_argv[1:]]
+    if found.launcher.name == "torchrun" and _RUN not in arguments:
+        script = _place_of_script(arguments)
+        arguments[script:script] = ["-m", _RUN] if script else []
     program = shlex.join(arguments)
     if len(program) > _LONGEST or "\n" in program:
         program = "python ..."
@@ -277,6 +284,15 @@ def _command(MPI: Any, found: _Found) -> str:
         plugin = "pmix" if MPI.get_vendor()[0] == "Open MPI" else "pmi2"
         text += f", or srun --mpi={plugin} where Slurm has that"
     return text
+
+
+def _place_of_script(arguments: list[str]) -> int:
+    """Return where in a command line of Python's the script begins, or ``-m`` before a module; 0 if there is none."""
+    own = sys.argv[1:]
+    script = len(arguments) - len(own) - 1
+    if script < 1 or arguments[script + 1 :] != own or arguments[script - 1] == "-c" or arguments[script].startswith("-"):
+        return 0
+    return script - (arguments[script - 1] == "-m")
 
 
 def _mpiexec(MPI: Any) -> str:

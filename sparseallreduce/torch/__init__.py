@@ -24,6 +24,7 @@ from sparseallreduce.torch.optimizers import (
     distributed,
 )
 from sparseallreduce.torch.parallel import parallel_map, parallel_operator
+from sparseallreduce.torch.process_group import init_process_group
 from sparseallreduce.torch.sampler import HostSampler
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "TopKSGD",
     "comm_hook",
     "distributed",
+    "init_process_group",
     "parallel_map",
     "parallel_operator",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Masters", "apply"]
+__all__ = ["HALVES", "Masters", "apply"]
 
 HALVES = (torch.float16, torch.bfloat16)
 

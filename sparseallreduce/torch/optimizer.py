@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, NoReturn
@@ -22,6 +21,7 @@ from sparseallreduce.torch.buckets import Bucket, Member, arranged, listed
 from sparseallreduce.torch.devices import Order, collective_in_order, in_order
 from sparseallreduce.torch.flight import Flight, translated, unscaled
 from sparseallreduce.torch.header import NONE, SPARSE
+from sparseallreduce.torch.inner import in_full_precision, made, settings_of, taken
 from sparseallreduce.torch.masters import Masters, apply
 from sparseallreduce.torch.means import means
 from sparseallreduce.torch.overlap import Overlap
@@ -39,8 +39,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Parameters
     ----------
-    params : iterable of tensors, of (name, tensor) pairs, or of dicts
-        As for any optimiser of PyTorch's. **They are set to the values of rank 0.** Construction is collective.
+    params : iterable of tensors, of (name, tensor) pairs, or of dicts; or an optimiser
+        As for any optimiser of PyTorch's. **They are set to the values of rank 0**, as is the state of an optimiser of ``base``, which is
+        taken over with its groups; use this one in its place. Construction is collective.
     lr : float or tensor, optional
         As of ``base``.
     density : float or callable
@@ -111,7 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         momentum_masking: bool = True,
         **options: Any,
     ) -> None:
-        before = latest(comm)
+        before, wraps = latest(comm), isinstance(params, torch.optim.Optimizer)
         try:
             self.comm = resolve(comm)
             self.steps = 0
@@ -126,13 +127,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._constructed = False
             self._fresh = False  # whether parameters may come from elsewhere since they were last compared
             try:
-                known = inspect.signature(self.base.__init__).parameters
+                known = settings_of(self.base)
                 self.options = {name: value for name, value in options.items() if name not in known}
                 momentum = options.get("momentum", 0.0) if momentum_correction else 0.0
                 self._settings = Settings(momentum, momentum_correction, momentum_masking, clip_norm=clip_norm)
                 self._check_settings()
                 given = ({} if lr is None else {"lr": lr}) | {name: value for name, value in options.items() if name in known}
-                self._inner = self.base(params, **given, **({"comm": self.comm} if "comm" in known else {}))
+                self._inner = taken(params, type(self), given) if wraps else made(params, self, given)
                 super().__init__(self._inner.param_groups, {**self._inner.defaults, "density": density, "dense": dense})
                 self._collect()
                 intent = Intent(header.terms(self, self._members), 0)
@@ -141,6 +142,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             agree(self.comm, intent, blocking=True)
             replicas.broadcast(self.comm, (member.parameter for member in self._members))
             self._constructed = True
+            if wraps:
+                self.state.update(in_full_precision(self._inner.state))
+                state.synchronize(self)
             if overlap:
                 self._overlap = Overlap(self._came, self._leave_backward)
                 self._overlap.watch(member.parameter for member in self._members)
@@ -151,9 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @collective_in_order
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step; ``.grad`` of the parameters is read, and left as it is. Collective.
-
-        A loss that is a mean over a rank's samples has the right scale.
+        """Make a step; ``.grad`` of the parameters is read, and left as it is; a loss is a mean over a rank's samples. Collective.
 
         Parameters
         ----------

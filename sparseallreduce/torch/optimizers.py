@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any, overload
 
 import torch
 
@@ -30,36 +31,65 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 
 
-@cache
-def distributed(base: type[torch.optim.Optimizer], reducer: str = "oktopk") -> type[DistributedOptimizer]:
-    """A class like ``base`` that takes its steps by the mean of all ranks' gradients.
+@overload
+def distributed(base: type[torch.optim.Optimizer], reducer: str = "oktopk") -> type[DistributedOptimizer]: ...
+
+
+@overload
+def distributed(base: torch.optim.Optimizer, reducer: str = "oktopk", **options: Any) -> DistributedOptimizer: ...
+
+
+def distributed(
+    base: type[torch.optim.Optimizer] | torch.optim.Optimizer, reducer: str = "oktopk", **options: Any
+) -> type[DistributedOptimizer] | DistributedOptimizer:
+    """Return an optimiser, or a class of optimisers, that takes its steps by the mean of all ranks' gradients.
 
     Parameters
     ----------
-    base : type
-        A class of optimisers whose step reads ``.grad`` once: all of ``torch.optim`` but LBFGS, and those of other packages.
+    base : torch.optim.Optimizer or type
+        An optimiser that exists, or a class of optimisers. Its step reads ``.grad`` once: this holds for all of ``torch.optim`` but LBFGS,
+        and for most of other packages.
     reducer : str
         What sums the gradients: "oktopk", "gtopk", "topk", "approximate-topk", "mstopk", "hitopk" or "dense"; or "auto", which
         takes the fastest of some for each bucket: see :class:`AutoSGD`.
+    **options
+        With an optimiser: ``density``, ``comm``, ``overlap`` and the other parameters of :class:`DistributedOptimizer` but its first two.
 
     Returns
     -------
-    type
-        Its constructor takes the arguments of ``base``, and those of :class:`DistributedOptimizer`.
+    DistributedOptimizer or type
+        With an optimiser, one that takes its place: it has its groups and its state, which are set to those of rank 0, and learning rate
+        schedulers of the former go on working. Construction is collective. With a class, a class whose constructor takes the arguments of
+        ``base``, and those of :class:`DistributedOptimizer`.
 
     Raises
     ------
     AlgorithmError
-        If there is no such reducer, or ``base`` calls its closure several times.
+        If there is no such reducer or option, or ``base`` calls its closure several times.
 
     Examples
     --------
     >>> import torch, sparseallreduce as sar
     >>> layer = torch.nn.Linear(4, 3)
-    >>> optimizer = distributed(torch.optim.RMSprop, "gtopk")(layer.parameters(), lr=0.01, alpha=0.9, density=0.5, comm=sar.SERIAL)
+    >>> optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+    >>> optimizer = distributed(optimizer, "oktopk", density=0.5, comm=sar.SERIAL)          # under mpiexec without comm
     >>> layer(torch.ones(4)).sum().backward()
     >>> optimizer.step()
+
+    >>> kind = distributed(torch.optim.RMSprop, "gtopk")
+    >>> optimizer = kind(layer.parameters(), lr=0.01, alpha=0.9, density=0.5, comm=sar.SERIAL)
     """
+    if isinstance(base, torch.optim.Optimizer):
+        kind: type[DistributedOptimizer] = _kind(type(base), reducer)  # type: ignore[arg-type]
+        return kind(base, **options)
+    for name in options:
+        raise AlgorithmError(f"{name} is for the constructor of the class: distributed({base.__name__}, {reducer!r})(params, {name}=...)")
+    return _kind(base, reducer)  # type: ignore[arg-type]
+
+
+@cache
+def _kind(base: type[torch.optim.Optimizer], reducer: str) -> type[DistributedOptimizer]:
+    """Return the class of optimisers that applies the means of a reducer by ``base``."""
     if reducer not in RECIPES:
         raise AlgorithmError(f"there is no reducer {reducer!r}: there are {', '.join(RECIPES)}")
     if issubclass(base, torch.optim.LBFGS):

@@ -412,6 +412,34 @@ def case_momenta_of_rank_0_come_with_synchronize(comm):
     assert_alike(comm, model)
 
 
+def case_an_optimiser_that_exists_is_taken_over_with_the_state_of_rank_0(comm):
+    model = net(seed=comm.rank)
+    inner = torch.optim.AdamW([{"params": list(model.parameters())[:2], "lr": 0.02}, {"params": list(model.parameters())[2:]}], lr=0.01)
+    for step in range(comm.rank and 3):  # rank 0 has none
+        backward(model, comm.rank, step)
+        inner.step()
+    optimizer = distributed(inner, "oktopk", density=0.05, comm=comm)
+    assert_alike(comm, model)
+    assert not optimizer.state
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, comm.rank, step)
+        optimizer.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
+    assert_alike(comm, model)
+    averages = comm.allgather(optimizer.state[model[0].weight]["exp_avg"])
+    assert all(torch.equal(averages[0], each) for each in averages)
+
+
+@each(where=range(2))
+def case_a_mistake_about_an_optimiser_that_exists_is_raised_on_all_ranks(comm, where):
+    inner = torch.optim.SGD(net().parameters(), 0.1)
+    options = {"lr": 0.2} if comm.rank == where else {}
+    with pytest.raises(sar.AlgorithmError, match="lr is a setting of the optimiser that is taken over"):
+        distributed(inner, "oktopk", comm=comm, **options)
+    distributed(inner, "oktopk", comm=comm)
+
+
 def case_replicas_that_were_changed_are_noticed_at_once(comm):
     model = net()
     names = dict(model.named_parameters())

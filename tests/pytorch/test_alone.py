@@ -217,6 +217,46 @@ def test_a_model_and_its_optimiser_are_forgotten(overlap):
     backward(model, 0)  # the hooks are gone, too
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("base", [torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimiser_that_exists_goes_on_with_its_state_and_its_scheduler(base, dtype):
+    """The same steps are taken over at the beginning, or half-way: nothing is lost, and the scheduler knows nothing of it."""
+    runs = []
+    for moment in (0, 3, None):
+        model = net().to(dtype)
+        optimizer = base(model.parameters(), 0.01, **({"momentum": 0.9} if base is torch.optim.SGD else {}))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(6):
+            if step == moment:
+                optimizer = distributed(optimizer, "topk", density=1.0, comm=sar.SERIAL)
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+            scheduler.step()
+        runs.append(flat(model))
+    tolerance = 1e-6 if dtype == torch.float32 else 0.05  # PyTorch alone has no master copies of parameters of 16 bits
+    assert torch.equal(runs[0], runs[1]) or dtype == torch.bfloat16
+    for each in runs[:2]:
+        torch.testing.assert_close(each.float(), runs[2].float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "wrap, message",
+    [
+        (lambda optimizer: distributed(optimizer, lr=0.2, comm=sar.SERIAL), "lr is a setting of the optimiser that is taken over"),
+        (lambda optimizer: distributed(optimizer, weight_decay=0.2, comm=sar.SERIAL), "weight_decay is a setting"),
+        (lambda optimizer: distributed(optimizer, dennsity=0.2, comm=sar.SERIAL), "dennsity"),
+        (lambda optimizer: distributed(distributed(optimizer, comm=sar.SERIAL), comm=sar.SERIAL), "sums gradients over the ranks already"),
+        (lambda optimizer: OkTopkSGD(torch.optim.Adam(net().parameters()), comm=sar.SERIAL), "takes over a SGD, not a Adam"),
+        (lambda _: distributed(torch.optim.SGD, density=0.1), "density is for the constructor of the class"),
+        (lambda _: distributed(torch.optim.LBFGS(net().parameters()), comm=sar.SERIAL), "LBFGS calls its closure several times"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_taken_over_is_an_error_that_says_why(wrap, message):
+    with pytest.raises((sar.AlgorithmError, TypeError), match=message):
+        wrap(torch.optim.SGD(net().parameters(), 0.1))
+
+
 def test_a_class_of_a_base_and_a_reducer_is_made_once():
     assert distributed(torch.optim.Adam, "gtopk") is distributed(torch.optim.Adam, "gtopk")
     assert distributed(torch.optim.AdamW).__name__ == "OkTopkAdamW"

@@ -147,6 +147,7 @@ def test_the_error_names_the_library_and_a_command_that_works(launched, monkeypa
     MPI = pytest.importorskip("mpi4py.MPI")
     launched(TORCHRUN)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "train.py", "--name", "two words"])
+    monkeypatch.setattr(sys, "argv", ["train.py", "--name", "two words"])
 
     with pytest.raises(sar.LauncherError) as caught:
         sar.allreduce(STREAM)
@@ -157,8 +158,31 @@ def test_the_error_names_the_library_and_a_command_that_works(launched, monkeypa
     command = text.partition("What works: ")[2].partition(". Processes that")[0]
     program, *arguments = shlex.split(command)
     assert program.endswith("mpiexec") or program == "the"
-    assert arguments[-7:] == ["-n", "2", os.path.basename(sys.executable), "-u", "train.py", "--name", "two words"]
+    run = ["-m", "sparseallreduce.torch.run"]
+    assert arguments[-9:] == ["-n", "2", os.path.basename(sys.executable), "-u", *run, "train.py", "--name", "two words"]
     assert "SPARSEALLREDUCE_LAUNCHER_CHECK=0" in text
+
+
+@pytest.mark.parametrize(
+    "argv, rest, expected",
+    [
+        (["-m", "package.train", "--x"], ["--x"], ["-m", "sparseallreduce.torch.run", "-m", "package.train", "--x"]),
+        (["-c", "pass"], [], ["-c", "pass"]),
+        (["-m", "sparseallreduce.torch.run", "train.py"], ["train.py"], ["-m", "sparseallreduce.torch.run", "train.py"]),
+        (["train.py", "--x"], ["--changed"], ["train.py", "--x"]),
+    ],
+)
+def test_the_command_for_torchrun_puts_the_runner_before_the_script(launched, monkeypatch, argv, rest, expected):
+    pytest.importorskip("mpi4py.MPI")
+    launched(TORCHRUN)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *argv])
+    monkeypatch.setattr(sys, "argv", ["script", *rest])
+
+    with pytest.raises(sar.LauncherError) as caught:
+        sar.allreduce(STREAM)
+
+    command = str(caught.value).partition("What works: ")[2].partition(". Processes that")[0]
+    assert shlex.split(command)[-len(expected) - 1 :] == [os.path.basename(sys.executable), *expected]
 
 
 def test_srun_is_told_how_it_starts_ranks(launched):

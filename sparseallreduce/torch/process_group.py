@@ -1,0 +1,218 @@
+"""PyTorch's process group between the ranks of MPI: the environment that ``torchrun`` would give each of them, without ``torchrun``.
+
+The ranks find out through MPI which of them share a host, and where rank 0 can be reached. Rank 0 holds the store by which PyTorch's
+backends find each other, as the agent of ``torchrun`` does: its port is taken before the others learn its number, so that no other
+process can take it in between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.hosts import Place, count_cores, same_host, this_place
+from sparseallreduce.runtime.launchers import OWN_RUN
+from sparseallreduce.runtime.objects import agreed, collective, gather, told
+
+__all__ = ["init_process_group", "set_environment"]
+
+_LOOPBACK = "127.0.0.1"
+_SECONDS = 3.0  # to wait for an address to answer
+_SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
+_REQUEST = struct.Struct("256s")
+
+_groups = 0  # that have used the store of this process
+_store: Any = None  # of rank 0, which serves as long as the process lives
+
+
+def init_process_group(backend: str | None = None, comm: Any = None, **options: Any) -> None:
+    """Initialise ``torch.distributed`` between the ranks of an MPI communicator. Collective.
+
+    Call it in place of ``torch.distributed.init_process_group`` in a script that ``mpiexec`` or ``srun`` starts.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "gloo", "nccl", or another of PyTorch's backends; by default PyTorch's choice, gloo for tensors of the host and nccl for those of
+        GPUs.
+    comm : mpi4py.MPI.Intracomm or SERIAL, optional
+        ``MPI.COMM_WORLD`` by default.
+    **options
+        Passed on to ``torch.distributed.init_process_group``; ``init_method``, ``store``, ``rank`` and ``world_size`` are not accepted.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank, if an option is not accepted, or if the ranks cannot reach rank 0.
+    LauncherError
+        If a launcher has started several processes that MPI does not connect, as ``torchrun`` does.
+    ValueError
+        If a process group is initialised already.
+
+    Notes
+    -----
+    Sets the variables of :func:`set_environment`, so that a script finds ``LOCAL_RANK`` in its environment.
+
+    Examples
+    --------
+    >>> import torch, sparseallreduce as sar
+    >>> from sparseallreduce.torch import init_process_group
+    >>> init_process_group("gloo", sar.SERIAL)          # under mpiexec without the communicator
+    >>> torch.distributed.get_world_size()
+    1
+    >>> torch.distributed.destroy_process_group()
+    """
+    global _groups
+    refused = {"init_method", "store", "rank", "world_size"} & options.keys()
+    comm = resolve(comm)
+    agreed(comm, lambda: _check(refused))
+    found = set_environment(comm)
+    own = distributed.TCPStore(found["MASTER_ADDR"], int(found["MASTER_PORT"]), comm.size, is_master=False)
+    _groups += comm.rank == 0
+    store = distributed.PrefixStore(f"group {gather(comm, _groups)[0]}", own)  # whose keys are no later group's
+    distributed.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, **options)
+
+
+@collective
+def set_environment(comm: Any) -> dict[str, str]:
+    """Set the environment variables that ``torchrun`` sets, for ``torch.distributed`` to use. Collective.
+
+    These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME,
+    MASTER_ADDR, MASTER_PORT and those that begin with TORCHELASTIC. Where OMP_NUM_THREADS is not set, the ranks of a host share its cores,
+    and PyTorch is told so.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or SERIAL
+        MASTER_ADDR and MASTER_PORT in the environment of its rank 0 are taken, if they are set.
+
+    Returns
+    -------
+    dict
+        The variables.
+
+    Raises
+    ------
+    SparseAllreduceError
+        On every rank, if the store cannot be opened, or if a rank cannot reach it at any address of rank 0.
+    """
+    places = gather(comm, (this_place(), _network()))
+    found = _positions([place for place, _ in places], comm.rank)
+    threads = _threads([place for place, _ in places], comm.rank)
+    port = told(comm, lambda: _open_store(comm.size) if comm.rank == 0 else 0)[0]
+    one_host = all(network == places[0][1] for _, network in places)
+    found |= {"MASTER_ADDR": _reachable(comm, port, one_host), "MASTER_PORT": str(port)}
+    found |= {"TORCHELASTIC_RUN_ID": OWN_RUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    found |= {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    if "OMP_NUM_THREADS" not in os.environ:
+        found["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)  # which has read the variable already
+    os.environ.update(found)
+    return found
+
+
+def _check(refused: Iterable[str]) -> None:
+    for name in sorted(refused):
+        raise SparseAllreduceError(f"init_process_group has no option {name}: rank, size and store follow from the communicator")
+    if distributed.is_initialized():
+        raise ValueError("the process group of torch.distributed is initialised already")
+
+
+def _positions(places: list[Place], rank: int) -> dict[str, str]:
+    """Return the variables that say which rank this is, of all and of its host."""
+    neighbours = same_host(places, rank)
+    hosts = list(dict.fromkeys(place.host for place in places))
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": len(places),
+        "LOCAL_RANK": neighbours.index(rank),
+        "LOCAL_WORLD_SIZE": len(neighbours),
+        "GROUP_RANK": hosts.index(places[rank].host),
+        "GROUP_WORLD_SIZE": len(hosts),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": len(places),
+    }
+    return {name: str(number) for name, number in numbers.items()} | {"ROLE_NAME": "default"}
+
+
+def _threads(places: list[Place], rank: int) -> int:
+    """Return how many threads a rank may use, if the ranks of its host share the cores."""
+    neighbours = same_host(places, rank)
+    return max(1, count_cores(places[other] for other in neighbours) // len(neighbours))
+
+
+def _open_store(ranks: int) -> int:
+    """Open the store of rank 0, or keep the one that is open; return its port."""
+    global _store
+    if _store is None:
+        port = int(os.environ.get("MASTER_PORT", "0"))
+        _store = distributed.TCPStore("localhost", port, ranks, is_master=True, wait_for_workers=False)
+    return int(_store.port)
+
+
+def _reachable(comm: Any, port: int, one_host: bool) -> str:
+    """Return the first address of rank 0 at which every rank reaches the port. Collective."""
+    addresses: list[str] = told(comm, lambda: _addresses(one_host) if comm.rank == 0 else [])[0]
+    answers = gather(comm, [_answers(address, port) for address in addresses])
+    for number, address in enumerate(addresses):
+        if all(each[number] for each in answers):
+            return address
+    deaf = next(rank for rank, each in enumerate(answers) if not any(each)) if not all(map(any, answers)) else None
+    who = "no address is reached by all ranks" if deaf is None else f"rank {deaf} reaches none"
+    raise SparseAllreduceError(
+        f"PyTorch's ranks meet at rank 0, at one of {', '.join(addresses)}, port {port}, but {who}: set MASTER_ADDR to an address of the "
+        "host of rank 0, and MASTER_PORT to a port that is open between the hosts"
+    )
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _addresses(one_host: bool) -> list[str]:
+    """Return the addresses of this host, the likeliest to be reachable first."""
+    given = os.environ.get("MASTER_ADDR")
+    if given:
+        return [given]
+    if one_host:
+        return [_LOOPBACK]
+    found = []
+    for name in (socket.gethostname(), socket.getfqdn()):
+        try:
+            found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
+        except OSError:
+            continue
+    found += [address for _, name in socket.if_nameindex() if (address := _address_of(name))]
+    return [each for each in dict.fromkeys(found) if not each.startswith("127.")] or [_LOOPBACK]
+
+
+def _address_of(interface: str) -> str:
+    """Return the IPv4 address of a network interface, empty if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, _REQUEST.pack(interface.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _network() -> tuple[bytes, str]:
+    """Return what is the same for processes that reach each other by the loopback interface."""
+    try:
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        namespace = ""
+    return this_place().host, namespace

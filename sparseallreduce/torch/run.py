@@ -1,0 +1,102 @@
+"""Run a PyTorch script, written for ``torchrun``, under MPI's launcher: ``mpiexec -n 4 python -m sparseallreduce.torch.run train.py ARGS``.
+
+The script finds the environment that ``torchrun`` would have given it (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...), so that its own
+``torch.distributed.init_process_group`` works as it is. Where a rank ends with an error, all are ended, as ``torchrun`` would.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import click
+
+from sparseallreduce.errors import SparseAllreduceError
+from sparseallreduce.runtime.communicators import resolve
+from sparseallreduce.runtime.objects import gather
+from sparseallreduce.torch.process_group import set_environment
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # exit status of a program that SIGINT has ended
+
+_OF_TORCHRUN = {"--nproc-per-node", "--nproc_per_node", "--nnodes", "--standalone", "--rdzv-endpoint", "--rdzv_endpoint", "--node-rank"}
+
+
+class _Command(click.Command):
+    """A command that says what takes the place of torchrun's options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for each in args:
+            if not each.startswith("-"):
+                break
+            option = each.partition("=")[0]
+            if option in _OF_TORCHRUN:
+                raise click.UsageError(f"{option} is torchrun's: mpiexec -n 4, or srun -n 4, says how many processes there are", ctx)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Command, context_settings={"allow_interspersed_args": False})
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as of python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(script: str, arguments: tuple[str, ...], module: bool) -> None:
+    """Run SCRIPT with its ARGUMENTS on every rank, in the environment that torchrun would give it.
+
+    Start it by mpiexec or srun: mpiexec -n 4 python -m sparseallreduce.torch.run train.py --lr 0.1
+    """
+    try:
+        comm = resolve(None)
+        set_environment(comm)
+    except SparseAllreduceError as error:
+        raise click.ClickException(str(error)) from error
+    sys.argv = [script, *arguments]
+    try:
+        _execute(script, module)
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            _end(comm, exit.code)
+    except KeyboardInterrupt as error:
+        _end(comm, _INTERRUPTED, error)
+    except BaseException as error:
+        _end(comm, 1, error)
+    gather(comm, None, patient=True)  # rank 0 holds the store for as long as any rank may need it
+
+
+def _execute(script: str, module: bool) -> None:
+    if module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(script).resolve().parent)
+        runpy.run_path(script, run_name="__main__")
+
+
+def _end(comm: Any, code: Any, error: BaseException | None = None) -> NoReturn:
+    """End all ranks with an exit status, after saying why."""
+    if error is not None:
+        traceback.print_exception(type(error), error, _of_script(error.__traceback__))
+    elif not isinstance(code, int):
+        print(code, file=sys.stderr)
+    status = code if isinstance(code, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if comm.size > 1:
+        comm.Abort(status)
+    raise SystemExit(status)
+
+
+def _of_script(found: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that have led to the script."""
+    before = found
+    while found is not None and found.tb_frame.f_code.co_filename.startswith((__file__, "<frozen runpy>")):
+        found = found.tb_next
+    return found or before
+
+
+if __name__ == "__main__":
+    main()
