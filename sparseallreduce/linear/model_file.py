@@ -45,7 +45,7 @@ from sparseallreduce.runtime.limits import memory_left
 from sparseallreduce.streams.stream import index_dtype
 from sparseallreduce.version import __version__
 
-__all__ = ["FittedModel", "ModelFileError", "dense_weights", "fitted", "load_model", "save_model", "scores_for"]
+__all__ = ["FittedModel", "ModelFileError", "dense_weights", "fitted", "is_sparse", "load_model", "save_model", "scores_for"]
 
 Array = NDArray[Any]
 
@@ -126,7 +126,7 @@ class FittedModel:
         """
         if samples.shape[1] != self.n_features:
             raise ModelFileError(f"the model has {self.n_features} features, the samples have {samples.shape[1]}")
-        scores = self._sparse_products(samples) if _is_sparse(self.weights) else np.asarray(samples @ self.weights.T)
+        scores = self._sparse_products(samples) if is_sparse(self.weights) else np.asarray(samples @ self.weights.T)
         scores += self.intercept
         return scores.astype(self.weights.dtype, copy=False)
 
@@ -134,7 +134,7 @@ class FittedModel:
         """The products of samples and sparse weights, at the cost of both their non-zeros."""
         features, places = np.unique(self.weights.indices, return_inverse=True)
         known: Array = csr_array((self.weights.data, places, self.weights.indptr), shape=(self.weights.shape[0], len(features))).toarray()
-        if _is_sparse(samples):
+        if is_sparse(samples):
             rows = csr_array(samples)
             numbers = np.minimum(np.searchsorted(features, rows.indices), max(len(features) - 1, 0))
             inside = features[numbers] == rows.indices if len(features) else np.zeros(rows.nnz, bool)
@@ -225,7 +225,7 @@ def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
     intercept : ndarray, shape () or (K,)
     """
     weights, intercept = found.weights, np.asarray(found.intercept)
-    if _is_sparse(weights):
+    if is_sparse(weights):
         weights = dense_weights(found)
     if model.columns == 2 and weights.ndim == 1:
         return np.stack([-weights / 2, weights / 2], axis=1), np.stack([-intercept / 2, intercept / 2])
@@ -234,13 +234,14 @@ def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
 
 def dense_weights(model: FittedModel) -> Array:
     """Return the weights of a model as an array of shape (n_features,) or (classes, n_features), whatever memory it takes."""
-    if not _is_sparse(model.weights):
+    if not is_sparse(model.weights):
         return np.asarray(model.weights)
     whole: Array = model.weights.toarray()
     return whole if np.ndim(model.intercept) else whole[0]
 
 
-def _is_sparse(array: Any) -> bool:
+def is_sparse(array: Any) -> bool:
+    """Return True for a SciPy sparse matrix or array."""
     return bool(issparse(array))
 
 
@@ -274,7 +275,7 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
 
 def _packed(weights: Any) -> dict[str, Any]:
     """The arrays that stand for weights: themselves, or places and values of those that are not zero."""
-    if _is_sparse(weights):
+    if is_sparse(weights):
         scores, features = weights.shape
         rows = np.repeat(np.arange(scores, dtype=np.uint64), np.diff(weights.indptr))
         places = rows * np.uint64(features) + weights.indices.astype(np.uint64)
@@ -413,9 +414,9 @@ def _plain_labels(classes: Array) -> Array:
 def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
     """What is wrong with the shapes and values of a model, None if nothing is."""
     weights, intercept, classes = model.weights, np.asarray(model.intercept), model.classes
-    is_sparse = _is_sparse(weights)
-    numbers: Array = weights.data if is_sparse else weights
-    shape: tuple[int, ...] = weights.shape[1:] if is_sparse and not intercept.ndim else weights.shape
+    sparse = is_sparse(weights)
+    numbers: Array = weights.data if sparse else weights
+    shape: tuple[int, ...] = weights.shape[1:] if sparse and not intercept.ndim else weights.shape
     if weights.dtype not in (np.float32, np.float64) or weights.ndim not in (1, 2):
         return f"weights are {weights.dtype} of {weights.ndim} dimensions, not float32 or float64 of one or two"
     if model.encoding is not None and model.encoding.features != model.n_features:

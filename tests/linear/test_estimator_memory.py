@@ -92,14 +92,14 @@ def test_a_pickle_after_a_fit_holds_the_norms_in_little_room(penalties):
     X, y = problem(100, features=features)
     model = made(**penalties).fit(X, y)
     content = pickle.dumps(model)
-    assert len(content) < model.coef_.nbytes + 200_000
+    assert len(content) < 200_000  # of weights and norms, those of the features that occur
     twin = pickle.loads(content)
     twin.comm = sar.SERIAL
     np.testing.assert_array_equal(norms_of(twin), norms_of(model))
     for each in (model, twin):
         each.partial_fit(X, y)
     assert len(pickle.dumps(model)) < 200_000  # of live weights, those that have been touched
-    np.testing.assert_array_equal(model.coef_, twin.coef_)
+    np.testing.assert_array_equal(model.coef_.toarray(), twin.coef_.toarray())
 
 
 def test_weights_that_are_set_after_a_fit_begin_anew():

@@ -17,7 +17,7 @@ from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.stream import SparseStream, index_dtype
 
-__all__ = ["Occurring", "occurring_in", "only_occurring"]
+__all__ = ["Occurring", "occurring_in", "only_occurring", "spread"]
 
 Array = NDArray[Any]
 
@@ -84,16 +84,7 @@ class Occurring:
 
         They are dense where that is no larger than samples of so many non-zeros; else a ``csr_array`` of one row, or K.
         """
-        shape = (*weights.shape[:-1], self.size)
-        if math.prod(shape) * weights.itemsize > max(_SMALL, nonzeros * (weights.itemsize + self.features.itemsize)):
-            rows = np.atleast_2d(weights)[:, : len(self)]
-            indices, bounds = np.tile(self.features.astype(np.int64), len(rows)), np.arange(len(rows) + 1) * len(self)
-            sparse = csr_array((rows.reshape(-1), indices, bounds), shape=(len(rows), self.size))
-            sparse.eliminate_zeros()
-            return sparse
-        whole = np.zeros(shape, weights.dtype)
-        whole[..., self.features] = weights[..., : len(self)]
-        return whole
+        return spread(weights[..., : len(self)], self.features, self.size, nonzeros)
 
     def _numbers(self) -> tuple[Array, Array] | None:
         """A bitmap of the features, and how many of them are before each word; None where the features are looked up instead."""
@@ -119,6 +110,37 @@ def only_occurring(dataset: Dataset, comm: Any) -> Occurring | None:
     agreed(comm, lambda: check_rows(dataset))
     found = Occurring(dataset, comm)
     return found if 2 * len(found) <= dataset.features else None
+
+
+def spread(weights: Array, features: Array, size: int, nonzeros: int) -> Any:
+    """Return the weights of some features as those of all; the others are zero.
+
+    Parameters
+    ----------
+    weights : ndarray, shape (k,) or (K, k)
+    features : ndarray, shape (k,)
+        In any order, each once.
+    size : int
+        All features.
+    nonzeros : int
+        Of the samples that the weights were learned from.
+
+    Returns
+    -------
+    ndarray or csr_array
+        Dense of shape (size,) or (K, size) where that is no larger than such samples; else sparse, of one row or K.
+    """
+    shape = (*weights.shape[:-1], size)
+    if math.prod(shape) * weights.itemsize > max(_SMALL, nonzeros * (weights.itemsize + features.itemsize)):
+        order = np.argsort(features, kind="stable")
+        rows = np.atleast_2d(weights)[:, order]
+        indices, bounds = np.tile(features[order].astype(np.int64), len(rows)), np.arange(len(rows) + 1) * len(order)
+        sparse = csr_array((rows.reshape(-1), indices, bounds), shape=(len(rows), size))
+        sparse.eliminate_zeros()
+        return sparse
+    whole = np.zeros(shape, weights.dtype)
+    whole[..., features] = weights
+    return whole
 
 
 def occurring_in(dataset: Dataset) -> Array:

@@ -27,7 +27,6 @@ from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.metrics import evaluate_scores
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import LinearModel
-from sparseallreduce.linear.solvers.curvature import density
 from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
@@ -159,7 +158,7 @@ class LinearEstimator(StreamingEstimator):
         """The parameters that name the loss of a model."""
         return {"loss": model.loss}
 
-    def _as_file(self, weights: Array, intercept: Any, classes: Array, kind: str | None = None) -> FittedModel:
+    def _as_file(self, weights: Any, intercept: Any, classes: Array, kind: str | None = None) -> FittedModel:
         """These weights, with what else a file says of the model."""
         model = self._loss_model()
         return FittedModel(kind or model.name, weights, intercept, classes, loss=model.variant, parameter=model.parameter)
@@ -183,21 +182,24 @@ class LinearEstimator(StreamingEstimator):
         self, comm: Any, X: Any, y: Any, sample_weight: Any, passes: int, onward: bool, partial: bool, classes: Any
     ) -> None:
         samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
-        self._check_alike(samples, passes, partial, comm)
+        self._check_alike(samples, passes, onward, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
-        dataset, counted = dataset_of(samples.rows, counts, comm, partial)
+        dataset, counted, nonzeros = dataset_of(samples.rows, counts, comm, partial)
         dataset = replace(dataset, labels=target)
         self._factors = self._penalty.factors(None if partial else counted * self._share_trained(dataset.total_samples))
         seed = told(comm, lambda: int(check_random_state(self.random_state).randint(2**31)))[0]
-        call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial)
-        live = self._live_on_all(model, dataset, comm) if partial and onward else None
         done: list[Any]
         steps = partial or asks_for_steps(self) is not None
-        shape = dataset.features, density(dataset, comm)
+        shape = dataset.features, nonzeros / (dataset.total_samples * max(1, dataset.features))
         self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping))
+        dataset, numbers = self._numbered(model, dataset, comm, onward, partial)
+        call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial, numbers)
+        self._nonzeros = nonzeros + (self._nonzeros if onward and partial else 0)
+        live = self._live_on_all(model, dataset, comm) if partial and onward else None
         if in_rounds(self.solver_):
             rounds = train_in_rounds(self, model, dataset, seed, comm)
-            self._keep(model, rounds.learned, np.ones(1, dataset.values.dtype))
+            self._magnitudes = self._is_scaled = None
+            self._keep(model, rounds.learned, np.ones(1, dataset.values.dtype), numbers)
             done, self.t_ = rounds.figures, 0
         else:
             passed = self._train_anew(model, dataset, call, onward, comm) if live is None else self._go_on(live, model, dataset, call, comm)
@@ -235,7 +237,7 @@ class LinearEstimator(StreamingEstimator):
             return Samples(rows, labels, counts)
         return Samples(rows[counts > 0], labels[counts > 0], counts[counts > 0])
 
-    def _check_alike(self, samples: Samples, passes: int, partial: bool, comm: Any) -> None:
+    def _check_alike(self, samples: Samples, passes: int, onward: bool, partial: bool, comm: Any) -> None:
         """Refuse on every rank what differs between ranks."""
         if comm.size == 1:
             if not samples.rows.shape[0]:
@@ -244,17 +246,19 @@ class LinearEstimator(StreamingEstimator):
         own = self.get_params(deep=False)
         for name in ("comm", "random_state", "verbose"):
             del own[name]
-        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, (passes, partial)))
-        widths = [shape[1] for shape, _, _ in ranks]
+        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, (passes, partial), onward))
+        widths = [shape[1] for shape, *_ in ranks]
         if len(set(widths)) > 1:
             raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
         for name in own:
-            values = list(dict.fromkeys(parameters[name] for _, parameters, _ in ranks))
+            values = list(dict.fromkeys(parameters[name] for _, parameters, *_ in ranks))
             if len(values) > 1 and not callable(own[name]):
                 raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
-        if len({passes for *_, passes in ranks}) > 1:
+        if len({passes for _, _, passes, _ in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
-        if sum(shape[0] for shape, _, _ in ranks) == 0:
+        if len({goes_on for *_, goes_on in ranks}) > 1:
+            raise MismatchError("some ranks have a model to go on from, others have none: give all the same model")
+        if sum(shape[0] for shape, *_ in ranks) == 0:
             raise _no_sample()
 
 

@@ -27,7 +27,7 @@ from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS,
 from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determination, right_of
-from sparseallreduce.linear.model_file import FittedModel
+from sparseallreduce.linear.model_file import FittedModel, is_sparse
 from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, together, told
@@ -63,8 +63,9 @@ _CLASSIFIER_PARAMETERS = (
     ----------
     classes_ : ndarray, shape (classes,)
         All labels of all ranks, sorted.
-    coef_ : ndarray, shape (1 or classes, n_features)
-        One score for two classes, otherwise one for each class; all are trained at once.
+    coef_ : ndarray or csr_array, shape (1 or classes, n_features)
+        One score for two classes, otherwise one for each class; all are trained at once. Sparse where less than half of the features
+        occur and an array would be larger than the training data and a megabyte, or after :meth:`sparsify`.
     intercept_ : ndarray, shape (1 or classes,)
 """
     + ATTRIBUTES
@@ -250,15 +251,15 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         self.coef_ = self._shaped(model.weights)
         self.intercept_ = np.atleast_1d(model.intercept)
 
-    def _shaped(self, weights: Array) -> Array:
-        return np.atleast_2d(weights)
+    def _shaped(self, weights: Any) -> Any:
+        return weights if is_sparse(weights) else np.atleast_2d(weights)
 
-    def _fitted(self, weights: Array | None = None) -> FittedModel:
+    def _fitted(self, weights: Any = None) -> FittedModel:
         check_is_fitted(self)
         weights = self.coef_ if weights is None else weights
         if len(self.classes_) > 2:
             return self._as_file(weights, self.intercept_, self.classes_, self._kind())
-        return self._as_file(weights[0], self.intercept_[0], self.classes_)
+        return self._as_file(weights if is_sparse(weights) else weights[0], self.intercept_[0], self.classes_)
 
 
 class LogisticRegression(_LinearClassifier):
@@ -504,7 +505,9 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         + """
     Attributes
     ----------
-    coef_ : ndarray, shape (n_features,)
+    coef_ : ndarray, shape (n_features,), or csr_array, shape (1, n_features)
+        Sparse where less than half of the features occur and an array would be larger than the training data and a megabyte, or after
+        :meth:`sparsify`.
     intercept_ : float
 """
         + ATTRIBUTES
@@ -654,7 +657,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     def _take(self, model: FittedModel) -> None:
         self.coef_, self.intercept_ = model.weights, float(model.intercept)
 
-    def _fitted(self, weights: Array | None = None) -> FittedModel:
+    def _fitted(self, weights: Any = None) -> FittedModel:
         return self._as_file(self.coef_ if weights is None else weights, self.intercept_, np.empty(0))
 
 

@@ -11,9 +11,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_scales, raised, scaled_by_entry
+from sparseallreduce.linear.estimators.feature_numbers import resized
 from sparseallreduce.linear.estimators.packing import packed_all, unpacked_all
 from sparseallreduce.linear.estimators.progress import Progress
-from sparseallreduce.linear.model_file import FittedModel, fitted
+from sparseallreduce.linear.model_file import FittedModel, fitted, is_sparse
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import SparseStrategy
 from sparseallreduce.linear.weights import Descent, Weights, new_weights
@@ -72,6 +73,19 @@ class Live:
         weights = self.weights
         return weights.descent == descent and weights.features == features and weights.unscaled.dtype == dtype and self.scaled == scaled
 
+    def make_room(self, features: int) -> None:
+        """Have weights for so many features; those of the first stay, and further ones are zero."""
+        weights = self.weights
+        if features == weights.features:
+            return
+        width = weights.descent.width
+        state = {
+            name: resized(value, features * width) if isinstance(value, np.ndarray) else value for name, value in weights.state().items()
+        }
+        wider = new_weights(features + weights.descent.intercept, weights.descent, weights.unscaled.dtype)
+        wider.restore(state)
+        self.weights, self.strategy = wider, None
+
     def fitted(self, magnitudes: Array | None, classes: Array, features: Array | None = None) -> FittedModel:
         """The model, or its part of some features, which may come in any order and several times."""
         weights = self.weights
@@ -129,7 +143,7 @@ class Live:
 
     def progress(self, scales: Array) -> Progress:
         """How far the calls have come, for others to go on from that keep no live weights."""
-        return Progress.kept(self.passes, self.weights.memory(), self.schedule, self.rates, None, scales)
+        return Progress.kept(self.passes, self.weights.memory(), self.schedule, self.rates, None, scales, self.weights.features)
 
     def __getstate__(self) -> dict[str, Any]:
         weights = self.weights
@@ -154,5 +168,6 @@ def checksum(*arrays: Any) -> int:
     """A number that other arrays hardly have."""
     bits = 0
     for array in arrays:
-        bits = zlib.crc32(np.ascontiguousarray(array).data, bits)
+        for part in (array.data, array.indices, array.indptr) if is_sparse(array) else (array,):
+            bits = zlib.crc32(np.ascontiguousarray(part).data, bits)
     return bits

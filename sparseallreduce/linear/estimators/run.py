@@ -22,7 +22,7 @@ from sparseallreduce.linear.data.feature_scaling import (
     units_differ_in,
 )
 from sparseallreduce.linear.defaults import Factors
-from sparseallreduce.linear.estimators.packing import unpacked, unpacked_all
+from sparseallreduce.linear.estimators.feature_numbers import FeatureNumbers, resized
 from sparseallreduce.linear.estimators.parameters import PLATEAU, REPLICATED, Parameterised, is_auto
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.remarks import warn
@@ -53,6 +53,7 @@ class Call(NamedTuple):
     seed: int  # of the order of samples
     steps: int  # that earlier calls have taken, of those that this one goes on from
     partial: bool  # whether it goes on with their steps as well
+    numbers: FeatureNumbers | None  # of the features that weights live on; None if these are all
 
 
 class TrainedEstimator(Parameterised):
@@ -76,7 +77,8 @@ class TrainedEstimator(Parameterised):
         self._decide_on_scales(dataset, comm, onward)
         if not self._is_scaled:
             return dataset, np.ones(1, dataset.values.dtype)
-        self._magnitudes = feature_magnitudes(dataset, comm, self._magnitudes if onward else None)
+        before = resized(self._magnitudes, dataset.features) if onward and self._magnitudes is not None else None
+        self._magnitudes = feature_magnitudes(dataset, comm, before)
         scales = feature_scales(self._magnitudes)
         return scaled(dataset, scales), scales
 
@@ -128,12 +130,12 @@ class TrainedEstimator(Parameterised):
             return Plateau(rate, _CUT, patience, tolerance)
         return Onward((kind if callable(kind) else SCHEDULES[kind])(rate), steps)
 
-    def _start(self, model: LinearModel, dataset: Dataset, onward: bool, scales: Array, comm: Any) -> Array:
-        """The weights to start from, intercept last: those so far, or the best without features."""
+    def _start(self, model: LinearModel, dataset: Dataset, found: FittedModel | None, scales: Array, comm: Any) -> Array:
+        """The weights to start from, intercept last: those found of the data set's features, or the best without features."""
         size = dataset.features + self.fit_intercept
         start = np.zeros(size if model.columns is None else (size, model.columns), dataset.values.dtype)
-        if onward:
-            weights, intercept = scores_for(model, self._fitted())
+        if found is not None:
+            weights, intercept = scores_for(model, found)
             start[: dataset.features] = (weights.T * scales).T
             start[dataset.features :] = intercept
         elif self.fit_intercept:
@@ -201,10 +203,11 @@ class TrainedEstimator(Parameterised):
 
     def _take_up(self, before: Progress, strategy: Strategy, scales: Array, partial: bool) -> None:
         """Have weights go on where others ended."""
-        stretch = scales / unpacked(before.scales)
-        strategy.weights.remember(unpacked_all(before.memory), stretch)
+        width = strategy.descent.width
+        before = before.of_features(strategy.dataset.features, width)
+        stretch = scales / before.scales
+        strategy.weights.remember(before.memory, stretch)
         if partial and isinstance(strategy, LossyStrategy) and before.residual is not None:
-            width = strategy.descent.width
             features = strategy.dataset.features * width
             strategy.residual[:features] = before.residual[:features] * np.repeat(stretch, width if len(stretch) > 1 else 1)
             if len(strategy.residual) == len(before.residual):  # else one of the two has an intercept

@@ -41,7 +41,7 @@ def counts_of(sample_weight: Any, samples: int) -> Array:
     return np.asarray(counts)
 
 
-def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tuple[Dataset, float]:
+def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tuple[Dataset, float, int]:
     """The samples of all ranks in the trainer's form, with weights of mean one unless they are a part of all; collective.
 
     Returns
@@ -49,9 +49,11 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
     Dataset
     float
         What the samples of all ranks count together.
+    int
+        Non-zeros of the samples of all ranks.
     """
-    ranks = told(comm, lambda: (len(counts), float(counts.sum()), rows.dtype.char if len(counts) else "f"))
-    total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, _ in ranks)
+    ranks = told(comm, lambda: (len(counts), float(counts.sum()), int(rows.nnz), rows.dtype.char if len(counts) else "f"))
+    total, overall = sum(share for share, *_ in ranks), sum(weight for _, weight, *_ in ranks)
     if not np.isfinite(overall):
         raise ValueError(f"the sum of all sample_weight is {overall:g}: divide them by a number, only their ratios matter")
     dataset = Dataset(
@@ -64,7 +66,7 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
         total_samples=total,
         weights=counts if partial else counts * (total / overall),
     )
-    return dataset, overall
+    return dataset, overall, sum(nonzeros for *_, nonzeros, _ in ranks)
 
 
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:

@@ -7,28 +7,32 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import csr_array
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
+from sparseallreduce.linear.data.checks import check_rows
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import feature_scales
+from sparseallreduce.linear.data.occurring import only_occurring
+from sparseallreduce.linear.estimators.feature_numbers import FeatureNumbers, resized, room_for, spread_of, weighed
 from sparseallreduce.linear.estimators.live import Live, checksum, new_token
 from sparseallreduce.linear.estimators.packing import packed, unpacked
 from sparseallreduce.linear.estimators.parameters import REPLICATED, is_auto
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.run import Call, TrainedEstimator
-from sparseallreduce.linear.model_file import FittedModel, fitted
+from sparseallreduce.linear.model_file import FittedModel, fitted, is_sparse
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.strategies import SparseStrategy
 from sparseallreduce.linear.training.trainer import Epoch
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import agreed, gather
 
 __all__ = ["StreamingEstimator"]
 
 Array = NDArray[Any]
 
 _NO_FEATURE = np.empty(0, np.int64)
+_MANY = 1 << 22  # weights from which on calls of partial_fit number features
 _OF_SAMPLES = ("_eigenvalue", "_moments")  # attributes that learning rates are found by
 
 
@@ -37,6 +41,8 @@ class StreamingEstimator(TrainedEstimator):
 
     _live: Live | None = None
     _progress: tuple[int, Any] | None = None  # the checksum of the weights that it is of, and the progress
+    _numbers: FeatureNumbers | None = None  # of the features that magnitudes, live weights and progress have entries for; None for all
+    _nonzeros = 0  # of the samples that the weights are learned from
 
     @property
     def coef_(self) -> Any:
@@ -48,13 +54,14 @@ class StreamingEstimator(TrainedEstimator):
                 raise AttributeError(f"this {type(self).__name__} has no coef_ yet: call fit or partial_fit first")
             if live.failed:
                 live.put_back(self._magnitudes)
-            own["coef_"] = self._shaped(live.fitted(self._magnitudes, self._labels()).weights)
+            whole = spread_of(live.fitted(self._magnitudes, self._labels()), self._numbers, self._nonzeros)
+            own["coef_"] = self._shaped(whole.weights)
             live.seen = checksum(own["coef_"])
         return own["coef_"]
 
     @coef_.setter
     def coef_(self, weights: Any) -> None:
-        self.__dict__["coef_"] = weights
+        self.__dict__["coef_"] = csr_array(weights) if is_sparse(weights) else weights
 
     @coef_.deleter
     def coef_(self) -> None:
@@ -69,7 +76,8 @@ class StreamingEstimator(TrainedEstimator):
     def __copy__(self) -> Self:
         # Calls of partial_fit change live weights and magnitudes in place.
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _live=copy.copy(self._live), _magnitudes=copy.copy(self._magnitudes))
+        changing = {name: copy.copy(self.__dict__.get(name)) for name in ("_live", "_magnitudes", "_numbers")}
+        twin.__dict__.update(self.__dict__, **changing)
         return twin
 
     def __getstate__(self) -> Any:
@@ -84,6 +92,43 @@ class StreamingEstimator(TrainedEstimator):
     def __setstate__(self, state: Any) -> None:
         magnitudes = unpacked(state.get("_magnitudes"))
         super().__setstate__(state if magnitudes is None else state | {"_magnitudes": magnitudes})
+
+    def sparsify(self) -> Self:
+        """Make ``coef_`` a SciPy sparse array, of a row a score: it takes less memory where most weights are zero, as with ``l1_ratio``.
+
+        Predictions, files, pickles and further training are as before.
+
+        Returns
+        -------
+        self
+        """
+        check_is_fitted(self)
+        if not is_sparse(self.coef_):
+            self._recast(csr_array(np.atleast_2d(self.coef_)))
+        return self
+
+    def densify(self) -> Self:
+        """Make ``coef_`` a NumPy array, as :meth:`sparsify` has found it; whatever memory that takes.
+
+        Returns
+        -------
+        self
+        """
+        check_is_fitted(self)
+        if is_sparse(self.coef_):
+            whole = self.coef_.toarray()
+            self._recast(whole if np.ndim(self.intercept_) else whole[0])
+        return self
+
+    def _recast(self, weights: Any) -> None:
+        """Have the same weights in another form, and what else is known of them."""
+        live, (learned, progress) = self._present(), self._progress or (None, None)
+        is_known = progress is not None and learned == self._learned()
+        self.coef_ = weights
+        if live is not None:
+            live.seen = checksum(self.coef_)
+        elif is_known:
+            self._progress = self._learned(), progress
 
     def _has_weights(self) -> bool:
         """Whether there is a ``coef_``, without making it."""
@@ -113,13 +158,16 @@ class StreamingEstimator(TrainedEstimator):
 
     def _scores_of(self, samples: Any) -> Array:
         """The scores of samples, of live weights at the cost of their non-zeros."""
-        live, is_sparse = self._live, bool(issparse(samples))
-        if live is None or "coef_" in self.__dict__ or not is_sparse or samples.nnz >= samples.shape[1]:
+        live = self._live
+        if live is None or "coef_" in self.__dict__ or not is_sparse(samples) or samples.nnz >= samples.shape[1]:
             return self._fitted().decision_function(samples)
         if live.failed:
             live.put_back(self._magnitudes)
         # Every non-zero has a weight of its own: so sums are made in the order in which they would be with all weights.
-        weights = self._shaped(live.fitted(self._magnitudes, self._labels(), samples.indices).weights)
+        numbers = samples.indices if self._numbers is None else self._numbers.of(samples.indices)
+        known = slice(None) if self._numbers is None else numbers < len(self._numbers)
+        weights = np.zeros((*np.shape(self.intercept_), samples.nnz), live.weights.unscaled.dtype)
+        weights[..., known] = self._shaped(live.fitted(self._magnitudes, self._labels(), numbers[known]).weights)
         entries = csr_array((samples.data, np.arange(samples.nnz), samples.indptr), shape=(samples.shape[0], samples.nnz))
         return self._fitted(weights).decision_function(entries)
 
@@ -161,9 +209,43 @@ class StreamingEstimator(TrainedEstimator):
         """A number that other weights and intercepts hardly have."""
         return checksum(self.coef_, self.intercept_)
 
+    def _numbered(
+        self, model: LinearModel, dataset: Dataset, comm: Any, onward: bool, partial: bool
+    ) -> tuple[Dataset, FeatureNumbers | None]:
+        """Number the features that weights of a call live on, and return the samples with these numbers; collective.
+
+        Numbers are None, and samples what they were, where weights live on all features. Calls that go on keep the earlier numbers.
+        """
+        if not (onward or partial):
+            found = only_occurring(dataset, comm)
+            if found is None:
+                return dataset, None
+            return agreed(comm, lambda: found.renumbered(dataset)), FeatureNumbers(found.features, dataset.features)
+        if onward:
+            is_live, numbers = self._present() is not None, self._numbers
+            begins = numbers is None and is_sparse(self.__dict__.get("coef_")) and self._magnitudes is None and self._progress is None
+            begins = begins and dataset.features >= _MANY
+        else:
+            is_live, numbers, begins = False, None, dataset.features * (model.columns or 1) >= _MANY
+        if begins:
+            numbers = FeatureNumbers(np.empty(0, dataset.indices.dtype), dataset.features)
+        if len(set(gather(comm, None if numbers is None else numbers.checksum()))) > 1:
+            raise _different_calls()
+        if numbers is None:
+            return dataset, None
+        agreed(comm, lambda: check_rows(dataset))
+        numbers.forget()
+        numbers.welcome(dataset, _NO_FEATURE if is_live or not onward else weighed(self.coef_), comm)
+        room = room_for(len(numbers)) if partial else max(1, len(numbers))
+        return agreed(comm, lambda: numbers.renumbered(dataset, room)), numbers
+
     def _live_on_all(self, model: LinearModel, dataset: Dataset, comm: Any) -> Live | None:
         """The live weights, if all ranks have the same, and this call can go on on them; collective."""
         live, kind = self._present(), REPLICATED[self.strategy or SparseStrategy.name]
+        if live is not None and self._numbers is not None:
+            live.make_room(dataset.features)
+            if self._magnitudes is not None:
+                self._magnitudes = resized(self._magnitudes, dataset.features)
         made = self._descent(model), dataset.features, dataset.values.dtype, self._scales_now()
         if live is not None and not (issubclass(kind, SparseStrategy) and live.fits(*made)):
             live = None
@@ -211,27 +293,37 @@ class StreamingEstimator(TrainedEstimator):
             self.__dict__.update(before)
             raise
         live.model, live.passes, live.schedule, live.rates = model, live.passes + 1, schedule, self._rates()
+        if call.numbers is not None:
+            call.numbers.settle()
         live.commit(token)
-        self._show(live)
+        self._show(live, call.numbers)
         return epochs
 
-    def _show(self, live: Live) -> None:
-        """Have the attributes be those of live weights."""
+    def _show(self, live: Live, numbers: FeatureNumbers | None) -> None:
+        """Have the attributes be those of live weights, of the features with these numbers."""
         part = live.fitted(self._magnitudes, self._labels(), _NO_FEATURE)
         live.intercept = np.array(part.intercept)
         self._take(part)
-        self._live, self._progress = live, None
+        self._live, self._progress, self._numbers = live, None, numbers
         del self.__dict__["coef_"]
 
     def _train_anew(self, model: LinearModel, dataset: Dataset, call: Call, onward: bool, comm: Any) -> list[Epoch]:
         """Train weights of this call's own, from zero or ``onward`` from ``coef_``; collective."""
+        scaling = self._magnitudes, self._is_scaled
+        try:
+            return self._trained(model, dataset, call, onward, comm)
+        except BaseException:
+            self._magnitudes, self._is_scaled = scaling
+            raise
+
+    def _trained(self, model: LinearModel, dataset: Dataset, call: Call, onward: bool, comm: Any) -> list[Epoch]:
         before = self._progress_so_far(comm) if onward else None
         if before is not None and not call.partial and not (before.adaptive and self._choices().update != "sgd"):
             before = None
         dataset, scales = self._conditioned(dataset, comm, onward)
         rate = self._initial_rate(model, dataset, comm, call.partial, onward)
         unit = self._rate_unit(model, dataset, comm, call.partial and onward)
-        start = self._start(model, dataset, onward, scales, comm)
+        start = self._start(model, dataset, self._found(call.numbers, dataset.features) if onward else None, scales, comm)
         strategy = self._exact_strategy(model, dataset, comm) if call.partial else self._strategy(model, dataset, comm)
         strategy.assign(start)
         if before is not None:
@@ -242,25 +334,43 @@ class StreamingEstimator(TrainedEstimator):
         if call.partial and isinstance(strategy, SparseStrategy):
             live = Live(strategy.weights, model, bool(self._is_scaled), strategy)
             live.passes, live.schedule, live.rates = passes, schedule, self._rates()
-            live.commit(new_token(comm))
-            self._show(live)
+            token = new_token(comm)
+            if call.numbers is not None:
+                call.numbers.settle()
+            live.commit(token)
+            self._show(live, call.numbers)
             return epochs
         progress: Progress | None = None
         if call.partial:
             progress = Progress.of(strategy, schedule, self._rates(), passes, scales)
         elif strategy.descent.adaptive:
-            progress = Progress.kept(0, strategy.weights.memory(), {}, "", None, scales)
-        self._keep(model, strategy.weights.to_array(), scales)
+            progress = Progress.kept(0, strategy.weights.memory(), {}, "", None, scales, dataset.features)
+        self._keep(model, strategy.weights.to_array(), scales, call.numbers)
         if progress is not None:  # weights that somebody puts in the place of these, or changes, are gone on from anew
             self._progress = self._learned(), progress
         return epochs
 
-    def _keep(self, model: LinearModel, learned: Array, scales: Array) -> None:
-        """Keep what a training has come to: weights of scaled features, intercept last."""
+    def _found(self, numbers: FeatureNumbers | None, features: int) -> FittedModel:
+        """The model so far, with weights of so many features by their numbers."""
+        if numbers is None:
+            return self._fitted()
+        weights = np.zeros((len(np.atleast_1d(self.intercept_)), features), self.coef_.dtype)
+        if is_sparse(self.coef_):
+            rows = np.repeat(np.arange(len(weights)), np.diff(self.coef_.indptr))
+            weights[rows, numbers.of(self.coef_.indices)] = self.coef_.data
+        else:
+            weights[:, : len(numbers)] = np.atleast_2d(self.coef_)[:, numbers.features]
+        return self._fitted(weights if np.ndim(self.intercept_) else weights[0])
+
+    def _keep(self, model: LinearModel, learned: Array, scales: Array, numbers: FeatureNumbers | None) -> None:
+        """Keep what a training has come to: weights of scaled features, of those with these numbers, intercept last."""
         features = learned.shape[0] - bool(self.fit_intercept)
         intercept = learned[features:].sum(axis=0, dtype=np.float64)
-        self._take(fitted(model, (learned[:features].T / scales).T, intercept, self._labels()))
-        self._live = self._progress = None
+        if numbers is not None:
+            numbers.settle()
+        found = fitted(model, (learned[:features].T / scales).T, intercept, self._labels())
+        self._take(spread_of(found, numbers, self._nonzeros))
+        self._live, self._progress, self._numbers = None, None, numbers
 
     def _exact_strategy(self, model: LinearModel, dataset: Dataset, comm: Any) -> Any:
         """A strategy for calls that go on: each rank has weights of its own, which it can take back by itself."""
