@@ -19,8 +19,9 @@ LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layer
 ROOMS = (
     ("kernels", "models", "encoding"),
     ("multiclass",),
+    ("exporting",),
     ("data", "model_file"),
-    ("metrics",),
+    ("metrics", "interpretation"),
     ("weights",),
     ("gradients",),
     ("strategies",),

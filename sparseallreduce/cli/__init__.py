@@ -20,6 +20,8 @@ _SUBCOMMANDS = {
     "bench": "Measure every algorithm against the dense allreduce.",
     "train": "Train a linear model.",
     "predict": "Predict the samples of a file with a trained model.",
+    "weights": "Show the largest weights of a model, by the names of their features.",
+    "explain": "Show what the scores of samples are made of.",
     "convert": "Convert svmlight text to the binary format.",
     "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",

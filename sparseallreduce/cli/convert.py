@@ -11,6 +11,7 @@ import click
 from tqdm import tqdm
 
 from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument, table_arguments, table_options
+from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.binary.format import Header
@@ -35,8 +36,9 @@ __all__ = ["byte_bar", "convert", "convert_with_bars"]
     help="Type of the values in OUT, and of the weights that are trained on it.",
 )
 @click.option("--zero-based", is_flag=True, help="The indices of svmlight text start at 0, not at 1.")
+@names_option
 @format_options
-def convert(source: Data, out: Path, **options: Any) -> None:
+def convert(source: Data, out: Path, names: Path | None, **options: Any) -> None:
     """Convert svmlight text, or samples of another format, IN, to the binary format, OUT.
 
     Text may be compressed by gzip, bzip2, xz or Zstandard, and come by a pipe or on standard input, for which IN is `-`. Vowpal Wabbit's
@@ -49,8 +51,13 @@ def convert(source: Data, out: Path, **options: Any) -> None:
     stop_as_interrupted()
     comm = world()
     agreed(comm, lambda: _check(out))
+    agreed(comm, lambda: check_output(names))
     given = {name: options[name] for name in ("dtype", "zero_based", "format", "hash_bits")} | table_arguments(options)
-    convert_with_bars(source, out, comm, **given)
+    header = convert_with_bars(source, out, comm, **given)
+    if names is not None:
+        said = write_dictionary(names, source, comm, header.features, options)
+        if comm.rank == 0:
+            click.echo(said)
 
 
 def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Header:

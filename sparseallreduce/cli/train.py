@@ -27,6 +27,7 @@ from sparseallreduce.cli.inputs import (
     table_options,
     zero_based_option,
 )
+from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
@@ -222,6 +223,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "or sgd without momentum, L1 and averages, and the strategies sparse, dense and the lossy ones."
 )
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results.")
+@names_option
 @click.option("--model-out", type=OUTPUT_FILE, help="File for the model (.npz).")
 def train(data: Data, test: Path | None, initial_model: Path | None, json_path: Path | None, model_out: Path | None, **chosen: Any) -> None:
     """Train a linear model on DATA.
@@ -248,10 +250,12 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         raise click.UsageError("standard input, -, can be read once: give DATA or --test another file")
     comm = world()
     say: Callable[[str], None] = tqdm.write if comm.rank == 0 else lambda line: None
-    agreed(comm, lambda: check_output(json_path, model_out) if comm.rank == 0 else None)
+    agreed(comm, lambda: check_output(json_path, model_out, chosen["names"]) if comm.rank == 0 else None)
     encoding = None if initial_model is None else agreed(comm, lambda: load_model(initial_model).encoding)
     samples = read_samples(data, test, train_options.model(chosen), chosen, comm, encoding)
     say(samples.described(data, comm))
+    if chosen["names"] is not None:
+        say(write_dictionary(chosen["names"], data, comm, samples.training.features, chosen))
     metrics = _asked_metrics(samples, chosen["metrics"])
     for remark in samples.remarks(chosen):
         say(remark)

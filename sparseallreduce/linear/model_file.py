@@ -39,6 +39,7 @@ from sparseallreduce.checked_file import Damaged, open_regular
 from sparseallreduce.checked_npz import Npz, damage
 from sparseallreduce.errors import SparseAllreduceError
 from sparseallreduce.linear.encoding import Encoding
+from sparseallreduce.linear.exporting import sklearn_estimator
 from sparseallreduce.linear.models import LOSSES, LinearModel, Logistic, Poisson, model_of
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.runtime.limits import memory_left
@@ -106,6 +107,22 @@ class FittedModel:
     def gives_probabilities(self) -> bool:
         """Whether scores are the log-odds of classes."""
         return self.model in (Logistic.name, Multinomial.name) and len(self.classes) >= 2
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted estimator of scikit-learn with the same predictions and probabilities.
+
+        It is a ``LogisticRegression``, ``LinearSVC`` or ``Ridge``; of a logistic model of more than two classes, each against the rest, a
+        ``OneVsRestClassifier`` of ``LogisticRegression``, as that itself is a softmax of several classes; and of the loss "poisson" a
+        ``PoissonRegressor``. It does not need this library, also where it is unpickled.
+
+        Examples
+        --------
+        >>> model = FittedModel("logistic", np.array([1.0, -1.0]), 0.5, np.array(["ham", "spam"])).to_sklearn()
+        >>> model, model.predict(np.array([[2.0, 1.0], [0.0, 3.0]]))
+        (LogisticRegression(), array(['spam', 'ham'], dtype='<U4'))
+        """
+        keep = is_sparse(self.weights) and len(self.classes) > 0
+        return sklearn_estimator(self, self.weights if keep else dense_weights(self))
 
     def decision_function(self, samples: Any) -> Array:
         """The scores ``w.x + intercept``.

@@ -101,6 +101,17 @@ class LinearEstimator(StreamingEstimator):
         check_is_fitted(self)
         save_model(path, self._fitted())
 
+    def to_sklearn(self) -> Any:
+        """Return a fitted estimator of scikit-learn with the same predictions and probabilities.
+
+        As :meth:`sparseallreduce.linear.FittedModel.to_sklearn` does; names of features (``feature_names_in_``) go with it.
+        """
+        check_is_fitted(self)
+        estimator = self._fitted().to_sklearn()
+        if hasattr(self, "feature_names_in_"):
+            estimator.feature_names_in_ = self.feature_names_in_
+        return estimator
+
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **parameters: Any) -> Self:
         """An estimator of these parameters with the model of a file, to predict with or to train on.

@@ -28,7 +28,7 @@ from sparseallreduce.linear.data.row_kernels import merge_rows
 from sparseallreduce.linear.data.vowpal_wabbit import kernels
 from sparseallreduce.streams.kernels.compilation import compiled_entry
 
-__all__ = ["vowpal_wabbit_blocks"]
+__all__ = ["parsed", "vowpal_wabbit_blocks"]
 
 Array = NDArray[Any]
 
@@ -59,13 +59,20 @@ def vowpal_wabbit_blocks(
     with closing(shared_line_blocks(source, comm, progress)) as blocks:
         for lines in blocks:
             try:
-                yield _parsed(lines.text, bits, unlabelled, np.dtype(dtype))
+                yield parsed(lines.text, bits, unlabelled, np.dtype(dtype))
             except LineFault as fault:
                 where = f"{source.parts[lines.part]}, line {line_number(source, lines, fault.place)}"
                 raise DatasetError(f"{where}: {fault.reason}: {excerpt(lines.text, fault.place)}") from None
 
 
-def _parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Block:
+def parsed(text: bytes, bits: int, unlabelled: bool, dtype: np.dtype[Any]) -> Block:
+    """Return the samples of whole lines; the arguments are as for :func:`vowpal_wabbit_blocks`.
+
+    Raises
+    ------
+    LineFault
+        With the first place where something is wrong.
+    """
     features, rows = len(text) // kernels.SHORTEST_FEATURE + 1, text.count(b"\n") + 2
     indptr, heads = np.zeros(rows, np.int64), np.empty((rows, 2), np.int64)
     indices, values, hard = np.empty(features, np.uint32), np.empty(features, dtype), np.empty((features, 5), np.int64)

@@ -1,0 +1,87 @@
+"""Models as fitted estimators of scikit-learn, for all that takes those."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.linear.models import Hinge, Logistic, Poisson
+from sparseallreduce.linear.multiclass import Multinomial
+
+if TYPE_CHECKING:
+    from sparseallreduce.linear.model_file import FittedModel
+
+__all__ = ["sklearn_estimator"]
+
+Array = NDArray[Any]
+
+
+def sklearn_estimator(model: FittedModel, weights: Array) -> Any:
+    """Return a fitted estimator of scikit-learn that predicts as a model does, probabilities included.
+
+    Parameters
+    ----------
+    model : FittedModel
+    weights : ndarray or scipy.sparse array, shape (n_features,) or (rows, n_features)
+        Of the model, sparse for classifiers alone.
+
+    Returns
+    -------
+    sklearn.linear_model.LogisticRegression
+        Of logistic models of two classes, and of more by a softmax.
+    sklearn.multiclass.OneVsRestClassifier
+        Of ``LogisticRegression``, of logistic models of more classes, each against the rest.
+    sklearn.svm.LinearSVC
+        Of other classifiers.
+    sklearn.linear_model.Ridge or PoissonRegressor
+        Of models of numbers, the latter of the loss "poisson".
+    """
+    if not len(model.classes):
+        return _regression(model, np.asarray(weights))
+    coefficients: Any = weights if weights.ndim == 2 else weights[np.newaxis]
+    intercepts = np.atleast_1d(np.asarray(model.intercept)).astype(weights.dtype)
+    if model.model == Logistic.name and len(model.classes) > 2:
+        return _one_vs_rest(model.classes, coefficients, intercepts)
+    if model.model in (Logistic.name, Multinomial.name):
+        from sklearn.linear_model import LogisticRegression
+
+        return _filled(LogisticRegression(), coefficients, intercepts, classes_=model.classes, n_iter_=np.ones(1, np.int32))
+    from sklearn.svm import LinearSVC
+
+    loss = Hinge.loss_name if model.model == Hinge.name and model.loss in ("", Hinge.loss_name) else "squared_hinge"
+    return _filled(LinearSVC(loss=loss), coefficients, intercepts, classes_=model.classes, n_iter_=1)
+
+
+def _filled(estimator: Any, coefficients: Any, intercepts: Any, **attributes: Any) -> Any:
+    """Give an estimator what fitting would."""
+    estimator.coef_, estimator.intercept_, estimator.n_features_in_ = coefficients, intercepts, coefficients.shape[-1]
+    for name, value in attributes.items():
+        setattr(estimator, name, value)
+    return estimator
+
+
+def _one_vs_rest(classes: Array, coefficients: Any, intercepts: Array) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.preprocessing import LabelBinarizer
+
+    several = OneVsRestClassifier(LogisticRegression())
+    several.label_binarizer_ = LabelBinarizer(sparse_output=True).fit(classes)
+    several.classes_, several.n_features_in_ = classes, coefficients.shape[1]
+    several.estimators_ = [
+        _filled(LogisticRegression(), coefficients[[row]], intercepts[[row]], classes_=np.array([0, 1]), n_iter_=np.ones(1, np.int32))
+        for row in range(len(classes))
+    ]
+    return several
+
+
+def _regression(model: FittedModel, weights: Array) -> Any:
+    from sklearn.linear_model import PoissonRegressor, Ridge
+
+    intercept = float(model.intercept)
+    if model.loss != Poisson.loss_name:
+        return _filled(Ridge(), weights, intercept, n_iter_=None, solver_="auto")
+    # Fitted to anything, it has the link of its loss, which no public attribute sets.
+    return _filled(PoissonRegressor().fit(np.array([[0.0], [1.0]]), np.array([1.0, 2.0])), weights, intercept, n_iter_=1)
