@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,22 +10,23 @@ from numpy.typing import NDArray
 from sparseallreduce.linear.models import Hinge, Logistic, Poisson
 from sparseallreduce.linear.multiclass import Multinomial
 
-if TYPE_CHECKING:
-    from sparseallreduce.linear.model_file import FittedModel
-
 __all__ = ["sklearn_estimator"]
 
 Array = NDArray[Any]
 
 
-def sklearn_estimator(model: FittedModel, weights: Array) -> Any:
+def sklearn_estimator(kind: str, loss: str, weights: Any, intercept: Array, classes: Array) -> Any:
     """Return a fitted estimator of scikit-learn that predicts as a model does, probabilities included.
 
     Parameters
     ----------
-    model : FittedModel
+    kind, loss : str
+        The names of the model and of its loss, as of :class:`~sparseallreduce.linear.FittedModel`.
     weights : ndarray or scipy.sparse array, shape (n_features,) or (rows, n_features)
-        Of the model, sparse for classifiers alone.
+        Sparse for classifiers alone.
+    intercept : ndarray, shape () or (rows,)
+    classes : ndarray
+        Labels, none of models of numbers.
 
     Returns
     -------
@@ -38,20 +39,20 @@ def sklearn_estimator(model: FittedModel, weights: Array) -> Any:
     sklearn.linear_model.Ridge or PoissonRegressor
         Of models of numbers, the latter of the loss "poisson".
     """
-    if not len(model.classes):
-        return _regression(model, np.asarray(weights))
+    if not len(classes):
+        return _regression(loss, np.asarray(weights), float(intercept))
     coefficients: Any = weights if weights.ndim == 2 else weights[np.newaxis]
-    intercepts = np.atleast_1d(np.asarray(model.intercept)).astype(weights.dtype)
-    if model.model == Logistic.name and len(model.classes) > 2:
-        return _one_vs_rest(model.classes, coefficients, intercepts)
-    if model.model in (Logistic.name, Multinomial.name):
+    intercepts = np.atleast_1d(intercept).astype(weights.dtype)
+    if kind == Logistic.name and len(classes) > 2:
+        return _one_vs_rest(classes, coefficients, intercepts)
+    if kind in (Logistic.name, Multinomial.name):
         from sklearn.linear_model import LogisticRegression
 
-        return _filled(LogisticRegression(), coefficients, intercepts, classes_=model.classes, n_iter_=np.ones(1, np.int32))
+        return _filled(LogisticRegression(), coefficients, intercepts, classes_=classes, n_iter_=np.ones(1, np.int32))
     from sklearn.svm import LinearSVC
 
-    loss = Hinge.loss_name if model.model == Hinge.name and model.loss in ("", Hinge.loss_name) else "squared_hinge"
-    return _filled(LinearSVC(loss=loss), coefficients, intercepts, classes_=model.classes, n_iter_=1)
+    of_hinge = kind == Hinge.name and loss in ("", Hinge.loss_name)
+    return _filled(LinearSVC(loss="hinge" if of_hinge else "squared_hinge"), coefficients, intercepts, classes_=classes, n_iter_=1)
 
 
 def _filled(estimator: Any, coefficients: Any, intercepts: Any, **attributes: Any) -> Any:
@@ -77,11 +78,10 @@ def _one_vs_rest(classes: Array, coefficients: Any, intercepts: Array) -> Any:
     return several
 
 
-def _regression(model: FittedModel, weights: Array) -> Any:
+def _regression(loss: str, weights: Array, intercept: float) -> Any:
     from sklearn.linear_model import PoissonRegressor, Ridge
 
-    intercept = float(model.intercept)
-    if model.loss != Poisson.loss_name:
+    if loss != Poisson.loss_name:
         return _filled(Ridge(), weights, intercept, n_iter_=None, solver_="auto")
     # Fitted to anything, it has the link of its loss, which no public attribute sets.
     return _filled(PoissonRegressor().fit(np.array([[0.0], [1.0]]), np.array([1.0, 2.0])), weights, intercept, n_iter_=1)

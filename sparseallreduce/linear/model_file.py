@@ -122,7 +122,8 @@ class FittedModel:
         (LogisticRegression(), array(['spam', 'ham'], dtype='<U4'))
         """
         keep = is_sparse(self.weights) and len(self.classes) > 0
-        return sklearn_estimator(self, self.weights if keep else dense_weights(self))
+        weights = self.weights if keep else dense_weights(self)
+        return sklearn_estimator(self.model, self.loss, weights, np.asarray(self.intercept), self.classes)
 
     def decision_function(self, samples: Any) -> Array:
         """The scores ``w.x + intercept``.
