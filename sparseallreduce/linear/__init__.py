@@ -9,6 +9,8 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.generate import generate
 from sparseallreduce.linear.data.labels import numbered_classes, two_classes
 from sparseallreduce.linear.data.load import load
+from sparseallreduce.linear.data.shard import shard
+from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_model, save_model
 from sparseallreduce.linear.models import (
     LOSSES,
@@ -72,6 +74,7 @@ __all__ = [
     "Descent",
     "DivergenceError",
     "EarlyStopping",
+    "Encoding",
     "Epoch",
     "FittedModel",
     "Hinge",
@@ -111,6 +114,7 @@ __all__ = [
     "numbered_classes",
     "read_on_workers",
     "save_model",
+    "shard",
     "two_classes",
 ]
 

@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from sparseallreduce.errors import MismatchError
 from sparseallreduce.linear.defaults import chosen_solver, in_rounds
+from sparseallreduce.linear.encoding import Encoding
+from sparseallreduce.linear.estimators.frames import columns_encoded, encoded
 from sparseallreduce.linear.estimators.progress import Progress
+from sparseallreduce.linear.estimators.remarks import warn
 from sparseallreduce.linear.estimators.rounds import asks_for_steps, train_in_rounds
 from sparseallreduce.linear.estimators.run import Call
-from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of
+from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of, digest_of
 from sparseallreduce.linear.estimators.scores import target_of
 from sparseallreduce.linear.estimators.streaming import StreamingEstimator
 from sparseallreduce.linear.metrics import evaluate_scores
@@ -44,14 +47,20 @@ class LinearEstimator(StreamingEstimator):
 
     solver = "auto"  # of those that have no choice
 
+    #: How the columns of a frame become features; None if the model was not fitted on a frame that is encoded.
+    encoding_: Encoding | None = None
+
     @collective("fit")
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on the samples of all ranks; collective.
 
         Parameters
         ----------
-        X : array-like or scipy.sparse matrix or array, shape (samples, n_features)
-            This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64.
+        X : array-like, scipy.sparse matrix or array, or frame, shape (samples, n_features)
+            This rank's samples, of which there may be none under mpiexec. float32 is trained in float32, all else in float64. Of a frame
+            (pandas, polars, Arrow, Hugging Face's datasets) columns become features as those of files do: numbers stay numbers, strings,
+            booleans and categories become a feature each, missing values one of their own, and ``encoding_`` names them. Then columns are
+            found by their names in whatever order. A frame of pandas with nothing but numbers is taken as scikit-learn takes it.
         y : array-like, shape (samples,)
         sample_weight : array-like, shape (samples,), optional
             What each sample counts: 2 is as good as having it twice. So ``C`` weighs their sum, and beside ``l2`` and ``l1`` the loss is
@@ -99,7 +108,7 @@ class LinearEstimator(StreamingEstimator):
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write a model file, which ``sparseallreduce predict`` and :func:`~sparseallreduce.linear.load_model` read; on one rank."""
         check_is_fitted(self)
-        save_model(path, self._fitted())
+        save_model(path, replace(self._fitted(), encoding=self.encoding_))
 
     def to_sklearn(self) -> Any:
         """Return a fitted estimator of scikit-learn with the same predictions and probabilities.
@@ -108,7 +117,9 @@ class LinearEstimator(StreamingEstimator):
         """
         check_is_fitted(self)
         estimator = self._fitted().to_sklearn()
-        if hasattr(self, "feature_names_in_"):
+        if self.encoding_ is not None:  # it takes what the columns of a frame become
+            estimator.feature_names_in_ = np.array(list(self.encoding_.names()), object)
+        elif hasattr(self, "feature_names_in_"):
             estimator.feature_names_in_ = self.feature_names_in_
         return estimator
 
@@ -131,6 +142,8 @@ class LinearEstimator(StreamingEstimator):
             raise ModelFileError(f"{path} holds a model of loss {model.loss or 'default'!r}, not {estimator._loss_model().loss_name!r}")
         estimator.n_features_in_ = model.n_features
         estimator._take(model)
+        if model.encoding is not None:
+            estimator._know_columns(model.encoding)
         return estimator
 
     def __sklearn_tags__(self) -> Any:
@@ -180,8 +193,19 @@ class LinearEstimator(StreamingEstimator):
     def _scores(self, X: Any, least: int = 1) -> Array:
         """The scores of at least so many samples of this rank."""
         check_is_fitted(self)
+        if self.encoding_ is not None:
+            return self._scores_of(encoded(X, self.encoding_, least, self))
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False, ensure_min_samples=least)
         return self._scores_of(X)
+
+    def _know_columns(self, encoding: Encoding | None) -> None:
+        """Keep how columns are encoded, and their names as scikit-learn has them."""
+        if encoding is None:
+            self.__dict__.pop("encoding_", None)
+            return
+        self.encoding_ = encoding
+        self.feature_names_in_ = np.array([column.name for column in encoding.columns], object)
+        self.n_features_in_ = len(encoding.columns)
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, passes: int, onward: bool, partial: bool, classes: Any = None) -> Self:
         """Train, from zero or ``onward`` from the weights that are there; collective. A ``partial`` call goes on with the steps as well."""
@@ -192,7 +216,8 @@ class LinearEstimator(StreamingEstimator):
     def _learn_on(
         self, comm: Any, X: Any, y: Any, sample_weight: Any, passes: int, onward: bool, partial: bool, classes: Any
     ) -> None:
-        samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial))
+        X, encoding = columns_encoded(X, self.encoding_ if onward else None, comm)
+        samples = agreed(comm, lambda: self._checked(X, y, sample_weight, comm, onward, partial, encoding))
         self._check_alike(samples, passes, onward, partial, comm)
         model, target, counts = self._targets(samples, comm, onward, classes)
         dataset, counted, nonzeros = dataset_of(samples.rows, counts, comm, partial)
@@ -222,22 +247,27 @@ class LinearEstimator(StreamingEstimator):
         """The share of the samples that are not held out."""
         return 1 - held_out(samples, self.validation_fraction) / samples if self.early_stopping else 1.0
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool) -> Samples:
+    def _checked(
+        self, X: Any, y: Any, sample_weight: Any, comm: Any, onward: bool, partial: bool, encoding: Encoding | None
+    ) -> Samples:
         """This rank's samples, if they and the parameters are right."""
         self._check_parameters()
         if partial and self.early_stopping:
             raise ValueError("partial_fit does without early_stopping, which needs all samples at once: call fit, or leave it out")
         self._loss_model()
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            ensure_min_samples=1 if comm.size == 1 else 0,
-            y_numeric=not self._model.classifies,
-            reset=not onward,
-        )
+        form: dict[str, Any] = {
+            "accept_sparse": "csr",
+            "dtype": [np.float64, np.float32],
+            "ensure_min_samples": 1 if comm.size == 1 else 0,
+            "ensure_min_features": 0 if encoding is not None else 1,
+            "y_numeric": not self._model.classifies,
+        }
+        if encoding is not None:
+            X, y = check_X_y(X, y, estimator=self, **form)
+            self._know_columns(encoding)
+        else:
+            X, y = validate_data(self, X, y, reset=not onward, **form)
+            self._know_columns(None)
         labels = self._labels_checked(y)
         counts = counts_of(sample_weight, len(labels))
         rows = csr_array(X)
@@ -257,7 +287,9 @@ class LinearEstimator(StreamingEstimator):
         own = self.get_params(deep=False)
         for name in ("comm", "random_state", "verbose"):
             del own[name]
-        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, (passes, partial), onward))
+        digest = agreed(comm, lambda: digest_of(samples))
+        told_of = (passes, partial), onward, digest
+        ranks = gather(comm, (samples.rows.shape, {name: repr(value) for name, value in own.items()}, *told_of))
         widths = [shape[1] for shape, *_ in ranks]
         if len(set(widths)) > 1:
             raise MismatchError(f"all ranks must pass as many features, but ranks 0 to {comm.size - 1} pass {', '.join(map(str, widths))}")
@@ -265,12 +297,17 @@ class LinearEstimator(StreamingEstimator):
             values = list(dict.fromkeys(parameters[name] for _, parameters, *_ in ranks))
             if len(values) > 1 and not callable(own[name]):
                 raise MismatchError(f"all ranks must have the same parameters, but {name} is {' and '.join(values[:2])}")
-        if len({passes for _, _, passes, _ in ranks}) > 1:
+        if len({calls for _, _, calls, *_ in ranks}) > 1:
             raise MismatchError("some ranks call fit, others partial_fit: call the same on all ranks")
-        if len({goes_on for *_, goes_on in ranks}) > 1:
+        if len({goes_on for *_, goes_on, _ in ranks}) > 1:
             raise MismatchError("some ranks have a model to go on from, others have none: give all the same model")
         if sum(shape[0] for shape, *_ in ranks) == 0:
             raise _no_sample()
+        if comm.rank == 0 and samples.rows.shape[0] > 1 and all(bits == digest for *_, bits in ranks):
+            warn(f"all {comm.size} ranks pass the same samples, each of which counts {comm.size} times: {_SAME_ROWS}", UserWarning)
+
+
+_SAME_ROWS = "pass every rank rows of its own, as shard(X, y) of sparseallreduce.linear deals them out"
 
 
 def _no_sample() -> ValueError:

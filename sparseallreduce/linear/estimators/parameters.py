@@ -102,8 +102,12 @@ PARAMETERS = """
 
 ATTRIBUTES = """
     n_features_in_ : int
+        Columns of X.
     feature_names_in_ : ndarray of str
         If X has column names.
+    encoding_ : Encoding or None
+        Of a frame that is not of numbers alone, what features its columns have become: ``list(encoding_.names())`` are the names of
+        ``coef_``.
     n_iter_ : int
         Passes made, or rounds.
     solver_ : str
@@ -210,12 +214,18 @@ class Parameterised(BaseEstimator):
             return self.threads
         return self.n_jobs if self.n_jobs > 0 else max(1, usable_cores() + 1 + self.n_jobs)
 
+    @property
+    def _dimension(self) -> int:
+        """N: of a frame the features that its columns become."""
+        encoding = getattr(self, "encoding_", None)
+        return int(self.n_features_in_ if encoding is None else encoding.features)
+
     def _choices(self) -> Choices:
         """The parameters that may be "auto", chosen."""
         update = self.update
         if update == "auto":
             of_sgd = self._of_sgd_alone() or not is_auto(self.learning_rate) or self.strategy in LOSSY
-            update = "sgd" if of_sgd or self.n_features_in_ < _MANY_FEATURES else "ftrl"
+            update = "sgd" if of_sgd or self._dimension < _MANY_FEATURES else "ftrl"
         chosen = {name: getattr(self, name) for name in Choices._fields if name != "update"}
         return _CHOICES[update]._replace(**{name: value for name, value in chosen.items() if not is_auto(value)})
 

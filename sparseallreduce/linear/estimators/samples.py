@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import told
 from sparseallreduce.streams.stream import index_dtype
 
-__all__ = ["Samples", "counts_of", "dataset_of", "mean_of"]
+__all__ = ["Samples", "counts_of", "dataset_of", "digest_of", "mean_of"]
 
 Array = NDArray[Any]
+
+_ENDS = 1 << 14  # items of an array that are looked at from each end
 
 
 class Samples(NamedTuple):
@@ -67,6 +70,16 @@ def dataset_of(rows: csr_array, counts: Array, comm: Any, partial: bool) -> tupl
         weights=counts if partial else counts * (total / overall),
     )
     return dataset, overall, sum(nonzeros for *_, nonzeros, _ in ranks)
+
+
+def digest_of(samples: Samples) -> int:
+    """Return a number that other samples hardly have, of what is at both ends of their arrays: reading all would take as long as a pass."""
+    bits = zlib.crc32(repr((samples.rows.shape, samples.rows.nnz)).encode())
+    labels = samples.labels if samples.labels.dtype.kind != "O" else samples.labels.astype(np.str_)
+    for array in (samples.rows.data, samples.rows.indices, samples.rows.indptr, labels, samples.counts):
+        for end in (array[:_ENDS], array[-_ENDS:]):
+            bits = zlib.crc32(np.ascontiguousarray(end).view(np.uint8).data, bits)
+    return bits
 
 
 def mean_of(values: Array, dataset: Dataset, comm: Any) -> float:

@@ -93,8 +93,6 @@ def _as_text(array: Any, name: str) -> Any:
     """An array as strings; numbers that are whole without a fraction, as where missing ones have made floats of integers."""
     pyarrow = arrow()
     types, kind = pyarrow.types, array.type
-    if types.is_dictionary(kind):
-        array = array.dictionary_decode()
     if types.is_floating(kind):
         whole = pyarrow.compute.all(pyarrow.compute.equal(pyarrow.compute.trunc(array), array)).as_py()
         if whole and pyarrow.compute.max(pyarrow.compute.abs(array)).as_py() < 2**53:
