@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Generator
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Group",
     "calibrated",
+    "exchange_times",
     "group_of_ranks",
     "made_host_memory",
     "made_slots_and_areas",
     "made_sparse_memory",
     "own_operation",
-    "pieces_pay",
     "settled",
 ]
 
@@ -110,25 +111,35 @@ def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: li
     if xp is not None:
         where["gpu"] = xp, float(gpus.count(gpus[rank]))
 
-    def attempt() -> Generator[Step, Any, Machine]:
+    def attempt() -> Generator[Step, Any, tuple[Machine, tuple[float, float]]]:
         machine = yield from measure(rank, ranks, sharing, faster_blocking, pieces=pieces, **where)
-        if pieces and not (yield from pieces_pay(channel)):
-            machine = machine._replace(codec=0.0, overlap=0.0)
-        return machine
+        return machine, ((yield from exchange_times(channel)) if pieces else (math.inf, 0.0))
 
-    measured = yield from attempt()
+    measured, exchanges = yield from attempt()
     kind = library if xp is None else f"{library}, {_kind_of_gpu(xp)} {[gpus.index(gpu) for gpu in gpus]}"
     calibration = Calibration(kind, hosts, channel.cores) if rank == 0 else None
-    machine = yield from _of_rank_0(None if calibration is None else calibration.like(measured))
-    if machine is None:  # which is to last, and had better not be of a moment at which the machine had much else to do
-        for _ in range(_CAREFUL - 1):
-            again = yield from attempt()
-            constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
-            measured = Machine(*map(min, constants))
-        machine = measured
-        if calibration is not None:
-            calibration.keep(machine)
-    return machine
+    known = yield from _kept(calibration, _encoding(measured, *exchanges))
+    if known is not None:
+        return known
+    for _ in range(_CAREFUL - 1):  # what is to last had better not be of a moment at which the machine had much else to do
+        again, seconds = yield from attempt()
+        constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
+        measured, exchanges = Machine(*map(min, constants)), (min(exchanges[0], seconds[0]), min(exchanges[1], seconds[1]))
+    machine = _encoding(measured, *exchanges)
+    known = yield from _kept(calibration, machine)
+    if known is None and calibration is not None:
+        calibration.keep(machine)
+    return known or machine
+
+
+def _kept(calibration: Calibration | None, measured: Machine) -> Generator[Step, Any, Machine | None]:
+    """What rank 0, which alone has a calibration, keeps of a machine like this one; the same on all ranks."""
+    return (yield from _of_rank_0(None if calibration is None else calibration.like(measured)))
+
+
+def _encoding(machine: Machine, whole: float, pieces: float) -> Machine:
+    """The same machine, on which messages are encoded unless a sum takes longer in pieces than in whole messages."""
+    return machine if pieces < whole else machine._replace(codec=0.0, overlap=0.0)
 
 
 def _kind_of_gpu(xp: Any) -> str:
@@ -136,8 +147,8 @@ def _kind_of_gpu(xp: Any) -> str:
     return name.decode(errors="replace")
 
 
-def pieces_pay(channel: Channel) -> Generator[Step, Any, bool]:
-    """Whether streams are summed faster in pieces, encoded, than as they lie in memory: not on a link about as fast as the codec."""
+def exchange_times(channel: Channel) -> Generator[Step, Any, tuple[float, float]]:
+    """Return the seconds of a sum in messages as they lie in memory, and in encoded pieces: no less on a link as fast as the codec."""
     seconds = []
     try:
         for channel.in_pieces in (False, True):
@@ -146,7 +157,7 @@ def pieces_pay(channel: Channel) -> Generator[Step, Any, bool]:
     finally:
         channel.in_pieces, channel.assumed = True, 0.0
     whole, pieces = seconds
-    return pieces < whole
+    return whole, pieces
 
 
 def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:

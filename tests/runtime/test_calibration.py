@@ -159,8 +159,11 @@ class Gpu:
         )
 
 
-def calibrate(monkeypatch, gpus):
-    """The constants of three ranks, of which the first two are on one host, and what was measured of whose GPU."""
+def calibrate(monkeypatch, gpus, exchanges=((1.0, 2.0),)):
+    """The constants of three ranks, of which the first two are on one host, and what was measured of whose GPU.
+
+    An exchange in whole messages and in pieces takes the seconds of ``exchanges``, attempt by attempt.
+    """
     measured, memories = [], [b"here", b"here", b"there"]
 
     def measure(rank, ranks, sharing, faster_blocking, *, gpu=None, **_):
@@ -169,7 +172,14 @@ def calibrate(monkeypatch, gpus):
         yield
 
     monkeypatch.setattr(setup, "measure", measure)
-    monkeypatch.setattr(setup, "pieces_pay", lambda _: iter(()))
+    attempts = [0] * 3
+
+    def exchange_times(channel):
+        attempts[channel.rank] += 1
+        return exchanges[(attempts[channel.rank] - 1) % len(exchanges)]
+        yield
+
+    monkeypatch.setattr(setup, "exchange_times", exchange_times)
     monkeypatch.setattr(setup, "same_host", lambda _, rank: [0, 1] if rank < 2 else [2])
     group = setup.Group([SimpleNamespace(memory=memory) for memory in memories], [], b"three processes")
     schedules, records, results = [], [None] * 3, [None] * 3
@@ -206,3 +216,19 @@ def test_gpus_are_measured_where_all_ranks_use_one_and_kept_apart(monkeypatch, t
     remembered.clear()
     again, measured = calibrate(monkeypatch, [None] * 3)
     assert again == FIRST._replace(codec=0.0, overlap=0.0) and set(measured) == {None}
+
+
+def test_one_attempt_that_other_programs_disturb_does_not_keep_messages_from_being_encoded(monkeypatch, tmp_path):
+    """Nor does it make another entry of what is kept."""
+    monkeypatch.setenv("SPARSEALLREDUCE_CACHE", str(tmp_path))
+    remembered = {}
+    monkeypatch.setattr(setup, "_remembered", remembered)
+    disturbed, fine = (1.0, 5.0), (1.0, 0.8)
+    for exchanges in ((disturbed, fine, fine), (fine, disturbed, fine), (disturbed, fine, fine)):
+        remembered.clear()
+        machine, _ = calibrate(monkeypatch, [None] * 3, exchanges)
+        assert machine == FIRST
+    (file,) = (tmp_path / "calibration").iterdir()
+    assert len(json.loads(file.read_text())) == 1
+    remembered.clear()
+    assert calibrate(monkeypatch, [None] * 3, (disturbed,))[0] == FIRST._replace(codec=0.0, overlap=0.0)

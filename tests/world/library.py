@@ -63,9 +63,9 @@ def _measured(*_: Any, **__: Any) -> Any:
     yield
 
 
-def _pieces_pay(_: Any) -> Any:
-    """In place of another."""
-    return True
+def _exchange_times(_: Any) -> Any:
+    """In place of another: pieces pay."""
+    return 2.0, 1.0
     yield
 
 
@@ -74,7 +74,7 @@ REPLACED: dict[str, dict[str, Any]] = {
     RUNTIME + "memory.words": {"_spins": lambda: SPINS},
     RUNTIME + "calibration": {"Calibration": _Calibration},
     RUNTIME + "predictions": {"_fastest": hooks.begins},
-    RUNTIME + "setup": {"pieces_pay": _pieces_pay},
+    RUNTIME + "setup": {"exchange_times": _exchange_times},
     RUNTIME + "stalls": {"blocked": lambda *_: nullcontext()},  # whose thread is outside of the world
     "sparseallreduce.algorithms.measuring": {"measure": _measured},
 }
