@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from pictures import check_picture, faults_of
 
 from sparseallreduce.cli import main
 
@@ -44,24 +45,88 @@ def drawn(monkeypatch):
     return figures
 
 
-def labels(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
+def labels(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def panels(figure, word):
+    """The axes whose titles have a word."""
+    return [axes for axes in figure.axes if word in axes.get_title().replace("\n", " ")]
+
+
+def curves(axes):
+    """What lines show: (x, y) of each."""
+    return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.lines]
 
 
 def test_training_runs_are_drawn_by_epoch_by_time_and_by_phase(reports, drawn, tmp_path):
     out = command("plot", reports / "dense.json", reports / "sparse.json", tmp_path / "out.png")
     assert "2 runs" in out
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    by_pass, by_time, phases, densities = drawn[0].axes
-    assert labels(by_pass) == labels(by_time) == ["dense", "sparse"]
+    check_picture(drawn[0])
+    by_pass, by_time = panels(drawn[0], "Training loss")
     epochs = json.loads((reports / "sparse.json").read_text())["epochs"]
-    assert by_pass.lines[1].get_ydata().tolist() == [epoch["loss"] for epoch in epochs]
-    assert by_pass.lines[1].get_xdata().tolist() == [1, 2, 3]
+    assert curves(by_pass)[1] == ([1, 2, 3], [epoch["loss"] for epoch in epochs])
     assert by_time.lines[1].get_xdata()[-1] < sum(epoch["seconds"]["total"] for epoch in epochs)
-    assert {"compute", "communicate", "update"} <= set(labels(phases))
-    assert len(densities.lines) == 4
-    heights = [sum(bars[run].get_height() for bars in phases.containers) for run in range(2)]
-    assert heights[1] == pytest.approx(sum(epoch["seconds"]["total"] for epoch in epochs) / 3)
+    assert curves(panels(drawn[0], "Accuracy")[0])[0][1][-1] == epochs_of(reports / "dense.json")[-1]["train_accuracy"]
+    assert {"dense", "sparse", "compute", "update"} <= set(labels(drawn[0]))
+    (phases,) = panels(drawn[0], "phase")
+    lengths = [sum(bars[run].get_width() for bars in phases.containers) for run in range(2)]
+    assert lengths[1] == pytest.approx(sum(epoch["seconds"]["total"] for epoch in epochs) / 3)
+    assert len(panels(drawn[0], "Density")[0].lines) == 4
+
+
+def epochs_of(path):
+    return json.loads(path.read_text())["epochs"]
+
+
+def changed(path, out, **values):
+    """A report with other values in its epochs, or arguments where these have the name."""
+    report = json.loads(path.read_text())
+    for name, value in values.items():
+        if name in report["arguments"]:
+            report["arguments"][name] = value
+        else:
+            for number, epoch in enumerate(report["epochs"]):
+                epoch[name] = value(number) if callable(value) else value
+    out.write_text(json.dumps(report))
+    return out
+
+
+def test_losses_of_two_kinds_have_axes_of_their_own(reports, drawn, tmp_path):
+    hinge = changed(reports / "dense.json", tmp_path / "hinge.json", model="svm", loss="hinge")
+    progressive = changed(reports / "dense.json", tmp_path / "progressive.json", evaluated=False)
+    command("plot", reports / "dense.json", hinge, progressive, tmp_path / "out.png")
+    check_picture(drawn[0])
+    losses = {axes.get_title().replace("\n", " "): len(axes.lines) for axes in panels(drawn[0], "oss")}
+    assert len(losses) == 3 and set(losses.values()) == {1}
+
+
+def test_what_ranks_have_sent_and_test_samples_are_drawn(reports, drawn, tmp_path):
+    sent = changed(reports / "dense.json", tmp_path / "sent.json", bytes_sent=10_000_000, test_loss=lambda n: 2 - n, test_accuracy=0.5)
+    command("plot", sent, reports / "sparse.json", tmp_path / "out.svg")
+    check_picture(drawn[0])
+    _, _, by_bytes = panels(drawn[0], "without penalty")
+    assert curves(by_bytes) == [([10_000_000, 20_000_000, 30_000_000], [2, 1, 0])]
+    assert {"training samples", "test samples"} <= set(labels(drawn[0]))
+
+
+def test_a_search_is_drawn_by_penalty(reports, drawn, tmp_path):
+    report = json.loads((reports / "dense.json").read_text())
+    epochs = [epoch | {"validation_accuracy": 0.9} for epoch in report["epochs"]]
+    report["models"] = [{"l2": l2, "best_epoch": 2, "epochs": epochs} for l2 in (0.1, 0.001, 0.01)]
+    (tmp_path / "search.json").write_text(json.dumps(report))
+    command("plot", tmp_path / "search.json", tmp_path / "out.png")
+    check_picture(drawn[0])
+    assert curves(panels(drawn[0], "Search")[0]) == [([0.001, 0.01, 0.1], [0.9] * 3)]
+
+
+def test_runs_in_rounds_have_no_empty_axes(reports, drawn, tmp_path):
+    train = ("train", reports / "data.svm", "--solver", "dual", "--json", tmp_path / "rounds.json")
+    command(*train)
+    command("plot", tmp_path / "rounds.json", tmp_path / "out.png")
+    check_picture(drawn[0])
+    assert not panels(drawn[0], "Density")
 
 
 def test_densities_are_drawn_by_iteration_where_they_are_recorded(reports, drawn, tmp_path):
@@ -71,23 +136,60 @@ def test_densities_are_drawn_by_iteration_where_they_are_recorded(reports, drawn
         epoch["total_densities"] = [0.2] * epoch["steps"]
     (tmp_path / "fine.json").write_text(json.dumps(report))
     command("plot", tmp_path / "fine.json", tmp_path / "out.svg")
-    given, summed = drawn[0].axes[3].lines
+    check_picture(drawn[0])
+    given, summed = panels(drawn[0], "Density")[0].lines
     assert len(given.get_xdata()) == 3 * report["epochs"][0]["steps"]
     assert (set(given.get_ydata()), set(summed.get_ydata())) == ({0.1}, {0.2})
 
 
 def test_benchmarks_are_drawn_algorithm_by_algorithm(reports, drawn, tmp_path):
     command("plot", reports / "bench-0.01.json", reports / "bench-0.1.json", tmp_path / "out.pdf")
+    check_picture(drawn[0])
+    (times,) = drawn[0].axes  # a process alone sends nothing
+    assert labels(drawn[0]) == ["bench-0.01", "bench-0.1"]
+    assert [tick.get_text() for tick in times.get_yticklabels()][2:] == ["ssar_ring", "dense"]
+    assert times.lines[0].get_xdata()[2] == json.loads((reports / "bench-0.01.json").read_text())["results"]["algorithms"][0]["median"]
+
+
+def test_simulations_and_reducers_are_drawn(drawn, tmp_path):
+    command("simulate", "--ranks", 8, "--size", 1000, "--density", 0.05, "--json", tmp_path / "simulated.json")
+    command("simulate", "--ranks", 4, "--size", 1000, "--lossy", "--json", tmp_path / "lossy.json")
+    command("bench", "--size", 1000, "--lossy", "--repeats", 2, "--experiments", 1, "--json", tmp_path / "bench.json")
+    for name in ("simulated", "lossy", "bench"):
+        command("plot", tmp_path / f"{name}.json", tmp_path / "out.png")
+        check_picture(drawn[-1])
     times, sent = drawn[0].axes
-    assert [text.partition(":")[0] for text in labels(times)] == ["bench-0.01", "bench-0.1"]
-    assert [tick.get_text() for tick in sent.get_xticklabels()][2:] == ["ssar_ring", "dense"]
+    rows = json.loads((tmp_path / "simulated.json").read_text())["results"]["algorithms"]
+    assert times.lines[0].get_xdata().tolist() == [row["time"] for row in rows]
+    assert sent.lines[0].get_xdata().tolist() == [row["bytes_sent"]["max"] for row in rows]
+    assert {"whole operation", "selection of it"} <= set(labels(drawn[2]))
+
+
+def test_many_runs_of_long_names_leave_no_text_on_other_text(reports, drawn, tmp_path):
+    for number in range(9):
+        (tmp_path / f"{'a-long-name-of-a-run-' * 5}{number}.json").write_text((reports / "sparse.json").read_text())
+        (tmp_path / f"bench-{'with-a-long-name-' * 5}{number}.json").write_text((reports / "bench-0.1.json").read_text())
+    command("plot", *sorted(tmp_path.glob("a-long*.json")), tmp_path / "out.png")
+    command("plot", *sorted(tmp_path.glob("bench-*.json")), tmp_path / "out.png")
+    for figure in drawn:
+        check_picture(figure)
+
+
+def test_the_check_of_pictures_finds_what_is_wrong():
+    figure = Figure(figsize=(3, 2))
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    axes.set_title("a title that is far longer than the figure is wide, so that it leaves it")
+    axes.text(0.5, 0.5, "one")
+    axes.text(0.5, 0.5, "other")
+    found = " ".join(faults_of(figure))
+    assert "leaves the figure" in found and "overlaps" in found and "empty" in found
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(reports, drawn, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dense.json").write_text((reports / "sparse.json").read_text())
     command("plot", reports / "dense.json", tmp_path / "other" / "dense.json", tmp_path / "out.png")
-    assert labels(drawn[0].axes[0]) == [f"{reports.name}/dense", "other/dense"]
+    assert labels(drawn[0])[:2] == [f"{reports.name}/dense", "other/dense"]
 
 
 BAD = {
@@ -96,7 +198,7 @@ BAD = {
     "list": ("[1, 2]", "is not a report"),
     "foreign": ('{"loss": 1}', "is not a report"),
     "schema": ('{"schema": 99, "command": "train"}', "has schema 99"),
-    "command": ('{"schema": 1, "command": "doctor"}', "only those of train and bench"),
+    "command": ('{"schema": 1, "command": "doctor"}', "only those of train, bench and simulate"),
     "empty": ('{"schema": 1, "command": "train", "epochs": []}', "nothing in its 'epochs'"),
     "bench": ('{"schema": 1, "command": "bench", "results": 3}', "nothing in its 'results.algorithms'"),
     "damaged": ('{"schema": 1, "command": "train", "epochs": [{"epoch": 1}]}', "damaged: KeyError 'loss'"),

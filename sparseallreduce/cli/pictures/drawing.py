@@ -1,0 +1,284 @@
+"""Draws pictures: legends beside the axes, colours that the colour-blind tell apart, no cell empty."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from sparseallreduce.cli.pictures.panels import AnyPanel, Bars, Dots, Grid, Line, Panel, Picture
+from sparseallreduce.cli.pictures.ticks import scale, written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "shortened"]
+
+# Okabe and Ito's colours, which people who do not see all colours tell apart, without the yellow that white swallows.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+_MARKERS = "osD^vP*X<>ph"
+_FURTHER = ("-", "--", ":", "-.")  # of what lines show besides, as of training and test samples
+_HATCHES = ("", "///", "...", "xxx")
+_PANEL_WIDTH, _PANEL_HEIGHT = 5.0, 3.7  # inches
+_LEGEND_WIDTH = 0.085  # inches a character
+_TEXT_WIDTH = 11.5  # characters an inch, of a title
+_LONGEST_LABEL = 44
+# Always the same of an algorithm, whichever are drawn with it.
+_KNOWN = {
+    name: number
+    for number, name in enumerate(
+        (
+            "auto", "ssar_recursive_doubling", "ssar_split_allgather", "dsar_split_allgather", "dsar_early_switch", "ssar_ring", "dense",
+            "allgather", "hierarchical", "dense_torus",
+        )
+    )
+}  # fmt: skip
+
+
+def draw(picture: Picture) -> Figure:
+    """Return the figure of a picture.
+
+    Raises
+    ------
+    click.ClickException
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError:
+        raise click.ClickException("pictures need matplotlib: pip install 'sparseallreduce[plot]'") from None
+    panels = picture.panels
+    columns = picture.columns or (1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3)
+    rows = -(-len(panels) // columns)
+    styles = _Styles(panels)
+    handles = styles.handles()
+    legend = styles.width if handles else 0.0
+    beside = 24 * _LEGEND_WIDTH if any(isinstance(panel, Grid) for panel in panels) else 0.0  # of maps, which have legends of their own
+    width = columns * (_PANEL_WIDTH + beside) + legend
+    caption = _wrapped(picture.caption, width, 14)
+    height = rows * max(map(_height, panels)) + 0.6 + 0.18 * len(caption.splitlines())
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    FigureCanvasAgg(figure)  # no display, and no state that other figures share
+    last = len(panels) % columns or columns
+    for number, (axes, panel) in enumerate(zip(_axes(figure, len(panels), columns), panels)):
+        side_by_side = last if number >= len(panels) - last else columns
+        room = (width - legend) / side_by_side - 0.9 - beside
+        _DRAW[type(panel)](axes, panel, styles, room)
+        _clean(axes)
+    figure.suptitle(_wrapped(picture.title, width - legend, _TEXT_WIDTH * 0.8), fontweight="bold", x=0.01, ha="left")
+    if caption:
+        figure.supxlabel(caption, fontsize="small", x=0.01, ha="left")
+    if handles:
+        figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    return figure
+
+
+def shortened(label: str, longest: int = _LONGEST_LABEL) -> str:
+    """Return a label of at most so many characters, without its middle if it is longer.
+
+    >>> shortened("a" * 30 + "b" * 30, 11)
+    'aaaaa…bbbbb'
+    """
+    if len(label) <= longest:
+        return label
+    half = (longest - 1) // 2
+    return f"{label[: longest - 1 - half]}…{label[-half:]}"
+
+
+def _height(panel: AnyPanel) -> float:
+    if isinstance(panel, Dots):
+        return max(_PANEL_HEIGHT, 0.24 * len(panel.labels) + 1.2)
+    if isinstance(panel, Grid):
+        return max(_PANEL_HEIGHT, 0.3 * len(panel.rows) + 1.2)
+    return _PANEL_HEIGHT
+
+
+def _axes(figure: Figure, count: int, columns: int) -> list[Axes]:
+    """Axes row by row; those of the last row share its whole width, so that no place is empty."""
+    last = count % columns or columns
+    fine = math.lcm(columns, last)
+    grid = figure.add_gridspec(-(-count // columns), fine)
+    found = []
+    for number in range(count):
+        row, column = divmod(number, columns)
+        each = fine // (last if number >= count - last else columns)
+        found.append(figure.add_subplot(grid[row, column * each : (column + 1) * each]))
+    return found
+
+
+def _wrapped(text: str, width: float, per_inch: float) -> str:
+    return "\n".join(chain.from_iterable(textwrap.wrap(line, max(20, int(width * per_inch))) or [""] for line in text.split("\n")))
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+
+
+class _Styles:
+    """The colour and marker of every label, and the dashes of what is shown besides."""
+
+    def __init__(self, panels: Sequence[AnyPanel]) -> None:
+        lines: list[Line] = []
+        for panel in panels:
+            lines += panel.lines if isinstance(panel, Panel) else panel.series if isinstance(panel, Dots) else []
+        labels = dict.fromkeys(line.label for line in lines)
+        self._numbers = {label: _KNOWN[label] for label in labels if label in _KNOWN}
+        taken = set(self._numbers.values())
+        free = (number for number in range(len(labels) + len(_KNOWN)) if number not in taken)
+        self._numbers |= {label: next(free) for label in labels if label not in _KNOWN}
+        self._labels = [label for label in labels if label]
+        self._what = list(dict.fromkeys(line.what for line in lines if line.what))
+        self._kinds = {line.kind for line in lines}
+        self._dots = all(isinstance(panel, Dots) for panel in panels if isinstance(panel, Panel | Dots))
+        self.parts: dict[str, dict[str, Any]] = {}  # of bars, with what matplotlib is told of them
+        for panel in panels:
+            for place, part in enumerate(panel.parts if isinstance(panel, Bars) else ()):
+                assert isinstance(panel, Bars)
+                self.parts.setdefault(part, _filling(panel.colours.get(part, place)))
+        further = [*self._what, *self.parts, "cost model"]
+        self.width = 0.7 + _LEGEND_WIDTH * max((len(shortened(label)) for label in [*self._labels, *further]), default=0)
+
+    def of(self, line: Line) -> dict[str, Any]:
+        """Return matplotlib's properties of a line."""
+        number = self._numbers[line.label]
+        look: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": "-", "linewidth": 1.6}
+        if line.kind == "model":
+            return look | {"linewidth": 0.7, "alpha": 0.8}
+        few = len(line.x) <= 40
+        look |= {"marker": _MARKERS[number % len(_MARKERS)] if few else "", "markersize": 5}
+        if line.kind == "simulated":
+            look |= {"linestyle": "--", "markerfacecolor": "white"}
+        if line.what:
+            look |= self.look_of(line.what)
+        return look | {"linestyle": ""} if self._dots else look
+
+    def handles(self) -> list[Any]:
+        """Return what the legend shows: labels, and below them what dashes mean."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        found: list[Any] = [Line2D([], [], label=shortened(label), **self.of(Line(label, [], []))) for label in self._labels]
+        grey: dict[str, Any] = {"color": "#404040"}
+        found += [
+            Line2D([], [], label=what, **grey, **({"marker": "o", **self.look_of(what)} if self._dots else self.look_of(what)))
+            for what in self._what
+        ]
+        if "simulated" in self._kinds and not self._dots:
+            found.append(Line2D([], [], label="simulated", linestyle="--", marker="o", markerfacecolor="white", **grey))
+        if "measured" in self._kinds and "simulated" in self._kinds and not self._dots:
+            found.append(Line2D([], [], label="measured", marker="o", **grey))
+        if "model" in self._kinds:
+            found.append(Line2D([], [], label="cost model", linewidth=0.7, **grey))
+        found += [Patch(edgecolor="white", label=part, **look) for part, look in self.parts.items()]
+        return found if len(found) > 1 else []
+
+    def look_of(self, what: str) -> dict[str, Any]:
+        """Return matplotlib's properties of what lines, or dots, show besides."""
+        number = self._what.index(what)
+        if self._dots:
+            return {"linestyle": "", "markerfacecolor": "white"} if number else {"linestyle": ""}
+        return {"linestyle": _FURTHER[number % len(_FURTHER)]}
+
+
+def _draw_lines(axes: Axes, panel: Panel, styles: _Styles, width: float) -> None:
+    for line in panel.lines:
+        x, y = _numbers(line.x), _numbers(line.y)
+        axes.plot(x, y, **styles.of(line))
+        if line.low is not None and line.high is not None:
+            axes.fill_between(x, _numbers(line.low), _numbers(line.high), color=styles.of(line)["color"], alpha=0.18, linewidth=0)
+    shown = [list(chain.from_iterable(getattr(line, of) for line in panel.lines)) for of in ("x", "y")]
+    shown[1] += chain.from_iterable([*(line.low or ()), *(line.high or ())] for line in panel.lines)
+    if panel.level is not None:
+        axes.axhline(panel.level, color="#404040", linestyle=":", linewidth=1)
+        shown[1].append(panel.level)
+    scale(axes.xaxis, panel.x, shown[0])
+    scale(axes.yaxis, panel.y, shown[1])
+    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.grid(alpha=0.3)
+
+
+def _draw_bars(axes: Axes, panel: Bars, styles: _Styles, width: float) -> None:
+    """Horizontal, so that names have room."""
+    places = np.arange(len(panel.labels))[::-1]
+    ends = np.zeros(len(panel.labels))
+    for part, lengths in panel.parts.items():
+        axes.barh(places, lengths, left=ends, height=0.65, edgecolor="white", linewidth=0.4, **styles.parts[part])
+        ends += lengths
+    axes.set_yticks(places, [shortened(label, 30) for label in panel.labels])
+    axes.set_ylim(-0.6, len(panel.labels) - 0.4)
+    most = float(ends.max(initial=0.0)) or 1.0
+    notes = panel.notes or [written(panel.y)(float(f"{end:.3g}")) for end in ends]
+    for place, end, note in zip(places, ends, notes):
+        axes.annotate(note, (end, place), (4, 0), textcoords="offset points", va="center", fontsize="small")
+    longest = max(map(len, notes), default=0)
+    scale(axes.xaxis, panel.y, [0.0, most * (1 + longest * 0.022)])
+    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_dots(axes: Axes, panel: Dots, styles: _Styles, width: float) -> None:
+    count = len(panel.series)
+    shown: list[Any] = []
+    for number, line in enumerate(panel.series):
+        shift = ((number + 0.5) / count - 0.5) * 0.6
+        rows = -_numbers(line.x) - shift
+        look = styles.of(line) | {"linestyle": ""}
+        if line.low is not None and line.high is not None:
+            axes.hlines(rows, _numbers(line.low), _numbers(line.high), color=look["color"], linewidth=1.2)
+            shown += [*line.low, *line.high]
+        axes.plot(_numbers(line.y), rows, **look)
+        shown += line.y
+    axes.set_yticks([-place for place in range(len(panel.labels))], [shortened(label, 30) for label in panel.labels])
+    axes.set_ylim(0.5 - len(panel.labels), 0.5)
+    scale(axes.xaxis, panel.x, shown)
+    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    axes.grid(alpha=0.3)
+
+
+def _draw_grid(axes: Axes, panel: Grid, styles: _Styles, width: float) -> None:
+    from matplotlib.patches import Patch
+
+    names = list(dict.fromkeys(cell for row in panel.cells for cell in row if cell is not None))
+    spare = iter(number for number in range(len(_KNOWN) + len(names)) if number not in {_KNOWN.get(name) for name in names})
+    numbers = {name: _KNOWN[name] if name in _KNOWN else next(spare) for name in names}
+    looks = {name: _filling(number) for name, number in numbers.items()}
+    for row, cells in enumerate(panel.cells):
+        for column, cell in enumerate(cells):
+            if cell is not None:
+                axes.add_patch(_rectangle(column, row, looks[cell]))
+    for axis, quantity, values in ((axes.xaxis, panel.x, panel.columns), (axes.yaxis, panel.y, panel.rows)):
+        every = -(-len(values) // 6)
+        axis.set_ticks(range(0, len(values), every), [written(quantity)(float(f"{value:.3g}")) for value in values[::every]])
+        axis.set_label_text(quantity.name)
+    axes.set_xlim(-0.5, len(panel.columns) - 0.5)
+    axes.set_ylim(-0.5, len(panel.rows) - 0.5)
+    axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
+    handles = [Patch(edgecolor="white", label=name, **looks[name]) for name in names]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def _filling(number: int) -> dict[str, Any]:
+    return {"facecolor": _COLOURS[number % len(_COLOURS)], "hatch": _HATCHES[number // len(_COLOURS) % len(_HATCHES)]}
+
+
+def _rectangle(column: int, row: int, look: dict[str, Any]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column - 0.5, row - 0.5), 1, 1, edgecolor="white", linewidth=0.6, **look)
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    """Return an array, in which None is no number."""
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+_DRAW: dict[type, Any] = {Panel: _draw_lines, Bars: _draw_bars, Dots: _draw_dots, Grid: _draw_grid}

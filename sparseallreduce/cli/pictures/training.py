@@ -1,0 +1,165 @@
+"""The picture of training runs: losses and accuracies by pass, by time and by traffic, where time goes, and how dense sums are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparseallreduce.cli.pictures.panels import AnyPanel, Bars, Line, Panel, Picture, Quantity
+
+__all__ = ["training_picture"]
+
+Run = dict[str, Any]
+
+# Phases from the left to the right of a bar, and the number of their colour.
+_PHASES = {
+    "read": 7, "prepare": 4, "compute": 0, "select": 3, "communicate": 1, "wait": 4, "update": 2, "checkpoint": 7, "evaluate": 5,
+}  # fmt: skip
+_MOST_POINTS = 2000  # of a curve
+_TRAINING, _TEST, _HELD = "training samples", "test samples", "samples held out"
+
+
+class _Way(NamedTuple):
+    """Something that grows while a run trains, to draw figures against."""
+
+    quantity: Quantity
+    of: Callable[[Sequence[Run]], list[float]]
+
+
+class _Kind(NamedTuple):
+    """Figures that may share an axis."""
+
+    title: str
+    name: str
+    unit: Any
+    log: bool = False
+
+
+def training_picture(runs: Mapping[str, Run]) -> Picture:
+    """Return the picture of reports of ``train``, by the names of the runs."""
+    kinds: dict[_Kind, list[tuple[str, str, Sequence[Run], list[float | None]]]] = {}
+    for name, run in runs.items():
+        for kind, what, values in _figures(run):
+            kinds.setdefault(kind, []).append((name, what, run["epochs"], values))
+    panels: list[AnyPanel] = []
+    ways = list(_ways(runs))
+    for kind, curves in kinds.items():
+        for way in ways:
+            lines = [Line(name, x, values, what=what) for name, what, epochs, values in curves if any(x := way.of(epochs))]
+            if not lines:  # of runs by one rank each, which send nothing
+                lines = [Line(name, way.of(epochs), values, what=what) for name, what, epochs, values in curves]
+            panels.append(Panel(kind.title, way.quantity, Quantity(kind.name, kind.unit, kind.log), lines))
+    panels += _searches(runs)
+    panels += [_phases(runs), *_densities(runs)]
+    return Picture("Training runs", panels, columns=len(ways))
+
+
+def _ways(runs: Mapping[str, Run]) -> Iterator[_Way]:
+    rounds = [not all("steps" in epoch for epoch in run["epochs"]) for run in runs.values()]
+    passes = "round" if all(rounds) else "epoch or round" if any(rounds) else "epoch"
+    yield _Way(Quantity(passes, "whole", False), lambda epochs: [epoch["epoch"] for epoch in epochs])
+    yield _Way(
+        Quantity("time of training, without evaluation", "s", False),
+        lambda epochs: np.cumsum([_training_seconds(epoch) for epoch in epochs]).tolist(),
+    )
+    if any(epoch["bytes_sent"] for run in runs.values() for epoch in run["epochs"]):
+        yield _Way(
+            Quantity("bytes sent by all ranks", "B", False), lambda epochs: np.cumsum([epoch["bytes_sent"] for epoch in epochs]).tolist()
+        )
+
+
+def _training_seconds(epoch: Run) -> float:
+    return float(sum(seconds for phase, seconds in epoch["seconds"].items() if phase not in ("total", "evaluate")))
+
+
+def _figures(run: Run) -> Iterator[tuple[_Kind, str, list[float | None]]]:
+    """What is known of a run: the kind of figures, of which samples they are, and their values by epoch."""
+    epochs, arguments = run["epochs"], run.get("arguments") or {}
+    loss = " ".join(str(arguments[name]) for name in ("model", "loss") if arguments.get(name))
+    loss = loss.replace("_", " ")
+    evaluated = [epoch["loss"] if epoch.get("evaluated", True) else None for epoch in epochs]
+    if any(value is not None for value in evaluated):
+        yield _Kind(f"Training loss and penalty, {loss}: lower is better", "loss", ""), _TRAINING, evaluated
+    else:
+        yield _Kind(f"Loss before each step, {loss}: lower is better", "progressive loss", ""), _TRAINING, [e["loss"] for e in epochs]
+    for of, what in (("test", _TEST), ("validation", _HELD)):
+        values = [epoch.get(f"{of}_loss") for epoch in epochs]
+        if any(value is not None for value in values):
+            yield _Kind(f"Loss without penalty, {loss}: lower is better", "loss", ""), what, values
+    for of, what in (("train", _TRAINING), ("test", _TEST), ("validation", _HELD)):
+        values = [epoch.get(f"{of}_accuracy") for epoch in epochs]
+        if any(value is not None for value in values):
+            yield _Kind("Accuracy: higher is better", "samples classified rightly", "share"), what, values
+
+
+def _searches(runs: Mapping[str, Run]) -> Iterator[Panel]:
+    """What searches over penalties have found: the best figure of each model on the samples held out."""
+    for parameter, name in (("C", "C"), ("l2", "factor of the penalty, L2")):
+        for figure, title, quantity in (
+            ("validation_accuracy", "Search, accuracy on samples held out: higher is better", Quantity("accuracy", "share", False)),
+            ("validation_loss", "Search, loss on samples held out: lower is better", Quantity("loss", "", False)),
+        ):
+            lines = [line for run_name, run in runs.items() for line in _searched(run_name, run, parameter, figure)]
+            if lines:
+                yield Panel(title, Quantity(name), quantity, lines)
+                break
+
+
+def _searched(name: str, run: Run, parameter: str, figure: str) -> Iterator[Line]:
+    models = [model for model in run.get("models") or () if model.get(parameter) is not None]
+    points = []
+    for model in models:
+        folds = [value for fold in model.get("folds") or () if (value := _best(fold, figure)) is not None]
+        mean = float(np.mean(folds)) if folds else _best(model, figure)
+        if mean is not None:
+            points.append((model[parameter], mean, min(folds, default=mean), max(folds, default=mean)))
+    if len(points) > 1:
+        x, y, low, high = zip(*sorted(points))
+        yield Line(name, list(x), list(y), list(low), list(high))
+
+
+def _best(model: Run, figure: str) -> float | None:
+    """Return the figure of a model, or of a fold, at its best epoch."""
+    if figure in model:
+        return None if model[figure] is None else float(model[figure])
+    epochs = model.get("epochs") or ()
+    best = next((epoch for epoch in epochs if epoch["epoch"] == model.get("best_epoch")), epochs[-1] if epochs else {})
+    value = best.get(figure)
+    return None if value is None else float(value)
+
+
+def _phases(runs: Mapping[str, Run]) -> Bars:
+    """Seconds of an epoch by phase, mean over the epochs, stacked; a bar a run."""
+    found = dict.fromkeys(phase for run in runs.values() for epoch in run["epochs"] for phase in epoch["seconds"] if phase != "total")
+    parts = {}
+    for phase in sorted(found, key=lambda phase: list(_PHASES).index(phase) if phase in _PHASES else len(_PHASES)):
+        lengths = [float(np.mean([epoch["seconds"].get(phase, 0.0) for epoch in run["epochs"]])) for run in runs.values()]
+        if any(lengths):
+            parts[phase] = lengths
+    colours = {phase: _PHASES.get(phase, 6 + number) for number, phase in enumerate(parts)}
+    title = "Time of a pass by phase, mean over the passes: less is better"
+    return Bars(title, Quantity("time", "s", False), list(runs), parts, colours=colours)
+
+
+def _densities(runs: Mapping[str, Run]) -> Iterator[Panel]:
+    """The density of gradient and sum at every iteration where it has been recorded, else of every epoch; runs in rounds have none."""
+    lines = []
+    for name, run in runs.items():
+        if all("steps" in epoch for epoch in run["epochs"]):
+            steps, given, summed = _steps(run["epochs"])
+            lines += [Line(name, steps, given, what="gradient of a rank"), Line(name, steps, summed, what="sum of the ranks")]
+    if lines:
+        title = "Density of gradients and sums: sparser is cheaper"
+        yield Panel(title, Quantity("iteration", "whole", False), Quantity("entries that are not zero", "share"), lines)
+
+
+def _steps(epochs: Sequence[Run]) -> tuple[list[float], list[float], list[float]]:
+    """Iterations, and at each the density of a rank's gradient and of the sum."""
+    if all(epoch.get("gradient_densities") for epoch in epochs):
+        given, summed = (np.concatenate([epoch[f"{of}_densities"] for epoch in epochs]) for of in ("gradient", "total"))
+        every = -(-len(given) // _MOST_POINTS)
+        return np.arange(1, len(given) + 1)[::every].tolist(), given[::every].tolist(), summed[::every].tolist()
+    ends = np.cumsum([epoch["steps"] for epoch in epochs]).tolist()
+    return ends, [epoch["gradient_density"] for epoch in epochs], [epoch["total_density"] for epoch in epochs]
