@@ -50,6 +50,7 @@ from sparseallreduce.runtime.trace import Trace, trace
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.version import __version__
+from sparseallreduce.versions import show_versions
 
 __all__ = [
     "SERIAL",
@@ -91,6 +92,7 @@ __all__ = [
     "explain_reducer",
     "iallreduce",
     "local_device",
+    "show_versions",
     "simulate",
     "trace",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -61,6 +62,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+#: Options of an operation, whatever its algorithm.
+COMMON_OPTIONS = ("switch_density", "timeout", "machine", "index_codec", "value_codec", "seed", "progress")
+
+
 def algorithms() -> list[str]:
     """The names that ``algorithm=`` takes.
 
@@ -86,7 +91,9 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for option, value in options.items():
         if option not in known:
             takes = f"takes {', '.join(known)}" if known else "takes none"
-            raise AlgorithmError(f"unknown option {option!r} of algorithm {name!r}: it {takes}")
+            meant = [each for each in get_close_matches(option, [*known, *COMMON_OPTIONS], 1) if each not in known]
+            hint = f"; did you mean {meant[0]!r}?" if meant else ""
+            raise AlgorithmError(f"unknown option {option!r} of algorithm {name!r}: it {takes}{hint}")
         if not known[option](value):
             raise AlgorithmError(f"option {option}={value!r} of algorithm {name!r} is out of range: see its docstring")
     # NumPy's integers become Python's, so that all ranks name the same value alike when they compare their arguments.

@@ -48,7 +48,7 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
     """
     try:
         if not isinstance(stream, SparseStream):
-            raise StreamTypeError(f"allreduce takes a SparseStream, not {type(stream).__name__}: make one, as with SparseStream.from_dense")
+            raise no_stream(stream)
         call = checked(stream, op, algorithm, dict(options))
         operator, chosen = operator_term(call, stream.dtype), tuple(call.options.items())
         dtype, device = stream.dtype, stream.on_device
@@ -58,6 +58,17 @@ def make_call(stream: Any, op: Any, algorithm: Any, options: Mapping[str, Any]) 
         return call, Intent(terms, stream.stored)
     except BaseException as error:
         return None, Intent((), 0, error)
+
+
+def no_stream(given: Any) -> StreamTypeError:
+    """Return the error for what is no stream, with the way to make one of it."""
+    if hasattr(given, "tocoo"):
+        way = "SparseStream.from_scipy"
+    elif isinstance(given, Mapping):
+        way = "SparseStream.from_coo"
+    else:
+        way = "SparseStream.from_dense"
+    return StreamTypeError(f"allreduce takes a SparseStream, not {type(given).__name__}: make one, as with {way}")
 
 
 def allreduce(

@@ -17,13 +17,14 @@ from sparseallreduce.algorithms import AUTO
 from sparseallreduce.cli import bench_lossy
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.streams.kernels.backend import device_module
-from sparseallreduce.streams.operator import OPERATORS, Operator
+from sparseallreduce.streams.operator import MEAN, OPERATORS, Operator
 from sparseallreduce.streams.wire import INDEX_NAMES
 
 Array = NDArray[Any]
@@ -64,14 +65,14 @@ class Measured:
 
 
 @click.command()
-@click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
+@click.option("--size", type=Whole(min=0), required=True, help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(DTYPES_OF_MPI), default="float32", show_default=True)
-@click.option("--op", type=click.Choice(list(OPERATORS)), default="sum", show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True, help="Timings of each algorithm in an experiment.")
-@click.option("--experiments", type=click.IntRange(min=1), default=5, show_default=True, help="Number of experiments, each with new data.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
+@click.option("--op", type=click.Choice([*OPERATORS, MEAN.name]), default="sum", show_default=True)
+@click.option("--repeats", type=Whole(min=1), default=9, show_default=True, help="Timings of each algorithm in an experiment.")
+@click.option("--experiments", type=Whole(min=1), default=5, show_default=True, help="Number of experiments, each with new data.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @click.option("--non-blocking", is_flag=True, help="Time iallreduce and wait instead of allreduce.")
 @click.option(
     "--cold-caches", is_flag=True, help="Run the algorithms one after the other, so that each finds the caches full of another's data."
@@ -110,6 +111,8 @@ def bench(
     setting = Setting(**chosen)
     if setting.dtype.startswith("complex") and setting.op in ("min", "max"):
         raise click.UsageError(f"{setting.dtype} values have no order, and so no {setting.op}: give --op sum or prod")
+    if setting.op == MEAN.name and np.dtype(setting.dtype).kind == "i":
+        raise click.UsageError(f"the mean of {setting.dtype} values is no {setting.dtype}: give --op sum, or --dtype float32")
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
     steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
@@ -150,7 +153,7 @@ def measure(
     stream: Any = None  # of the host, and where it is summed
     summed: Any = None
 
-    options = {} if setting.index_codec == "auto" else {"index_codec": setting.index_codec}
+    options: Any = {} if setting.index_codec == "auto" else {"index_codec": setting.index_codec}
 
     def make_dense() -> None:
         _fill(dense.ours, stream, dense.neutral)
@@ -204,7 +207,8 @@ class _Dense:
 
     def __init__(self, setting: Setting, comm: Any) -> None:
         self.comm = comm
-        self.op: Operator = OPERATORS[setting.op]
+        self.divisor = comm.size if setting.op == MEAN.name else 1
+        self.op: Operator = OPERATORS["sum" if setting.op == MEAN.name else setting.op]
         self.neutral = self.op.neutral_of(setting.dtype)
         self.ours = np.full(setting.size, self.neutral, setting.dtype)
         self.total = np.empty_like(self.ours)
@@ -216,6 +220,8 @@ class _Dense:
             np.copyto(self.total, self.ours)
             return
         self.comm.Allreduce(self.ours, self.total, mpi_operator(self.op))
+        if self.divisor > 1:
+            self.total /= self.divisor
 
     def expect(self, stream: sar.SparseStream) -> None:
         """Take the data of a new experiment, and find out what rank 0 will compare with."""
@@ -224,7 +230,7 @@ class _Dense:
         self.expected = self.total.copy()
         self.magnitude = None
         if self.op.is_sum and self.ours.dtype.kind in "fc":
-            self.magnitude = self._reduced(np.abs(self.ours), self.op)
+            self.magnitude = self._reduced(np.abs(self.ours), self.op) / self.divisor
         if not self.op.is_sum:
             held = np.zeros(len(self.ours), np.int8)
             held[stream.indices] = 1

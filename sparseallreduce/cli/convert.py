@@ -84,7 +84,7 @@ def convert_with_bars(source: Data, out: Path, comm: Any, **options: Any) -> Hea
 
 def byte_bar(shown: bool, title: str, total: int | None = None) -> tqdm[Any]:
     """A progress bar of bytes, off where it is not shown or nobody looks."""
-    return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True)
+    return tqdm(desc=title, total=total, unit="B", unit_scale=True, disable=None if shown else True, dynamic_ncols=True, leave=False)
 
 
 def _check(out: Path) -> None:

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 
 from sparseallreduce.cli.inputs import SamplesCommand, format_options, samples_argument, target_options, zero_based_option
 from sparseallreduce.cli.interpretation_options import Names, chosen_class, display_options, label_of, table, write_text
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.parts import Data
@@ -56,7 +57,7 @@ class Explained(NamedTuple):
 @click.argument("model", type=click.Path(path_type=Path))
 @samples_argument("data", "DATA")
 @click.option("--rows", type=Rows(), default="1", show_default=True, metavar="ROWS", help="Samples, counted from 1, such as 1-5 or 2,7.")
-@click.option("--top", type=click.IntRange(min=0), default=20, show_default=True, help="Features of a sample to show; 0 for all.")
+@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="Features of a sample to show; 0 for all.")
 @click.option("--ignore-unknown", is_flag=True, help="Ignore features that the model does not have; without this they are an error.")
 @display_options
 @format_options

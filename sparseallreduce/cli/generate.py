@@ -8,6 +8,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output
 from sparseallreduce.cli.signals import stop_as_interrupted
 from sparseallreduce.linear.data.generate import BINARY_SUFFIX, KINDS
@@ -21,14 +22,14 @@ from sparseallreduce.runtime.objects import agreed
 @click.argument("out", type=OUTPUT_FILE)
 @click.option(
     "--samples",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Number of samples: 100,000 (uniform), 2,396,130 (url-like), 350,000 (webspam-like) by default.",
 )
 @click.option(
-    "--features", type=click.IntRange(min=2, max=2**32 - 1), help="Number of features: 100,000, 3,231,961 and 16,609,143 by default."
+    "--features", type=Whole(min=2, max=2**32 - 1), help="Number of features: 100,000, 3,231,961 and 16,609,143 by default."
 )
 @click.option("--density", type=click.FloatRange(0, 0.5, min_open=True), help="Non-zeros of a sample as a share of the features.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed; the same arguments give the same bytes.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed; the same arguments give the same bytes.")
 def generate(kind: str, out: Path, samples: int | None, features: int | None, density: float | None, seed: int) -> None:
     """Write synthetic samples to OUT.
 

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from sparseallreduce.cli.numbers import Whole
+
 __all__ = ["hosts_of", "hosts_options"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -22,7 +24,7 @@ def hosts_options() -> Callable[[Command], Command]:
         what = "Seconds a message between ranks of one host  [the latency]."
         command = click.option("--local-latency", type=click.FloatRange(min=0), help=what)(command)
         what = "Ranks of a host, which share its bandwidth to other hosts  [1]."
-        return click.option("--ranks-per-host", type=click.IntRange(min=1), help=what)(command)
+        return click.option("--ranks-per-host", type=Whole(min=1), help=what)(command)
 
     return mark
 

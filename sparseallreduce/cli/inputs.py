@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sparseallreduce.cli.numbers import Whole, whole_number
 from sparseallreduce.data_cache import DataCache
 from sparseallreduce.linear.data.parts import STANDARD_INPUT, Data
 from sparseallreduce.linear.data.reading import AUTO, BASES, DEFAULT_BITS, FORMATS, HEADERS, MOST_CATEGORIES
@@ -71,7 +72,7 @@ def format_options(command: F) -> F:
     chosen = click.option("--format", type=kinds, help="Format of the samples; by default what name and first bytes of a file say.")
     bits = click.option(
         "--hash-bits",
-        type=click.IntRange(1, 30),
+        type=Whole(1, 30),
         metavar="BITS",
         help="Formats vw and text, and columns of too many categories: features are hashed to 2**BITS  "
         f"[{DEFAULT_BITS}, or what the number of features says].",
@@ -94,10 +95,10 @@ class Features(Columns):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
-        digits = value.replace("_", "")
-        if digits.isdecimal() and int(digits) == 0:
+        number = whole_number(value)
+        if number is not None and number < 1:
             self.fail("there must be at least one feature", param, ctx)
-        return int(digits) if digits.isdecimal() else super().convert(value, param, ctx)
+        return super().convert(value, param, ctx) if number is None else number
 
 
 def target_options(command: F) -> F:
@@ -137,7 +138,7 @@ def table_options(command: F) -> F:
     )
     most = click.option(
         "--max-categories",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         default=MOST_CATEGORIES,
         metavar="COUNT",
         help=f"Of a table: a column of more categories is hashed, to 2**--hash-bits features  [{MOST_CATEGORIES:,}].",

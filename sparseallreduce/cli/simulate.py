@@ -21,6 +21,7 @@ from sparseallreduce.cli import simulate_lossy
 from sparseallreduce.cli.hosts_options import hosts_of, hosts_options
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import taken_by_auto
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.runtime.launchers import launched_rank
@@ -38,8 +39,8 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), required=True, help="Number of simulated ranks, P.")
-@click.option("--size", type=click.IntRange(min=0), required=True, help="Dimension N.")
+@click.option("--ranks", type=Whole(min=1), required=True, help="Number of simulated ranks, P.")
+@click.option("--size", type=Whole(min=0), required=True, help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--latency", type=click.FloatRange(min=0), default=_NETWORK.latency, show_default=True, help="Seconds a message (alpha).")
@@ -48,7 +49,7 @@ _WITH_DENSE_RANKS = ("dense", "dsar_split_allgather", "dsar_early_switch", "dens
 )
 @click.option("--positions", type=click.Choice(_POSITIONS), default="uniform", show_default=True, help="Positions of the ranks' entries.")
 @click.option("--dtype", type=click.Choice([dtype.name for dtype in DTYPES]), default="float32", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @hosts_options()
 @click.option(
     "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True,

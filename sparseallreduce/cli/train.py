@@ -29,6 +29,7 @@ from sparseallreduce.cli.inputs import (
 )
 from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
@@ -49,7 +50,7 @@ from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, broadcast_arrays, gather
 
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(min=1)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -91,7 +92,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "loss is above its least. cocoa: the same, without an intercept unless --intercept says so, then penalised as by LIBLINEAR. sgd: "
     "steps along gradients of batches, for any loss.",
 )
-@click.option("--epochs", type=click.IntRange(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: rounds at most  [1000].")
+@click.option("--epochs", type=Whole(min=0), help="Passes over DATA  [10]; --solver dual, cocoa: rounds at most  [1000].")
 @click.option("--gap", type=_ABOVE_ZERO, help="All solvers but sgd: ends when the duality gap is at most this share of the loss  [0.001].")
 @click.option(
     "--update",
@@ -140,7 +141,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     help="Scale the learning rate with the batch: --learning-rate is meant for this many samples a step, of all ranks together.",
 )
 @click.option(
-    "--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
+    "--warmup", type=Whole(min=0), default=0, show_default=True, help="Epochs in which the rate climbs to the scaled one."
 )
 @click.option(
     "--C",
@@ -190,7 +191,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--threads", type=_COUNT, default=1, show_default=True, help="Threads of each rank. Their number changes no result.")
 @click.option(
     "--evaluate-every",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     default=1,
     show_default=True,
     metavar="EPOCHS",
@@ -215,7 +216,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @zero_based_option("no", "no; the test set follows DATA")
 @cache_options
 @table_options
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the order of samples.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the order of samples.")
 @metrics_option("the model on --test, or else on DATA")
 @click.option("--densities", is_flag=True, help="Record the density of gradient and sum at every step, for --json.")
 @device_option(

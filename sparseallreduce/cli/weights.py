@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from sparseallreduce.cli.interpretation_options import Names, chosen_class, display_options, label_of, table, write_text
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.linear.interpretation import largest_weights
 from sparseallreduce.linear.model_file import FittedModel, load_model
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--top", type=click.IntRange(min=0), default=20, show_default=True, help="How many; 0 for all that are not zero.")
+@click.option("--top", type=Whole(min=0), default=20, show_default=True, help="How many; 0 for all that are not zero.")
 @display_options
 def weights(model: Path, top: int, label: str | None, names: Path | None, json_path: Path | None, csv_path: Path | None) -> None:
     """Show the weights of MODEL by the names of their features, the largest magnitude first.

@@ -129,6 +129,9 @@ class DataCache:
         self.patience, self._memory_root = patience, Path(memory)
         self._begin()
 
+    def __repr__(self) -> str:
+        return f"DataCache({str(self.folder)!r}, disk_bytes={self.disk_bytes}, memory_bytes={self.memory_bytes})"
+
     def _begin(self) -> None:
         self._counts: Counter[str] = Counter()
         self._guard = threading.Lock()

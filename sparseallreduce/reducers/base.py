@@ -108,6 +108,10 @@ class Reducer(ABC):
         self._generation = children.generation
         self._in_flight: weakref.ref[ReducerOperation] | None = None  # an operation that is forgotten, however that comes about, is over
 
+    def __repr__(self) -> str:
+        hosts = ", hosts=True" if self.hosts else ""
+        return f"{type(self).__name__}(size={self.size}, k={self.k}{hosts}, steps={self.steps})"
+
     def allreduce(self, accumulator: Any, comm: MPI.Intracomm | SerialCommunicator | None = None) -> Reduced:
         """The sum over all ranks of what the system selects, and which of this rank's values are in it.
 

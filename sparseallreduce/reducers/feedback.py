@@ -96,6 +96,9 @@ class ErrorFeedback:
         self.gradients = 0
         self._settled = False  # whether a gradient has said where the residual is to lie
 
+    def __repr__(self) -> str:
+        return f"ErrorFeedback({self.reducer!r}, dtype={self.residual.dtype}, gradients={self.gradients})"
+
     @property
     def reduction(self) -> Reduction:
         """The reducer's."""

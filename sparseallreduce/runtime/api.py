@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from sparseallreduce.runtime import communicators
 from sparseallreduce.runtime.launching import leave
 from sparseallreduce.runtime.many import start
+from sparseallreduce.runtime.options import OperationOptions, RequestOptions
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.streams.operator import MEAN, Operator
 from sparseallreduce.streams.reduction import divided
@@ -28,7 +29,7 @@ def allreduce(
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
-    **options: Any,
+    **options: Unpack[OperationOptions],
 ) -> SparseStream: ...
 
 
@@ -38,7 +39,7 @@ def allreduce(
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
-    **options: Any,
+    **options: Unpack[OperationOptions],
 ) -> list[SparseStream]: ...
 
 
@@ -47,7 +48,7 @@ def allreduce(
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
-    **options: Any,
+    **options: Unpack[OperationOptions],
 ) -> SparseStream | list[SparseStream]:
     """The element-wise reduction of the streams of all ranks, on every rank (thesis section 3.1).
 
@@ -98,7 +99,7 @@ def allreduce(
                 if operation.error is not None:
                     raise operation.error
                 return operation.result if op != MEAN.name else divided(operation.result, channel.ranks)
-        return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[no-any-return]
+        return start(stream, comm, op, algorithm, options, blocking=True).wait()  # type: ignore[arg-type, no-any-return]
     except BaseException as error:
         leave(comm, error, before)
         raise
@@ -109,7 +110,7 @@ def iallreduce(
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
-    **options: Any,
+    **options: Unpack[RequestOptions],
 ) -> Request:
     """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
 
@@ -148,7 +149,7 @@ def iallreduce(
             operation = communicators.over_mpi().fast.start(stream, op, algorithm, channel, False)
             if operation is not None:
                 return Request(operation, divisor=channel.ranks if op == MEAN.name else 0)
-        return start(stream, comm, op, algorithm, options, blocking=False)
+        return start(stream, comm, op, algorithm, options, blocking=False)  # type: ignore[arg-type]
     except BaseException as error:
         leave(comm, error, before)
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sparseallreduce.algorithms.allreduce import Call, make_call
 from sparseallreduce.algorithms.choose import choose, predicted_times, problem_of
@@ -14,6 +14,7 @@ from sparseallreduce.algorithms.overlap import estimated, sample_bytes, sample_o
 from sparseallreduce.algorithms.steps import Step
 from sparseallreduce.runtime.communicators import channel_of, resolve
 from sparseallreduce.runtime.launching import Telling, launch
+from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.predictions import beginning_times, expected_beginning, uneven_beginning
 from sparseallreduce.streams.operator import Operator
 from sparseallreduce.streams.packed import packed_bytes
@@ -92,7 +93,7 @@ def explain(
     stream: SparseStream,
     comm: MPI.Intracomm | SerialCommunicator | None = None,
     op: str | Operator | MPI.Op = "sum",
-    **options: Any,
+    **options: Unpack[OperationOptions],
 ) -> Explanation:
     """What a blocking ``allreduce(stream, comm, op)`` takes by "auto", and why. Collective: all ranks call it.
 

@@ -32,10 +32,16 @@ class Plan:
     flight together. A sum that fails raises on all ranks, and the plan can be started again.
     """
 
+    _fixed_indices = True  # whether values alone travel
+
     def __init__(self, common: Common) -> None:
         self._common = common
         self._request: Request | None = None
         self._active = self._freed = False
+
+    def __repr__(self) -> str:
+        state = "freed" if self._freed else "started" if self._active else "ready"
+        return f"Plan(ranks={self._common.ranks}, fixed_indices={self._fixed_indices}, {state})"
 
     def start(self, stream: SparseStream | Streams | ArrayLike | Sequence[ArrayLike]) -> None:
         """Start a sum.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sparseallreduce.algorithms.agreement import Intent
 from sparseallreduce.algorithms.allreduce import make_call
@@ -13,6 +13,7 @@ from sparseallreduce.runtime.api import iallreduce
 from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.device_plan import checked_place
 from sparseallreduce.runtime.fixed_plan import FixedPlan, PlanInMemory, lay_out, unfit
+from sparseallreduce.runtime.options import RequestOptions
 from sparseallreduce.runtime.plan import UNLIKE, Common, Plan, Streams
 from sparseallreduce.runtime.request import Request
 from sparseallreduce.runtime.work import Launched
@@ -34,7 +35,7 @@ def allreduce_init(
     op: str | Operator | MPI.Op = "sum",
     algorithm: str = "auto",
     fixed_indices: bool = False,
-    **options: Any,
+    **options: Unpack[RequestOptions],
 ) -> Plan:
     """Plan sums of streams like these, to be started again and again; collective.
 
@@ -72,7 +73,7 @@ def allreduce_init(
     """
     comm = resolve(comm)
     with launching.Telling(comm):
-        return _planned(stream, comm, op, algorithm, fixed_indices, options)
+        return _planned(stream, comm, op, algorithm, fixed_indices, options)  # type: ignore[arg-type]
 
 
 def _planned(stream: Any, comm: Any, op: Any, algorithm: str, fixed_indices: bool, options: dict[str, Any]) -> Plan:
@@ -103,6 +104,8 @@ def _fault(call: Any, is_list: bool, algorithm: str, fixed_indices: bool) -> Exc
 class FreePlan(Plan):
     """Of streams with any indices: every sum is one of ``iallreduce``, of which the arguments are known to be right."""
 
+    _fixed_indices = False
+
     def __init__(self, common: Common, stream: Any, op: Any, algorithm: str, options: dict[str, Any]) -> None:
         super().__init__(common)
         self._is_list = isinstance(stream, list | tuple)
@@ -116,7 +119,7 @@ class FreePlan(Plan):
         if fault is not None:
             return self._common.begin(Launched(Intent((), 0, fault)), None)
         op, algorithm, options = self._arguments
-        return iallreduce(stream, self._common.comm, op, algorithm, **options, progress=self._common.progress)
+        return iallreduce(stream, self._common.comm, op, algorithm, **options, progress=self._common.progress)  # type: ignore[arg-type]
 
     def _strange(self, stream: Any) -> Exception | None:
         """What is wrong with a stream, or a list."""

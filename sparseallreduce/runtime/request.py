@@ -58,6 +58,12 @@ class Request:
             self._forgotten = Finalizer(pending.discard, self._number)
             pending.add(self._number)
 
+    def __repr__(self) -> str:
+        operation = self._operation
+        error = self._error if operation is None else operation.error
+        state = f"failed: {type(error).__name__}" if error is not None else "done" if operation is None or operation.done else "in flight"
+        return f"Request({state})"
+
     def test(self) -> tuple[bool, Any]:
         """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
 

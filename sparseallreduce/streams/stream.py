@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -317,6 +317,23 @@ class SparseStream:
         return int(array_module(array).count_nonzero(array if array.ndim == 1 else array.any(axis=1)))
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """That of :meth:`to_dense`: (size,), or (size, width) if row-sparse."""
+        return (self.size, *self._stored.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """One, or two if row-sparse."""
+        return self._stored.ndim
+
+    @property
+    def T(self) -> SparseStream:
+        """The stream itself, as the transpose of a vector in NumPy; a row-sparse one has none."""
+        if self.width is not None:
+            raise AttributeError("a row-sparse stream has no transpose: take to_scipy().T or to_dense().T")
+        return self
+
+    @property
     def density(self) -> float:
         """``nnz / size``; 0 for N = 0."""
         return self.nnz / self.size if self.size else 0.0
@@ -393,6 +410,40 @@ class SparseStream:
             assert self._indices is not None
             kernels.scatter_set(self._indices, stored, 0, array)
         return array
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """All values as a new NumPy array, for ``np.asarray`` and what takes arrays: :meth:`to_dense`, cast to ``dtype`` if that is given.
+
+        Raises
+        ------
+        StreamTypeError
+            If the stream lies on a GPU.
+        ValueError
+            If ``copy`` is False and the values are not held as an array of this dtype; of those that are it returns a read-only view.
+        """
+        if self.on_device:
+            raise StreamTypeError("this stream lies on a GPU: take to_host() first, or to_dense() there")
+        if copy is False:
+            if not self.is_dense or self.extent != self.size or (dtype is not None and np.dtype(dtype) != self.dtype):
+                raise ValueError(f"{self!r} cannot become an array without a copy: leave copy=False out")
+            return _read_only(self._stored)
+        return self.to_dense().astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a SparseStream is not iterated over: take zip(stream.indices, stream.values), or stream.to_dense()")
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two streams have the same shape, entries at the same positions, and equal values; NaN equals nothing."""
+        if not isinstance(other, SparseStream):
+            return NotImplemented
+        if (self.shape, self.lo, self.hi) != (other.shape, other.lo, other.hi) or self.on_device != other.on_device:
+            return False
+        (indices, values), (their_indices, their_values) = self._entries(), other._entries()
+        same: bool = len(indices) == len(their_indices) and bool((indices == their_indices).all()) and bool((values == their_values).all())
+        return same
+
+    def __hash__(self) -> int:
+        return hash((self.size, self.lo, self.hi))
 
     def to_scipy(self) -> Any:
         """The stream as a ``scipy.sparse.csr_array``, on memory of its own; all entries are stored, those that are zero too.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from sparseallreduce.algorithms.allreduce import Call, allreduce, make_call
 from sparseallreduce.algorithms.steps import Schedule
 from sparseallreduce.errors import StreamError
+from sparseallreduce.runtime.options import OperationOptions
 from sparseallreduce.runtime.simulator.agreement import expect_agreement, overlap_of
 from sparseallreduce.runtime.simulator.delivery import Chooser
 from sparseallreduce.runtime.simulator.engine import run
@@ -31,7 +32,7 @@ def simulate(
     *,
     delivery: int | Chooser | None = None,
     through_wire: bool = False,
-    **options: Any,
+    **options: Unpack[OperationOptions],
 ) -> Simulation:
     """The sparse allreduce of P streams, one a rank, on a virtual network.
 
