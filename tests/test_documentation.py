@@ -105,3 +105,7 @@ def test_the_program_of_the_readme_runs(tmp_path, mpi_run):
     program.write_text(next(block for language, block in FENCE.findall((ROOT / "README.md").read_text()) if language == "python"))
     run = mpi_run(2, program, timeout=120, env={"PYTHONUNBUFFERED": ""})  # lines of two ranks come whole
     assert [int(line.split()[0]) > 1000 for line in run.stdout.splitlines()] == [True, True], run.stdout
+
+
+def test_the_readme_says_how_commands_are_found_in_the_environment_that_make_fills():
+    assert "source .venv/bin/activate" in (ROOT / "README.md").read_text()
