@@ -15,14 +15,18 @@ from tqdm import tqdm
 import sparseallreduce as sar
 from sparseallreduce.algorithms import AUTO
 from sparseallreduce.cli import bench_lossy
+from sparseallreduce.cli.bench_sweep import point_header, point_line, refuse_wrong, swept, write_csv
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.numbers import Whole
+from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
+from sparseallreduce.cli.sweep import Setting as Point
+from sparseallreduce.cli.sweep import grid, sweep_option
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
-from sparseallreduce.runtime.objects import gather
+from sparseallreduce.runtime.objects import agreed, gather
 from sparseallreduce.streams.kernels.backend import device_module
 from sparseallreduce.streams.operator import MEAN, OPERATORS, Operator
 from sparseallreduce.streams.wire import INDEX_NAMES
@@ -65,7 +69,7 @@ class Measured:
 
 
 @click.command()
-@click.option("--size", type=Whole(min=0), required=True, help="Dimension N.")
+@click.option("--size", type=Whole(min=0), help="Dimension N.")
 @click.option("--density", type=click.FloatRange(0, 1), help="Share of the N positions that each rank has: k = N * density.")
 @algorithms_option()
 @click.option("--dtype", type=click.Choice(DTYPES_OF_MPI), default="float32", show_default=True)
@@ -84,10 +88,27 @@ class Measured:
 @click.option(
     "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the data lie; gpu takes CuPy and a GPU."
 )
+@sweep_option()
+@click.option("--latency", type=click.FloatRange(min=0), help="--sweep: seconds a message between simulated ranks  [measured].")
+@click.option(
+    "--bandwidth", type=click.FloatRange(0, min_open=True), help="--sweep: bytes a second between simulated ranks  [measured]."
+)
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="File for the results, with every single time.")
+@click.option("--csv", "csv_path", type=OUTPUT_FILE, help="File for every single time as a table.")
 @click.pass_context
 def bench(
-    context: click.Context, /, names: list[str], json_path: Path | None, device: str, lossy: bool, reducers: Any, **chosen: Any
+    context: click.Context,
+    /,
+    names: list[str],
+    json_path: Path | None,
+    csv_path: Path | None,
+    device: str,
+    lossy: bool,
+    reducers: Any,
+    sweeps: dict[str, list[Any]],
+    latency: float | None,
+    bandwidth: float | None,
+    **chosen: Any,
 ) -> None:
     """Measure every algorithm against the dense allreduce of the MPI library.
 
@@ -101,20 +122,32 @@ def bench(
 
     With --device gpu the streams lie on a GPU, or gradients and residuals, and so do the results; a time ends when the device has nothing
     more to do. The dense baselines stay on the host; the array copy of --lossy is one on the device.
+
+    With --sweep all this happens at every point of a grid, and a line says which algorithm is the fastest there. Points of more ranks than
+    there are run in the simulator, on a network like the one measured here, or of --latency and --bandwidth. `plot` draws the curves.
     """
     xp = _array_module(device)
+    if (latency is not None or bandwidth is not None) and not sweeps:
+        raise click.UsageError("--latency and --bandwidth are of ranks that --sweep simulates: leave them out, or sweep ranks")
     if lossy:
+        if sweeps or csv_path is not None:
+            raise click.UsageError("--sweep and --csv are of the lossless algorithms: leave them out, or leave out --lossy")
+        if chosen["size"] is None:
+            raise click.UsageError("--size is missing: give the dimension N")
         bench_lossy.run(context, reducers, json_path, chosen, xp)
         return
-    if chosen["density"] is None:
-        raise click.UsageError("--density is missing: give the share of the N positions that each rank has")
-    setting = Setting(**chosen)
+    comm = world()
+    points = grid(sweeps, comm.size, chosen["size"], chosen["density"])
+    setting = Setting(**chosen | {"size": points[0].size, "density": points[0].density})
     if setting.dtype.startswith("complex") and setting.op in ("min", "max"):
         raise click.UsageError(f"{setting.dtype} values have no order, and so no {setting.op}: give --op sum or prod")
     if setting.op == MEAN.name and np.dtype(setting.dtype).kind == "i":
         raise click.UsageError(f"the mean of {setting.dtype} values is no {setting.dtype}: give --op sum, or --dtype float32")
-    comm = world()
-    on_rank_0(comm, lambda: check_output(json_path))
+    on_rank_0(comm, lambda: check_output(json_path, csv_path))
+    if sweeps:
+        network = None if latency is None and bandwidth is None else _network(latency, bandwidth)
+        _sweep(context, setting, points, names, comm, network, json_path, csv_path, xp)
+        return
     steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
     with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
         measured = measure(setting, names, comm, bar.update, xp)
@@ -124,9 +157,54 @@ def bench(
         click.echo(_table(setting, results, surroundings))
     if json_path is not None:
         on_rank_0(comm, lambda: write_report(json_path, "bench", context.params, surroundings, results))
+    if csv_path is not None:
+        on_rank_0(comm, lambda: write_csv(csv_path, [results]))
     faults = dict.fromkeys(f"{name}: {fault}" for name, each in measured.items() for fault in each.faults)
     if faults:
         raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {'; '.join(faults)}")
+
+
+def _network(latency: float | None, bandwidth: float | None) -> sar.Network:
+    default = sar.Network()
+    return sar.Network(default.latency if latency is None else latency, default.bandwidth if bandwidth is None else bandwidth)
+
+
+def _sweep(
+    context: click.Context,
+    setting: Setting,
+    points: list[Point],
+    names: list[str],
+    comm: Any,
+    network: sar.Network | None,
+    json_path: Path | None,
+    csv_path: Path | None,
+    xp: Any,
+) -> None:
+    """Measure, or simulate, all points, and print a line for each; collective."""
+
+    def measured(point: Point, part: Any) -> dict[str, Any]:
+        here = setting._replace(size=point.size, density=point.density)
+        return _results(here, measure(here, names, part, xp=xp), part.size)
+
+    if comm.rank == 0:
+        click.echo(point_header())
+    with progress_bar(comm, desc="measuring", total=len(points)) as bar:
+
+        def on_point(point: dict[str, Any]) -> None:
+            if comm.rank == 0:
+                tqdm.write(point_line(point))
+            bar.update()
+
+        results = swept(
+            points, comm, measured, names, dtype=setting.dtype, op=setting.op, seed=setting.seed, network=network, on_point=on_point
+        )
+    results = {"sweep": context.params["sweeps"], **results}
+    surroundings = environment(comm)
+    if json_path is not None:
+        on_rank_0(comm, lambda: write_report(json_path, "bench", context.params, surroundings, results))
+    if csv_path is not None:
+        on_rank_0(comm, lambda: write_csv(csv_path, results["points"]))
+    agreed(comm, lambda: refuse_wrong(results["points"]))
 
 
 def _array_module(device: str) -> Any:

@@ -14,6 +14,7 @@ from sparseallreduce.checked_file import Damaged, read_json
 from sparseallreduce.cli.pictures.benchmarks import benchmark_picture
 from sparseallreduce.cli.pictures.drawing import draw
 from sparseallreduce.cli.pictures.panels import Picture
+from sparseallreduce.cli.pictures.sweeps import points_of, sweep_picture
 from sparseallreduce.cli.pictures.training import training_picture
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
 from sparseallreduce.runtime.launchers import launched_rank
@@ -33,8 +34,9 @@ def plot(results: tuple[Path, ...], out: Path) -> None:
     """Draw the reports of `train --json`, `bench --json` or `simulate --json` into OUT.png, or .pdf, .svg, and what else matplotlib writes.
 
     Training runs: losses and accuracies of training and test samples against epochs, time and bytes, seconds an epoch by phase, the density
-    of the sums, and what a search has found. Benchmarks and simulations: time and bytes of every algorithm. The names of the files are
-    those of the runs.
+    of the sums, and what a search has found. Benchmarks and simulations: time and bytes of every algorithm. Sweeps, and three simulations
+    or more: time against density, ranks and dimension, with what the cost model expects, bytes against density, what auto takes, and how
+    sums fill in. The names of the files are those of the runs.
     """
     if launched_rank() > 0:
         return
@@ -66,7 +68,8 @@ def _report(path: Path) -> Run:
         raise click.ClickException(f"{path} has schema {report['schema']}, this version draws {SCHEMA}: write it again")
     if report["command"] not in _DRAWINGS:
         raise click.ClickException(f"{path} is a report of {report['command']}: only those of {_KINDS} can be drawn")
-    missing = [name for name in _NEEDED[report["command"]] if not _found(report, name)]
+    swept = _found(report, "results.points") is not None
+    missing = [name for name in _NEEDED["sweep" if swept else report["command"]] if not _found(report, name)]
     if missing:
         raise click.ClickException(f"{path} is damaged: there is nothing in its {missing[0]!r}")
     return report
@@ -101,11 +104,31 @@ def _figure(make: Callable[[Mapping[str, Run]], Picture], paths: Mapping[str, Pa
         raise click.ClickException(f"{files}: the report is damaged: {type(error).__name__} {error}") from None
 
 
+def _benchmarks(runs: Mapping[str, Run]) -> Picture:
+    """The picture of a sweep, or of simulations that form one; else that of benchmarks one by one."""
+    swept = any("points" in run["results"] for run in runs.values())
+    simulated = len(runs) > 2 and all(run["command"] == "simulate" and "lossy" not in run["results"] for run in runs.values())
+    if not swept and not (simulated and len({str(_setting(run)) for run in runs.values()}) > 2):
+        return benchmark_picture(runs)
+    if len({str(_setting(point)) for point in points_of(runs)}) > 1:
+        return sweep_picture(runs)
+    return benchmark_picture({name: run | {"results": run["results"]["points"][0]} for name, run in runs.items()})
+
+
+def _setting(run: Run) -> list[Any]:
+    return [(run.get("arguments") or run).get(name) for name in ("ranks", "size", "density")]
+
+
 _DRAWINGS: dict[str, Callable[[Mapping[str, Run]], Picture]] = {
     "train": training_picture,
-    "bench": benchmark_picture,
-    "simulate": benchmark_picture,
+    "bench": _benchmarks,
+    "simulate": _benchmarks,
 }
 *_FIRST, _LAST = _DRAWINGS
 _KINDS = f"{', '.join(_FIRST)} and {_LAST}"
-_NEEDED = {"train": ("epochs",), "bench": ("results.algorithms", "results.dense"), "simulate": ("results.algorithms",)}
+_NEEDED = {
+    "train": ("epochs",),
+    "bench": ("results.algorithms", "results.dense"),
+    "sweep": ("results.points",),
+    "simulate": ("results.algorithms",),
+}

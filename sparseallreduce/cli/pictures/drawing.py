@@ -61,8 +61,7 @@ def draw(picture: Picture) -> Figure:
     styles = _Styles(panels)
     handles = styles.handles()
     legend = styles.width if handles else 0.0
-    beside = 24 * _LEGEND_WIDTH if any(isinstance(panel, Grid) for panel in panels) else 0.0  # of maps, which have legends of their own
-    width = columns * (_PANEL_WIDTH + beside) + legend
+    width = columns * _PANEL_WIDTH + legend
     caption = _wrapped(picture.caption, width, 14)
     height = rows * max(map(_height, panels)) + 0.6 + 0.18 * len(caption.splitlines())
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
@@ -70,7 +69,7 @@ def draw(picture: Picture) -> Figure:
     last = len(panels) % columns or columns
     for number, (axes, panel) in enumerate(zip(_axes(figure, len(panels), columns), panels)):
         side_by_side = last if number >= len(panels) - last else columns
-        room = (width - legend) / side_by_side - 0.9 - beside
+        room = (width - legend) / side_by_side - 0.9
         _DRAW[type(panel)](axes, panel, styles, room)
         _clean(axes)
     figure.suptitle(_wrapped(picture.title, width - legend, _TEXT_WIDTH * 0.8), fontweight="bold", x=0.01, ha="left")
@@ -144,8 +143,21 @@ class _Styles:
             for place, part in enumerate(panel.parts if isinstance(panel, Bars) else ()):
                 assert isinstance(panel, Bars)
                 self.parts.setdefault(part, _filling(panel.colours.get(part, place)))
+        self.cells = self._of_cells([panel for panel in panels if isinstance(panel, Grid)])
+        self.parts |= {name: look for name, look in self.cells.items() if name not in labels}
         further = [*self._what, *self.parts, "cost model"]
         self.width = 0.7 + _LEGEND_WIDTH * max((len(shortened(label)) for label in [*self._labels, *further]), default=0)
+
+    def _of_cells(self, grids: Sequence[Grid]) -> dict[str, dict[str, Any]]:
+        """What matplotlib is told of each category of maps: algorithms have the colours of their lines."""
+        names = dict.fromkeys(cell for grid in grids for row in grid.cells for cell in row if cell is not None)
+        numbers = {name: self._numbers.get(name, _KNOWN.get(name)) for name in names}
+        for name in names:
+            base = _KNOWN.get(name.removesuffix(" in shared memory"))
+            if numbers[name] is None:
+                taken = [number for number in numbers.values() if number is not None]
+                numbers[name] = base + len(_COLOURS) if base is not None else max(taken, default=-1) + 1
+        return {name: _filling(number or 0) for name, number in numbers.items()}
 
     def of(self, line: Line) -> dict[str, Any]:
         """Return matplotlib's properties of a line."""
@@ -245,16 +257,10 @@ def _draw_dots(axes: Axes, panel: Dots, styles: _Styles, width: float) -> None:
 
 
 def _draw_grid(axes: Axes, panel: Grid, styles: _Styles, width: float) -> None:
-    from matplotlib.patches import Patch
-
-    names = list(dict.fromkeys(cell for row in panel.cells for cell in row if cell is not None))
-    spare = iter(number for number in range(len(_KNOWN) + len(names)) if number not in {_KNOWN.get(name) for name in names})
-    numbers = {name: _KNOWN[name] if name in _KNOWN else next(spare) for name in names}
-    looks = {name: _filling(number) for name, number in numbers.items()}
     for row, cells in enumerate(panel.cells):
         for column, cell in enumerate(cells):
             if cell is not None:
-                axes.add_patch(_rectangle(column, row, looks[cell]))
+                axes.add_patch(_rectangle(column, row, styles.cells[cell]))
     for axis, quantity, values in ((axes.xaxis, panel.x, panel.columns), (axes.yaxis, panel.y, panel.rows)):
         every = -(-len(values) // 6)
         axis.set_ticks(range(0, len(values), every), [written(quantity)(float(f"{value:.3g}")) for value in values[::every]])
@@ -262,8 +268,6 @@ def _draw_grid(axes: Axes, panel: Grid, styles: _Styles, width: float) -> None:
     axes.set_xlim(-0.5, len(panel.columns) - 0.5)
     axes.set_ylim(-0.5, len(panel.rows) - 0.5)
     axes.set_title(_wrapped(panel.title, width, _TEXT_WIDTH * 0.9), fontsize="medium")
-    handles = [Patch(edgecolor="white", label=name, **looks[name]) for name in names]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
 def _filling(number: int) -> dict[str, Any]:

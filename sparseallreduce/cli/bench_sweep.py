@@ -1,0 +1,159 @@
+"""`sparseallreduce bench --sweep`: the benchmark at every point of a grid, measured where ranks are started, else simulated."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms.cost import Machine
+from sparseallreduce.atomic_file import atomic_file
+from sparseallreduce.cli.network import capacity_of, machine_of, taken_by_auto
+from sparseallreduce.cli.simulated_point import network_of, predicted, simulated_point
+from sparseallreduce.cli.sweep import Setting
+from sparseallreduce.cli.synthetic import entries_of
+from sparseallreduce.runtime import simulator
+from sparseallreduce.runtime.objects import agreed
+from sparseallreduce.streams.operator import as_operator
+
+__all__ = ["point_header", "point_line", "refuse_wrong", "sample_rows", "swept", "write_csv"]
+
+Measure = Callable[[Setting, Any], dict[str, Any]]
+
+
+def swept(
+    points: Sequence[Setting],
+    comm: Any,
+    measure: Measure,
+    names: Sequence[str],
+    *,
+    dtype: str,
+    op: str,
+    seed: int,
+    network: sar.Network | None,
+    on_point: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:
+    """Run all points; collective over ``comm``. Results are those of rank 0.
+
+    Parameters
+    ----------
+    points : sequence of Setting
+        Those of no more ranks than ``comm`` has are measured by its first ranks, while the others wait; the others are simulated.
+    comm : communicator
+    measure : callable
+        From a setting and the communicator of its ranks to the results of ``bench``.
+    names : sequence of str
+    dtype, op : str
+    seed : int
+    network : Network or None
+        Of the simulated ranks; None stands for the constants that were measured on ``comm``, or of one rank for the default network.
+    on_point : callable
+        Told of the results of each point, on all ranks; on those that have none of an empty dict.
+
+    Returns
+    -------
+    dict
+        ``network``, whose ``source`` is "given", "measured" or "default", and ``points``.
+    """
+    source = "given" if network is not None else "measured" if comm.size > 1 else "default"
+    constants = machine_of(comm)
+    chosen = network or (sar.Network() if constants is None else network_of(constants))
+    machine = constants or simulator.machine_of(chosen)
+    parts = {ranks: _first(comm, ranks) for ranks in sorted({point.ranks for point in points}) if ranks <= comm.size}
+    found = []
+    for point in points:
+        part = parts.get(point.ranks)
+        if part is not None:
+            one = agreed(comm, lambda: _measured(point, part, measure, dtype, op, machine), patient=True)  # noqa: B023
+        else:
+            one = agreed(comm, lambda: _simulated(comm, point, names, dtype, op, chosen, seed), patient=True)  # noqa: B023
+        on_point(one)
+        found.append(one)
+    for ranks, part in parts.items():
+        if part is not comm and part.size == ranks:
+            part.Free()
+    return {"network": {"source": source, **chosen._asdict()}, "points": found}
+
+
+class _Waiting:
+    """In place of a communicator, for ranks that are not of it."""
+
+    size = 0
+
+
+def _first(comm: Any, ranks: int) -> Any:
+    """A communicator of the first ranks; of all, ``comm`` itself."""
+    if ranks == comm.size:
+        return comm
+    from mpi4py import MPI
+
+    part = comm.Split(0 if comm.rank < ranks else MPI.UNDEFINED, comm.rank)
+    return _Waiting() if part == MPI.COMM_NULL else part
+
+
+def _measured(point: Setting, part: Any, measure: Measure, dtype: str, op: str, machine: Machine) -> dict[str, Any]:
+    if part.size == 0:
+        return {}
+    results = measure(point, part)
+    for row in results["algorithms"]:
+        row["predicted_time"] = predicted(row["algorithm"], point, dtype, op, machine)
+    entries = entries_of(point.size, point.density)
+    takes = str(taken_by_auto(machine, point.size, entries, point.ranks, dtype, as_operator(op), True, capacity_of(part)))
+    return results | {"simulated": False, "auto_takes": takes}
+
+
+def _simulated(comm: Any, point: Setting, names: Sequence[str], dtype: str, op: str, network: sar.Network, seed: int) -> dict[str, Any]:
+    return simulated_point(point, names, dtype, op, network, seed) if comm.rank == 0 else {}
+
+
+_COLUMNS = ("ranks", "size", "density", "entries", "dtype", "op", "simulated")
+_OF_ALGORITHM = ("algorithm", "experiment", "repeat", "seconds", "predicted_seconds", "most_bytes_sent", "result_density", "chosen")
+
+
+def sample_rows(points: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Yield a header, and a row for every single time of every algorithm at every point, the dense baselines included."""
+    yield [*_COLUMNS, *_OF_ALGORITHM]
+    for point in points:
+        setting = [point.get(name, False) for name in _COLUMNS]
+        dense = [point[name] for name in ("dense", "dense_with_densifying") if name in point]
+        for row in [*dense, *point["algorithms"]]:
+            about = [row.get("predicted_time"), max(row["bytes_sent"]) if row.get("bytes_sent") else None]
+            about += [row.get("result_density"), row.get("chosen")]
+            for experiment, times in enumerate(row["seconds"]):
+                for repeat, seconds in enumerate(times):
+                    yield [*setting, row["algorithm"], experiment, repeat, seconds, *about]
+
+
+def write_csv(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
+    """Write every single time to a CSV file, whole or not at all."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(sample_rows(points))
+    with atomic_file(path, "w") as file:
+        file.write(text.getvalue())
+
+
+def point_line(point: Mapping[str, Any]) -> str:
+    """Return what a point came to, in a line of at most 79 characters."""
+    best = min(point["algorithms"], key=lambda row: row["median"])
+    dense = point.get("dense") or next((row for row in point["algorithms"] if row["algorithm"] == "dense"), None)
+    ratio = f"{best['median'] / dense['median']:8.4f}" if dense and dense["median"] else f"{'-':>8}"
+    how = "simulated" if point["simulated"] else "measured"
+    setting = f"{point['ranks']:>5} {point['size']:>12,} {point['density']:>8.4g}"
+    return f"{setting} {how:<9} {best['algorithm']:<23} {1e3 * best['median']:>8.3f} {ratio}"
+
+
+def point_header() -> str:
+    """Return what stands above these lines."""
+    return f"{'ranks':>5} {'N':>12} {'density':>8} {'':<9} {'fastest':<23} {'ms':>8} {'/ dense':>8}"
+
+
+def refuse_wrong(points: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ClickException if a result of a point was wrong."""
+    wrong = dict.fromkeys(row["algorithm"] for point in points for row in point.get("algorithms", ()) if not row["correct"])
+    if wrong:
+        raise click.ClickException(f"wrong results, which is a defect of sparseallreduce; please report it: {', '.join(wrong)}")

@@ -1,0 +1,113 @@
+"""One setting of a benchmark in the simulator, for ranks that have not been started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sparseallreduce as sar
+from sparseallreduce.algorithms import AUTO
+from sparseallreduce.algorithms.choose import problem_of
+from sparseallreduce.algorithms.cost import Machine, predicted_time
+from sparseallreduce.cli.network import taken_by_auto
+from sparseallreduce.cli.sweep import Setting
+from sparseallreduce.cli.synthetic import draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.runtime.simulator import machine_of, same_bits
+from sparseallreduce.streams.operator import as_operator
+from sparseallreduce.streams.reduction import Reduction
+
+__all__ = ["network_of", "predicted", "simulated_point"]
+
+Array = NDArray[Any]
+
+_LARGEST = 1 << 24  # values of all ranks together that are simulated; of more, a part
+_FEWEST = 64  # entries of a rank in a part
+
+
+def network_of(machine: Machine) -> sar.Network:
+    """Return the network of the constants that were measured on this machine, with one rank on a host."""
+    return sar.Network(machine.alpha, 1 / machine.beta, machine.gamma, machine.gamma_dense)
+
+
+def predicted(name: str, setting: Setting, dtype: str, op: str, machine: Machine) -> float:
+    """Return the seconds that the cost model expects of an algorithm, on uniformly random positions."""
+    if setting.ranks == 1 or setting.size == 0:
+        return 0.0
+    entries, reduction = entries_of(setting.size, setting.density), Reduction(as_operator(op))
+    empty = sar.SparseStream(np.empty(0, np.uint32), np.empty(0, dtype), setting.size)
+    problem = problem_of(empty, entries, setting.ranks, reduction)._replace(entries=entries)
+    if name == AUTO:
+        name = taken_by_auto(machine, setting.size, entries, setting.ranks, dtype, as_operator(op)).algorithm
+    return float(predicted_time(name, problem, machine))
+
+
+def simulated_point(setting: Setting, names: Sequence[str], dtype: str, op: str, network: sar.Network, seed: int) -> dict[str, Any]:
+    """Return the results of a setting as ``bench`` has them, with ``simulated`` true.
+
+    A vector of N values is simulated by one of N / s where all ranks' vectors have too many values, on a network whose bandwidth is divided
+    by s, and whose additions take s times as long: in the alpha-beta model the time is the same, but for the headers of messages. Then
+    ``scaled_by`` is s, and the bytes are those of the whole vector.
+    """
+    ranks, size = setting.ranks, setting.size
+    entries = entries_of(size, setting.density)
+    factor = max(1, min(-(-ranks * size // _LARGEST), entries // _FEWEST))
+    small, few = size // factor, entries_of(size // factor, setting.density)
+    dense = network.gamma / 8 if network.gamma_dense is None else network.gamma_dense
+    scaled = network._replace(bandwidth=network.bandwidth / factor, gamma=network.gamma * factor, gamma_dense=dense * factor)
+    rng = np.random.default_rng(seed)
+    streams = [sar.SparseStream(draw_positions(rng, small, few), draw_values(rng, few, dtype), small) for _ in range(ranks)]
+    expected, magnitude = _reduced(streams, op)
+    machine = machine_of(network)
+    takes = taken_by_auto(machine, size, entries, ranks, dtype, as_operator(op)).algorithm
+    rows = [
+        _row(name, streams, scaled, op, factor, expected, magnitude, takes)
+        | {"predicted_time": predicted(name, setting, dtype, op, machine)}
+        for name in names
+    ]
+    point = {"ranks": ranks, "size": size, "density": setting.density, "entries": entries, "dtype": dtype, "op": op}
+    return point | {"simulated": True, "scaled_by": factor, "auto_takes": takes, "algorithms": rows}
+
+
+def _row(
+    name: str,
+    streams: Sequence[sar.SparseStream],
+    network: sar.Network,
+    op: str,
+    factor: int,
+    expected: Array,
+    magnitude: Array | None,
+    takes: str,
+) -> dict[str, Any]:
+    out = sar.simulate(streams, name if name != AUTO or factor == 1 else takes, network, op=op)
+    first, sent = out.outputs[0], (out.bytes_sent - out.header_bytes) * factor + out.header_bytes
+    alike = all(same_bits(first, other) for other in out.outputs[1:])
+    return {
+        "algorithm": name,
+        **dict.fromkeys(("median", "lower_quartile", "upper_quartile"), out.time),
+        "bytes_sent": sent.tolist(),
+        "header_bytes": out.header_bytes.tolist(),
+        "messages": out.messages.tolist(),
+        "result_density": first.density,
+        "chosen": takes if name == AUTO else None,
+        "correct": alike and largest_deviation(first, expected, magnitude, len(streams), as_operator(op)) <= 1,
+        "seconds": [[out.time]],
+    }
+
+
+def _reduced(streams: Sequence[sar.SparseStream], op: str) -> tuple[Array, Array | None]:
+    """The dense reduction, and of sums that of the absolute values."""
+    operator, dtype = as_operator(op), streams[0].dtype
+    ufunc = {"sum": np.add, "mean": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+    wide = np.dtype(np.float64) if dtype.kind == "f" else np.dtype(np.complex128) if dtype.kind == "c" else dtype
+    total = np.full(streams[0].size, operator.neutral_of(dtype)).astype(wide)
+    held, magnitude = np.zeros(len(total), np.bool_), np.zeros(len(total), wide)
+    for stream in streams:
+        total[stream.indices] = ufunc(total[stream.indices], stream.values.astype(wide))
+        magnitude[stream.indices] += np.abs(stream.values)
+        held[stream.indices] = True
+    total[~held] = 0
+    share = len(streams) if op == "mean" else 1
+    return (total / share).astype(dtype), magnitude / share if op in ("sum", "mean") and dtype.kind in "fc" else None
