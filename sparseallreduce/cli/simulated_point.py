@@ -109,5 +109,6 @@ def _reduced(streams: Sequence[sar.SparseStream], op: str) -> tuple[Array, Array
         magnitude[stream.indices] += np.abs(stream.values)
         held[stream.indices] = True
     total[~held] = 0
-    share = len(streams) if op == "mean" else 1
-    return (total / share).astype(dtype), magnitude / share if op in ("sum", "mean") and dtype.kind in "fc" else None
+    if op == "mean":
+        total, magnitude = total / len(streams), magnitude / len(streams)
+    return total.astype(dtype), magnitude if op in ("sum", "mean") and dtype.kind in "fc" else None

@@ -76,7 +76,10 @@ def test_simulations_that_differ_form_curves(tmp_path):
     assert rings.y == [next(r["time"] for r in p["algorithms"] if r["algorithm"] == "ssar_ring") for p in points_of(runs)]
 
 
-@pytest.mark.parametrize("dtype,op", [("float32", "sum"), ("float64", "prod"), ("int32", "max"), ("complex64", "sum"), ("int64", "min"), ("float32", "mean")])
+KINDS = [("float32", "sum"), ("float64", "prod"), ("int32", "max"), ("complex64", "sum"), ("int64", "min"), ("float32", "mean")]
+
+
+@pytest.mark.parametrize("dtype,op", KINDS)
 def test_simulated_points_are_right_for_every_operator(dtype, op):
     point = simulated_point(Setting(5, 300, 0.1), ["ssar_ring", "dsar_split_allgather", "auto"], dtype, op, Network(), 0)
     assert all(row["correct"] for row in point["algorithms"])
