@@ -15,6 +15,7 @@ from sparseallreduce.streams.wire.gaps import Gaps
 
 SELECTORS = {
     "exact": lambda k: selection.ExactTopK(k),
+    "chunks": lambda k: selection.ChunkTopK(k, 7),
     "not zero": lambda k: selection.NonZeroTopK(k),
     "threshold": lambda k: selection.Threshold(1 / (1 + k)),
     "reuse": lambda k: selection.ThresholdReuse(k, 3),

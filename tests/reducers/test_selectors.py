@@ -12,6 +12,7 @@ from sparseallreduce.streams import selection
 
 SELECTORS = {
     "exact": selection.ExactTopK,
+    "chunks": partial(selection.ChunkTopK, chunk=64),
     "without zeros": selection.NonZeroTopK,
     "threshold": lambda k: selection.Threshold(3.0),
     "threshold reuse": partial(selection.ThresholdReuse, period=4),

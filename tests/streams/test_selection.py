@@ -163,6 +163,59 @@ class TestExactTopK:
             assert same_bits(residual, remaining)
 
 
+def top_of_each(array, chunk, k):
+    """The places of the largest of each chunk, by an order of every chunk of its own."""
+    places, size = [], len(array)
+    for begin in range(0, size, chunk):
+        part = array[begin : begin + chunk]
+        wanted = k * (begin + len(part)) // size - k * begin // size
+        places.append(begin + np.sort(order(part)[:wanted]))
+    return np.concatenate(places) if places else np.empty(0, np.int64)
+
+
+class TestChunkTopK:
+    @given(vectors(), st.sampled_from([1, 3, 64, 100, 4096, 2**40]), st.data())
+    def test_takes_the_share_of_each_chunk_and_among_equals_those_of_lower_index(self, array, chunk, data):
+        k = data.draw(st.integers(0, len(array)))
+        stream = selection.ChunkTopK(k, chunk)(array.copy())
+        expected = top_of_each(array, chunk, k)
+        np.testing.assert_array_equal(stream.indices, expected)
+        assert len(expected) == k
+        np.testing.assert_array_equal(bits(stream.values), bits(array[expected]))
+
+    @pytest.mark.parametrize("contents", CONTENTS)
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_of_a_large_sum_whose_chunks_differ_in_scale(self, contents, dtype, twin):
+        scales = np.repeat(np.float64([1, 1e-6, 1e6, 1, 0, 1, 1e-30]), 4096)[:LARGE]
+        with np.errstate(all="ignore"):
+            scaled = [(vector(seed, len(scales), dtype, contents) * scales).astype(dtype) for seed in (6, 7)]
+        accumulator, gradient = scaled
+        summed = total(accumulator, gradient)
+        for k in (0, 1, len(scales) // 50, len(scales) // 3, len(scales)):
+            residual = accumulator.copy()
+            stream = selection.ChunkTopK(k)(residual, gradient, clear=True)
+            expected = top_of_each(summed, 4096, k)
+            np.testing.assert_array_equal(stream.indices, expected)
+            assert same_bits(stream.values, summed[expected])
+            remaining = summed.copy()
+            remaining[expected] = 0
+            assert same_bits(residual, remaining)
+
+    def test_what_does_not_fit_into_memory_leaves_the_gradient_added(self, monkeypatch):
+        def no_memory(*_, **__):
+            raise MemoryError
+
+        residual = np.float32([1, 2, 3])
+        monkeypatch.setattr(loops, "find", no_memory)
+        with pytest.raises(MemoryError):
+            selection.ChunkTopK(1, 2)(residual, np.float32([1, 1, 1]), clear=True)
+        np.testing.assert_array_equal(residual, [2, 3, 4])
+
+    def test_an_empty_chunk_is_an_error(self):
+        with pytest.raises(StreamError, match="a chunk holds at least one value, not 0"):
+            selection.ChunkTopK(3, 0)
+
+
 class TestThreshold:
     @given(vectors(), st.sampled_from([0.0, 5e-324, 1e-40, 0.1, 1.0, 1.5, 2.5, 1e39, np.inf, np.nan]), st.booleans(), st.booleans())
     def test_takes_what_is_at_least_the_threshold_and_not_zero(self, array, threshold, clear, fused):
@@ -193,6 +246,7 @@ def selectors(k):
     """One of each kind."""
     return (
         selection.ExactTopK(k),
+        selection.ChunkTopK(k, 100),
         selection.Threshold(0.5),
         selection.ThresholdReuse(k, 3),
         selection.ThresholdReuse(k, 100, drift=0.5),
@@ -689,6 +743,7 @@ class TestTwins:
 
 SELECTORS = {
     "exact": lambda: selection.ExactTopK(3),
+    "chunks": lambda: selection.ChunkTopK(3, 16),
     "non-zero": lambda: selection.NonZeroTopK(3),
     "approximate": lambda: selection.ApproximateTopK(3),
     "MSTopK": lambda: selection.MSTopK(3),

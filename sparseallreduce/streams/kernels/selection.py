@@ -24,9 +24,11 @@ from sparseallreduce.streams.kernels.contract import UINT32, Array
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import selection as reference
 
-__all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "warm_up"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "put_back", "sample", "select", "top", "top_of_chunks", "warm_up"]
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+# What a guess at the key of a chunk's k-th magnitude is below that of the chunk before: a factor of about 0.9.
+_LOWER = {np.dtype(np.int32): 1 << 20, np.dtype(np.int64): 1 << 49}
 ROOM = 4096  # entries at least, for which the loops need room at any time
 
 
@@ -307,6 +309,52 @@ def top(array: Array, key: int, ties: int, k: int, index_dtype: DTypeLike) -> Ar
         return places[: reference.top(array, key, ties, places)]
     bits = magnitude.bits_of(array)
     return places[: entry(bits, magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), key, ties, places)]
+
+
+def top_of_chunks(accumulator: Array, gradient: Array | None, chunk: int, k: int, index_dtype: DTypeLike) -> tuple[Array, Array]:
+    """Add two arrays, and choose the largest magnitudes of each chunk of the sums, among equals the first, in one pass over memory.
+
+    Parameters
+    ----------
+    accumulator : ndarray, shape (N,)
+        With ``gradient`` it has to be writeable.
+    gradient : ndarray of the same shape and dtype, or None
+    chunk : int
+        Values in a chunk, at least 1; the last chunk may be shorter.
+    k : int
+        How many to choose in all, from 0 to N. The first m chunks together have ``floor(k * (their values) / N)`` of them.
+    index_dtype : {uint32, uint64}
+
+    Returns
+    -------
+    indices, values : ndarray, shape (k,)
+        In increasing order.
+    """
+    _check(accumulator, gradient, gradient is not None)
+    if chunk < 1 or not 0 <= k <= len(accumulator):
+        raise StreamError(f"{k} values cannot be chosen from {len(accumulator)} in chunks of {chunk}")
+    chunk, bits = min(chunk, max(1, len(accumulator))), magnitude.bits_of(accumulator)
+    try:
+        indices, values = np.empty(k + 1, index_dtype), np.empty(k + 1, accumulator.dtype)
+        places, found = np.empty(chunk + 64, index_dtype), np.empty((2, chunk + 64), bits.dtype)
+        name = "selection.top_of_chunks" if gradient is None else "selection.top_of_chunks_of_sum"
+        entry = find(name, None, indices.dtype, accumulator.dtype)
+        if entry is not None and chunk * k < 2**63:
+            keys = magnitude.mask(bits.dtype), magnitude.nan(bits.dtype), _LOWER[bits.dtype]
+            entry(accumulator, bits, gradient, *keys, chunk, k, places, *found, indices, magnitude.bits_of(values))
+            return indices[:k], values[:k]
+    except BaseException:  # the loop itself, which raises nothing, has not begun
+        _add(accumulator, gradient)
+        raise
+    _add(accumulator, gradient)
+    reference.top_of_chunks(accumulator, chunk, k, indices, values)
+    return indices[:k], values[:k]
+
+
+def _add(accumulator: Array, gradient: Array | None) -> None:
+    if gradient is not None:
+        with np.errstate(all="ignore"):
+            np.add(accumulator, gradient, out=accumulator)
 
 
 def _device(array: Array, gradient: Array | None = None) -> Any:

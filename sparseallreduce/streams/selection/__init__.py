@@ -10,6 +10,7 @@ all ranks, and does not stay behind in a residual. Among equal magnitudes the on
 
 from sparseallreduce.streams.selection.approximate import ApproximateTopK
 from sparseallreduce.streams.selection.base import Selector
+from sparseallreduce.streams.selection.chunked import ChunkTopK
 from sparseallreduce.streams.selection.exact import ExactTopK, kth_magnitude, top_of_stream
 from sparseallreduce.streams.selection.gaussian import Gaussian
 from sparseallreduce.streams.selection.mstopk import MSTopK
@@ -21,6 +22,7 @@ from sparseallreduce.streams.selection.threshold import Threshold, select_at_lea
 
 __all__ = [
     "ApproximateTopK",
+    "ChunkTopK",
     "DoubleSampling",
     "ExactTopK",
     "Gaussian",

@@ -185,6 +185,84 @@ def top(bits: Array, mask: Any, largest: Any, key: Any, ties: Any, positions: Ar
     return np.int64(min(n, last))
 
 
+@kernel
+def top_of_chunks(
+    accumulator: Array,
+    bits: Array,
+    gradient: Array | None,
+    mask: Any,
+    largest: Any,
+    lower: Any,
+    chunk: Any,
+    k: Any,
+    places: Array,
+    found: Array,
+    scratch: Array,
+    indices: Array,
+    values: Array,
+) -> None:
+    """Choose the largest of each chunk among those above a guess, which is what the chunk before had, less ``lower``."""
+    size, n, owed, over = U(bits.shape[0]), U(0), U(0), largest & 0
+    for begin in range(U(0), size, chunk):
+        end = min(begin + chunk, size)
+        if gradient is not None:
+            for i in range(begin, end):
+                accumulator[i] += gradient[i]
+        owed += (end - begin) * k
+        wanted = owed // size
+        owed -= wanted * size
+        if wanted > U(0):
+            count, step = _above(bits, mask, begin, end, over, places, found), lower
+            while count < wanted:  # the guess was too high
+                over, step = max(over - step, ~(largest & 0)), step << 2
+                count = _above(bits, mask, begin, end, over, places, found)
+            key, left = _kth_of_few(found, count, mask, largest, wanted, scratch)
+            for entry in range(count):
+                magnitude = scratch[entry]
+                tie = U(magnitude == key) & U(left > U(0))
+                left -= tie
+                indices[n], values[n] = places[entry], found[entry]
+                n += U(magnitude > key) | tie
+            over = max(key - lower, largest & 0)
+
+
+@inlined
+def _kth_of_few(found: Array, count: Any, mask: Any, largest: Any, rank: Any, keys: Array) -> Any:
+    """Write the keys of some hundred values; return that of a rank, and how many of its equals are among the values up to there.
+
+    The range of keys is halved, and what is above its middle counted, which vectors do faster than a radix selection begins.
+    """
+    low, high = largest, largest & 0
+    for entry in range(count):
+        key = min(found[entry] & mask, largest)
+        keys[entry] = key
+        low, high = min(low, key), max(high, key)
+    while low < high:
+        middle, above = low + ((high - low) >> 1), largest & 0
+        for entry in range(count):
+            above += keys[entry] > middle
+        if U(above) >= rank:
+            low = middle + (largest & 0 | 1)
+        else:
+            high = middle
+    above = largest & 0
+    for entry in range(count):
+        above += keys[entry] > low
+    return low, rank - U(above)
+
+
+@inlined
+def _above(bits: Array, mask: Any, begin: Any, end: Any, over: Any, places: Array, found: Array) -> Any:
+    """Write place and bits of the values of a range whose magnitude is above ``over``; return how many there are."""
+    whole, n = begin + ((end - begin) & ~U(GROUP - 1)), U(0)
+    for start in range(begin, whole, U(GROUP)):
+        n = _emit(over_of_64(bits, start, over), start, bits, places, found, n)
+    for i in range(whole, end):
+        places[n], found[n] = i, bits[i]
+        n += U(bits[i] & mask > over)
+    return n
+
+
 @inlined
 def _write_rest(accumulator: Array, gradient: Array | None, begin: Any, end: Any, rest: Array) -> None:
     """Write what is left of a range beyond whole vectors, increased by the gradient, with zeros to fill up."""
@@ -352,6 +430,11 @@ KERNELS = {
     "kth": Kernel((kth,), lambda of: (of.bits, of.key, of.key, _WORD, of.bits)),
     **_alone_and_of_sum("sample", sample, lambda of, gradient: (of.vout, gradient, _WORD, _WORD, of.vout)),
     "top": Kernel((top,), lambda of: (of.bits, of.key, of.key, of.key, _WORD, of.iout)),
+    **_alone_and_of_sum(
+        "top_of_chunks",
+        top_of_chunks,
+        lambda of, gradient: (of.vout, of.bits, gradient, of.key, of.key, of.key, _WORD, _WORD, of.iout, of.bits, of.bits, of.iout, of.bits),
+    ),
     **_alone_and_of_sum("moments", moments, lambda of, gradient: (of.vout, gradient)),
     **_alone_and_of_sum("norms", norms, lambda of, gradient: (of.vout, gradient)),
     **_alone_and_of_sum(

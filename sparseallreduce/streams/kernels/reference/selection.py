@@ -13,7 +13,7 @@ from sparseallreduce.streams.kernels import magnitude
 from sparseallreduce.streams.kernels.contract import Array, Positions
 from sparseallreduce.streams.kernels.reference.arrays import split_mix
 
-__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top"]
+__all__ = ["collect", "draw", "kth", "moments", "norms", "sample", "select", "top", "top_of_chunks"]
 
 CHUNK = 4096
 GROUP, LANES = 64, 8
@@ -54,6 +54,17 @@ def kth(array: Array, k: int) -> tuple[int, int]:
     keys = magnitude.keys(array)
     key = np.partition(keys, len(keys) - k)[len(keys) - k]
     return int(key), k - int(np.count_nonzero(keys > key))
+
+
+def top_of_chunks(array: Array, chunk: int, k: int, indices: Array, values: Array) -> None:
+    """Choose chunk after chunk."""
+    n, size = 0, len(array)
+    for begin in range(0, size, chunk):
+        part = array[begin : begin + chunk]
+        end = k * (begin + len(part)) // size
+        chosen = np.sort(np.argsort(-magnitude.keys(part), kind="stable")[: end - n])
+        indices[n:end], values[n:end] = chosen + begin, part[chosen]
+        n = end
 
 
 def sample_places(size: int, count: int, seed: int) -> Positions:
