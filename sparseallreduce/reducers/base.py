@@ -72,8 +72,9 @@ class Reducer(ABC):
     Attributes
     ----------
     returned : SparseStream or None
-        Of the latest operation: partial sums that this rank took over from others and left out of the update. Who keeps a residual
-        adds them to it, or they are lost. With ``hosts``, all of its part of the host's sum but what is in the update.
+        Of the latest operation: partial sums that this rank took over from others and left out of the update, or what its own values lost
+        as they were coded. Who keeps a residual adds them to it, or they are lost. With ``hosts``, all of its part of the host's sum but
+        what is in the update.
     steps : int
         Operations completed.
     select_seconds : float

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparseallreduce.algorithms.agreement import Intent
-from sparseallreduce.errors import CheckpointError, StreamTypeError
+from sparseallreduce.errors import AlgorithmError, CheckpointError, StreamTypeError
 from sparseallreduce.reducers.arrays import DTYPES, no_indices
 from sparseallreduce.reducers.base import Reduced, Reducer, ReducerOperation
 from sparseallreduce.runtime.api import Request
@@ -36,8 +36,8 @@ __all__ = ["ErrorFeedback"]
 class ErrorFeedback:
     """Keeps the residual of one tensor around a reducer.
 
-    Nothing is ever lost: the gradients of all ranks, summed over all steps, are P times the updates plus the residuals of all ranks,
-    to rounding.
+    Nothing is ever lost, unless the residual decays: the gradients of all ranks, summed over all steps, are P times the updates plus the
+    residuals of all ranks, to rounding.
 
     Parameters
     ----------
@@ -45,6 +45,9 @@ class ErrorFeedback:
         For this one only.
     dtype : data-type, optional
         Of the residual, and of the gradients: float32 or float64.
+    decay : float
+        What the residual is multiplied by before a gradient is added to it, above 0 and at most 1. Below 1 what is old counts less, as
+        with SparseLoCo's beta (Sarfi et al., 2025, algorithm 1), which takes the place of momentum.
 
     Attributes
     ----------
@@ -61,6 +64,8 @@ class ErrorFeedback:
     ------
     StreamTypeError
         If the dtype is another.
+    AlgorithmError
+        If the decay is out of range.
 
     Notes
     -----
@@ -87,10 +92,12 @@ class ErrorFeedback:
     array([0., 0., 0., 2.], dtype=float32)
     """
 
-    def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32) -> None:
+    def __init__(self, reducer: Reducer, dtype: DTypeLike = np.float32, *, decay: float = 1.0) -> None:
         if np.dtype(dtype) not in DTYPES:
             raise StreamTypeError(f"residuals are of float32 or float64, not {np.dtype(dtype)}")
-        self.reducer = reducer
+        if not 0 < decay <= 1:
+            raise AlgorithmError(f"decay is what a residual is multiplied by in each step, above 0 and at most 1, not {decay}")
+        self.reducer, self.decay = reducer, float(decay)
         self.residual: NDArray[Any] = np.zeros(reducer.size, dtype)
         self.contributed: Any = no_indices(reducer.size)
         self.gradients = 0
@@ -197,11 +204,15 @@ class ErrorFeedback:
 class _Step(ReducerOperation):
     """The reducer's operation, between taking the gradient in and taking out what was applied."""
 
-    def __init__(self, feedback: ErrorFeedback, *operation: Any) -> None:
-        super().__init__(*operation)
+    def __init__(self, feedback: ErrorFeedback, reducer: Reducer, intent: Intent, *operands: Any) -> None:
+        if feedback.decay != 1 and intent.error is None:
+            intent = intent._replace(terms=(*intent.terms, ("decay of the residual", str(feedback.decay))))
+        super().__init__(reducer, intent, *operands)
         self.feedback = feedback
 
     def take_in(self) -> None:
+        if self.feedback.decay != 1 and self.accumulator is not None:
+            self.accumulator *= self.accumulator.dtype.type(self.feedback.decay)
         super().take_in()
         self.feedback._settled = True
         self.feedback.gradients += 1

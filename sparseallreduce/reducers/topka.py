@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
 from sparseallreduce.algorithms.allgather import allgather
+from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.reducers.base import Array, Reduced, Reducer, Reducing
 from sparseallreduce.reducers.local import LocalSelection
+from sparseallreduce.streams.kernels.backend import on_device
+from sparseallreduce.streams.selection import ExactTopK, Selector
+from sparseallreduce.streams.stream import SparseStream
+from sparseallreduce.streams.wire.values import VALUE_CODECS, quantised
 
 __all__ = ["TopkA"]
+
+_CODECS = ("exact", *(codec.name for codec in VALUE_CODECS.values()))
 
 
 class TopkA(LocalSelection):
     """The sum of the ranks' top k by an allgather.
 
     Latency log2(P) alpha; every rank receives 2 k (P - 1) words. The sum has from k entries (the same on all ranks) to k P.
+
+    With a ``value_codec`` the values that are sent have fewer bits, and ``returned`` is what they lack: error feedback keeps it. With
+    :class:`~sparseallreduce.streams.selection.ChunkTopK` and 2 bits a value this is SparseLoCo's sum (Sarfi et al., 2025, algorithm 1).
 
     Parameters
     ----------
@@ -22,6 +36,16 @@ class TopkA(LocalSelection):
         Of each rank's values, made from k; the exact top k by default.
     hosts : bool
         Whether hosts are to be as ranks, as for :class:`~sparseallreduce.Reducer`.
+    value_codec : str
+        How values travel: "exact"; "float16" or "bfloat16"; "qsgd8" or "qsgd4", drawn between levels, right on the mean; or "qsgd2", a
+        sign and one of two magnitudes of every 256 values, which is not right on the mean and needs error feedback.
+    seed : int
+        Of what "qsgd8" and "qsgd4" draw.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is no such codec, and in an operation on a GPU, whose values travel exactly.
 
     Examples
     --------
@@ -35,10 +59,44 @@ class TopkA(LocalSelection):
 
     name = "topka"
 
+    def __init__(
+        self,
+        size: int,
+        k: int,
+        *,
+        selector: Callable[[int], Selector] = ExactTopK,
+        hosts: bool = False,
+        value_codec: str = "exact",
+        seed: int = 0,
+    ) -> None:
+        if value_codec not in _CODECS:
+            raise AlgorithmError(f"there is no value_codec {value_codec!r} of reducers: there are {', '.join(_CODECS)}")
+        self.value_codec, self.seed = value_codec, seed
+        super().__init__(size, k, selector=selector, hosts=hosts)
+
+    def options(self) -> dict[str, Any]:
+        coded = {} if self.value_codec == "exact" else {"value codec": self.value_codec, "seed": self.seed}
+        return super().options() | coded
+
     def _flat(self, size: int, k: int) -> Reducer:
-        return TopkA(size, k, selector=self._make_selector)
+        return TopkA(size, k, selector=self._make_selector, value_codec=self.value_codec, seed=self.seed)
 
     def reduce(self, accumulator: Array, gradient: Array | None, rank: int, ranks: int) -> Reducing:
         chosen = self.select(accumulator, gradient)
-        total = yield from allgather(chosen, rank, ranks, self.reduction)
+        total = yield from allgather(self._coded(chosen, rank), rank, ranks, self.reduction)
         return Reduced(self.reduction.leave(total), chosen.indices)
+
+    def _coded(self, chosen: SparseStream, rank: int) -> SparseStream:
+        """Return a stream as its receivers will know it; what it lacks goes into ``returned``."""
+        if self.value_codec == "exact":
+            return chosen
+        if on_device(chosen._stored):
+            raise AlgorithmError(f"values on a GPU travel as they are: leave out value_codec={self.value_codec!r}")
+        digest = hashlib.blake2b(repr((self.seed, self.steps, rank)).encode(), digest_size=8).digest()
+        coded = quantised(chosen, self.value_codec, int.from_bytes(digest, "little"))
+        lacking = chosen._stored - coded._stored
+        if chosen.is_dense:
+            self.returned = SparseStream._dense_form(lacking, chosen.size)
+        else:
+            self.returned = SparseStream._sparse_form(chosen._entries()[0], lacking, chosen.size)
+        return coded

@@ -17,6 +17,7 @@ from oracle import bits
 
 import sparseallreduce as sar
 from sparseallreduce.reducers import base as reducers_base
+from sparseallreduce.streams.selection import ChunkTopK
 
 RANKS = (1, 2, 3, 4, 8)
 # Fewer elements than ranks; streams that fit into one message, and that take several. Size, k, dtype, steps.
@@ -38,6 +39,22 @@ def case_sums_are_those_of_the_simulator(comm, name, blocking):
             np.testing.assert_array_equal(reducer.returned.to_dense(), returned)
             np.testing.assert_array_equal(ours, accumulators[comm.rank])
             same_everywhere(comm, reduced.update)
+
+
+@each(codec=["qsgd2", "qsgd8"], blocking=[True, False])
+def case_coded_means_are_those_of_the_simulator(comm, codec, blocking):
+    def feedback(size, k):
+        reducer = sar.TopkA(size, k, selector=partial(ChunkTopK, chunk=100), value_codec=codec)
+        return sar.ErrorFeedback(reducer, decay=0.9)
+
+    case = Vectors(comm.size, 30_000, 900, "float32", seed=1)
+    group, ours = [feedback(case.size, case.k) for _ in range(comm.size)], feedback(case.size, case.k)
+    for step in range(2):
+        gradients = case.step(step)
+        mean = simulated_once(comm, lambda gradients=gradients: [bits(each) for each in sar.simulate(gradients, group).outputs])
+        found = ours.step(gradients[comm.rank], comm) if blocking else ours.istep(gradients[comm.rank], comm).wait()
+        assert bits(found) == mean
+        same_everywhere(comm, found)
 
 
 @each(make=[sar.HiTopK, partial(sar.OkTopk, hosts=True), partial(sar.GTopk, hosts=True)], blocking=[True, False])

@@ -441,6 +441,64 @@ def test_levels_and_scales_that_are_never_written_are_refused(module):
     np.testing.assert_array_equal(out, np.array([1 / 7, 1, -1], np.float32))
 
 
+def in_two_levels(values, module=kernels):
+    scales, codes = Guarded(2 * -(-len(values) // QSGD_BLOCK), np.float32), Guarded(-(-len(values) // 4), np.uint8)
+    assert module.to_two_levels(values, scales.array, codes.array) == -1
+    scales.check()
+    codes.check()
+    return scales.array, codes.array
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 255, 256, 257, 1000])
+def test_both_twins_write_the_same_two_levels_and_each_value_takes_the_nearer_one(dtype, count):
+    rng = np.random.default_rng(count)
+    for values in (blocks(rng, count, dtype), rng.standard_normal(count).astype(dtype), np.full(count, -2.5, dtype)):
+        scales, codes = in_two_levels(values)
+        twins = in_two_levels(values, reference)
+        assert scales.tobytes() == twins[0].tobytes() and codes.tobytes() == twins[1].tobytes()
+        low, high = (np.repeat(each, QSGD_BLOCK)[:count].astype(np.float64) for each in (scales[::2], scales[1::2]))
+        exact = np.abs(values.astype(np.float64))
+        for wanted in FLOATS:
+            for module in (kernels, reference):
+                out = Guarded(count, wanted)
+                assert module.from_two_levels(scales, codes, out.array)
+                out.check()
+                largest = np.repeat([exact[i : i + QSGD_BLOCK].max() for i in range(0, count, QSGD_BLOCK)], QSGD_BLOCK)[:count]
+                nearer = np.minimum(np.abs(exact - low), np.abs(exact - high))
+                assert (np.abs(out.array - values.astype(np.float64)) <= nearer + largest * 2e-5 + 1e-44).all()
+        if count and (values == values[0]).all():
+            np.testing.assert_allclose(out.array, values, rtol=2e-5)
+
+
+def test_two_levels_lose_little_of_the_largest_values():
+    values = np.sort(np.abs(np.random.default_rng(0).standard_normal(50 * 4096)))[-4096:].astype(np.float32)
+    scales, codes = in_two_levels(values)
+    out = np.empty_like(values)
+    kernels.from_two_levels(scales, codes, out)
+    assert ((out - values) ** 2).sum() < 0.01 * (values**2).sum()
+
+
+@pytest.mark.parametrize("dtype,wrong", [(np.float32, np.nan), (np.float64, -np.inf), (np.float64, -3.5e38)])
+def test_the_first_value_that_is_beyond_two_levels_is_found(dtype, wrong):
+    for position in (0, 255, 256, 999):
+        values = np.ones(1000, dtype)
+        values[position:] = wrong
+        for module in (kernels, reference):
+            assert module.to_two_levels(values, np.empty(8, np.float32), np.empty(250, np.uint8)) == position
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_two_levels_that_are_never_written_are_refused(module):
+    out, codes = np.empty(3, np.float32), np.array([0b00_11_01_10], np.uint8)
+    for scales in ([-1.0, 1.0], [1.0, np.inf], [np.nan, 1.0], [2.0, 1.0]):
+        assert not module.from_two_levels(np.array(scales, np.float32), codes, out)
+    scales = np.array([1.0, 2.0], np.float32)
+    assert not module.from_two_levels(scales, np.array([0b01_11_01_10], np.uint8), out)  # of a fourth value, that there is not
+    assert module.from_two_levels(scales, codes, out)
+    np.testing.assert_array_equal(out, np.float32([-1, 2, -2]))
+
+
 def test_arrays_that_do_not_fit_together_are_refused():
     values, halves, scales, codes = np.zeros(300, np.float32), np.zeros(300, np.uint16), np.zeros(2, np.float32), np.zeros(300, np.uint8)
     with pytest.raises(StreamError, match="cannot be converted"):
@@ -455,6 +513,11 @@ def test_arrays_that_do_not_fit_together_are_refused():
         kernels.restore(scales, codes, 3, values)
     with pytest.raises(StreamError, match="fit together"):
         kernels.restore(scales[:1], codes, 8, values)
+    for convert in (lambda *given: kernels.to_two_levels(given[2], *given[:2]), kernels.from_two_levels):
+        with pytest.raises(StreamError, match="fit together"):
+            convert(scales, codes[:75], values)
+        with pytest.raises(StreamError, match="fit together"):
+            convert(np.zeros(4, np.float32), codes[:74], values)
 
 
 def test_altered_messages_next_to_protected_pages_are_read_in_bounds():

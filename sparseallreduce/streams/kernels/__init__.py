@@ -24,7 +24,7 @@ from sparseallreduce.streams.kernels.merging import merge, merged, shared
 from sparseallreduce.streams.kernels.nans import has_nan, unify_nans
 from sparseallreduce.streams.kernels.order import first_violation, sum_duplicates
 from sparseallreduce.streams.kernels.partition import cuts, places
-from sparseallreduce.streams.kernels.quantisation import narrow, quantise, restore, widen
+from sparseallreduce.streams.kernels.quantisation import from_two_levels, narrow, quantise, restore, to_two_levels, widen
 from sparseallreduce.streams.kernels.rows import cut_rows, estimate_union, inner_sums, sum_cut_rows, sum_rows, write_past
 from sparseallreduce.streams.operator import SUM, Operator
 
@@ -41,6 +41,7 @@ __all__ = [
     "encode_nonzero",
     "estimate_union",
     "first_violation",
+    "from_two_levels",
     "gaps_bound",
     "gather_present",
     "has_nan",
@@ -57,6 +58,7 @@ __all__ = [
     "sum_cut_rows",
     "sum_duplicates",
     "sum_rows",
+    "to_two_levels",
     "unify_nans",
     "warm_up",
     "widen",

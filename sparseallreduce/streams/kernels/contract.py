@@ -11,6 +11,8 @@ from sparseallreduce.errors import StreamError
 
 __all__ = [
     "ABSENT",
+    "LEVEL_PARTS",
+    "LEVEL_ROUNDS",
     "MALFORMED",
     "GAPS_BLOCK",
     "GAPS_HEADER",
@@ -49,6 +51,7 @@ GAPS_LONGEST = 27  # largest high part that is written as zeros and a one, so th
 SHORT_FLOATS = {"float16": (10, 15), "bfloat16": (7, 127)}  # bits of the mantissa, and the bias of the exponent
 LONG_FLOATS = {np.dtype(np.float32): (23, 127), np.dtype(np.float64): (52, 1023)}
 QSGD_BLOCK = 256  # values with a scale of their own
+LEVEL_PARTS, LEVEL_ROUNDS = 65535, 3  # of the largest magnitude, in which two levels are looked for, and how often they are improved
 QSGD_LEVELS = {8: 127, 4: 7}  # besides zero, and of either sign, by the bits of a level
 
 PIECE = 1 << 14  # entries of all rows that are summed at a time: with the sums of two levels of a tree they lie in the L2 cache

@@ -11,7 +11,7 @@ from sparseallreduce.streams.kernels.contract import LONG_FLOATS, MALFORMED, QSG
 from sparseallreduce.streams.kernels.dispatch import find, known
 from sparseallreduce.streams.kernels.reference import quantisation as reference
 
-__all__ = ["narrow", "quantise", "restore", "widen"]
+__all__ = ["from_two_levels", "narrow", "quantise", "restore", "to_two_levels", "widen"]
 
 _BYTES, _HALVES, _SINGLE = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.float32)
 
@@ -155,6 +155,85 @@ def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
     result: int = entry(scales, codes, bits, out)
     _fit(result, scales, codes, out)
     return result == 0
+
+
+def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
+    """Write values in 2 bits: a sign, and one of two magnitudes of their block, the nearer one. It is not right on the mean.
+
+    The two magnitudes are chosen for a small squared error, so that this suits values of about one size, as the largest of many are, whose
+    errors are fed back. The format is that of :mod:`sparseallreduce.streams.kernels.reference.quantisation`.
+
+    Parameters
+    ----------
+    values : ndarray of float32 or float64, shape (n,)
+    scales : ndarray of float32, shape (2 * ceil(n / QSGD_BLOCK),)
+        The magnitudes of each block, the smaller one first.
+    codes : ndarray of uint8, shape (ceil(n / 4),)
+
+    Returns
+    -------
+    int
+        The position of the first value that is not finite or lies beyond float32; then the outputs are undefined. -1 if there is none.
+
+    Raises
+    ------
+    StreamError
+        If lengths or dtypes do not fit together, or an array has gaps.
+
+    Examples
+    --------
+    >>> values, scales, codes = np.array([0.5, -1.0, -0.5, 1.0, 1.0]), np.empty(2, np.float32), np.empty(2, np.uint8)
+    >>> to_two_levels(values, scales, codes), scales
+    (-1, array([0.5, 1. ], dtype=float32))
+    >>> from_two_levels(scales, codes, values), values
+    (True, array([ 0.5, -1. , -0.5,  1. ,  1. ]))
+    """
+    _check(values, scales=(scales, _SINGLE), codes=(codes, _BYTES), output=codes)
+    if not scales.flags.writeable:
+        raise StreamError("the scales are read-only: pass an array to write in")
+    key = ("quantisation.to_two_levels", None, UINT32, values.dtype, 1)
+    entry = known(key) or find(*key)
+    if entry is None:
+        _fit_two_levels(scales, codes, values)
+        return reference.to_two_levels(values, scales, codes)
+    position: int = entry(values, scales, codes)
+    _fit(position, values, scales, codes)
+    return position
+
+
+def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
+    """Write the values that codes of 2 bits stand for.
+
+    Parameters
+    ----------
+    scales, codes
+        As for :func:`to_two_levels`.
+    out : ndarray of float32 or float64, shape (n,)
+
+    Returns
+    -------
+    bool
+        Whether all scales are finite, not negative and in order, and unused bits are zero. If not, what ``out`` holds is undefined.
+
+    Raises
+    ------
+    StreamError
+        If lengths or dtypes do not fit together, or an array has gaps.
+    """
+    _check(out, scales=(scales, _SINGLE), codes=(codes, _BYTES), output=out)
+    key = ("quantisation.from_two_levels", None, UINT32, out.dtype, 1)
+    entry = known(key) or find(*key)
+    if entry is None:
+        _fit_two_levels(scales, codes, out)
+        return reference.from_two_levels(scales, codes, out)
+    result: int = entry(scales, codes, out)
+    _fit(result, scales, codes, out)
+    return result == 0
+
+
+def _fit_two_levels(scales: Values, codes: Array, values: Values) -> None:
+    fits = len(scales) == 2 * -(-len(values) // QSGD_BLOCK) and len(codes) == -(-len(values) // 4)
+    _fit(0 if fits else MALFORMED, scales, codes, values)
 
 
 def _check(values: Values, output: Array, **others: tuple[Array, Any]) -> None:

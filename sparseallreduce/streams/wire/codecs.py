@@ -15,7 +15,7 @@ from sparseallreduce.streams.wire.bitmap import Bitmap, nonzero_share
 from sparseallreduce.streams.wire.gaps import Gaps
 from sparseallreduce.streams.wire.header import HEADER_BYTES, Bytes
 from sparseallreduce.streams.wire.plain import Plain
-from sparseallreduce.streams.wire.values import VALUE_CODECS, CodedStream, quantised
+from sparseallreduce.streams.wire.values import BIASED, VALUE_CODECS, CodedStream, quantised
 
 __all__ = ["BITMAP", "GAPS", "INDEX_CODECS", "INDEX_NAMES", "PLAIN", "VALUE_NAMES", "Encoding", "IndexCodec", "estimated_bytes"]
 
@@ -44,7 +44,7 @@ PLAIN, BITMAP, GAPS = Plain(), Bitmap(), Gaps()
 INDEX_CODECS: dict[int, IndexCodec] = {codec.number: codec for codec in (PLAIN, BITMAP, GAPS)}
 _LEAST_GAIN = 0.9  # of the bytes of a dense stream that its non-zeros and a bitmap may take
 INDEX_NAMES = (*(codec.name for codec in INDEX_CODECS.values()), "auto")
-VALUE_NAMES = ("exact", *(codec.name for codec in VALUE_CODECS.values()))
+VALUE_NAMES = ("exact", *(codec.name for codec in VALUE_CODECS.values() if codec.name not in BIASED))  # of sums
 _BY_NAME = {codec.name: codec for codec in INDEX_CODECS.values()}
 
 

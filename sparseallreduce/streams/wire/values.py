@@ -19,7 +19,7 @@ from sparseallreduce.streams.kernels.contract import QSGD_BLOCK
 from sparseallreduce.streams.stream import SparseStream
 from sparseallreduce.streams.wire.header import Bytes
 
-__all__ = ["EXACT", "VALUE_CODECS", "CodedStream", "ValueCodec", "decoded", "quantised"]
+__all__ = ["BIASED", "EXACT", "VALUE_CODECS", "CodedStream", "ValueCodec", "decoded", "quantised"]
 
 EXACT = 0  # the number of values as they are
 
@@ -106,6 +106,26 @@ class QSGD(ValueCodec):
         return kernels.restore(_aligned(coded[0], np.float32), np.ascontiguousarray(coded[1]), self._bits, out)
 
 
+class TwoLevels(ValueCodec):
+    """Two magnitudes for each block, and 2 bits for each value: which of them, and the sign. Values are not right on the mean.
+
+    For the largest of many values, whose errors are fed back (Sarfi et al., *Communication efficient LLM pre-training with SparseLoCo*,
+    2025, section 3): of the largest 2 % of normal values a squared error of 0.5 % remains, where levels of 2 bits that are right on the
+    mean leave 24 to 50 %.
+    """
+
+    number, name = 5, "qsgd2"
+
+    def lengths(self, count: int) -> tuple[int, ...]:
+        return 8 * -(-count // QSGD_BLOCK), -(-count // 4)
+
+    def encode(self, values: NDArray[Any], key: int, coded: tuple[Bytes, ...]) -> int:
+        return kernels.to_two_levels(values, coded[0].view(np.float32), coded[1])
+
+    def decode(self, coded: tuple[Bytes, ...], out: NDArray[Any]) -> bool:
+        return kernels.from_two_levels(_aligned(coded[0], np.float32), np.ascontiguousarray(coded[1]), out)
+
+
 def _aligned(octets: Bytes, dtype: Any) -> NDArray[Any]:
     """Bytes from anywhere in a message as items."""
     array = np.empty(len(octets) // np.dtype(dtype).itemsize, dtype)
@@ -114,8 +134,9 @@ def _aligned(octets: Bytes, dtype: Any) -> NDArray[Any]:
 
 
 VALUE_CODECS: dict[int, ValueCodec] = {
-    codec.number: codec for codec in (Halves(1, "float16"), Halves(2, "bfloat16"), QSGD(3, 8), QSGD(4, 4))
+    codec.number: codec for codec in (Halves(1, "float16"), Halves(2, "bfloat16"), QSGD(3, 8), QSGD(4, 4), TwoLevels())
 }
+BIASED = (TwoLevels.name,)  # for those alone who feed errors back
 
 
 def decoded(stream: SparseStream) -> SparseStream:

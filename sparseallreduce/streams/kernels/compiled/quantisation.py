@@ -10,7 +10,7 @@ from numba import types
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 from sparseallreduce.streams.kernels.compiled.arrays import U, is_list, split_mix
 from sparseallreduce.streams.kernels.compiled.signatures import BYTES, BYTES_IN, Kernel, array_type
-from sparseallreduce.streams.kernels.contract import ABSENT, MALFORMED, QSGD_BLOCK, Array, Values
+from sparseallreduce.streams.kernels.contract import ABSENT, LEVEL_PARTS, LEVEL_ROUNDS, MALFORMED, QSGD_BLOCK, Array, Values
 from sparseallreduce.streams.kernels.intrinsics import GROUP, as_bits, as_float
 
 __all__ = ["KERNELS"]
@@ -212,6 +212,80 @@ def _multiply(codes: Array, at: Any, begin: Any, end: Any, scale: Any, levels: A
     return wrong
 
 
+@kernel
+def to_two_levels(values: Values, scales: Values, codes: Array) -> Any:
+    """Write block after block; return the place of the first value that cannot be written."""
+    count, at = U(values.shape[0]), U(0)
+    blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
+    fits = U(scales.shape[0]) == U(2) * blocks and U(codes.shape[0]) == (count + U(3)) >> U(2)
+    if not (fits and is_list(values) and is_list(scales) and is_list(codes)):
+        return MALFORMED
+    parts, marks = np.empty(QSGD_BLOCK, np.int32), np.empty(QSGD_BLOCK, np.uint8)
+    for block in range(blocks):
+        begin = block * U(QSGD_BLOCK)
+        end = min(begin + U(QSGD_BLOCK), count)
+        largest = _scale(values, begin, end)
+        if not largest < np.inf:
+            return np.int64(_unfit(values, begin, end))
+        unit = np.float64(LEVEL_PARTS) / np.float64(largest) if largest > 0 else 0.0
+        n, total = end - begin, np.int32(0)
+        for i in range(n):
+            parts[i] = np.int32(abs(np.float64(values[begin + i])) * unit + 0.5)
+            total = np.int32(total + parts[i])
+        middle = np.int32(np.int64(total) // np.int64(n))
+        low, high = 0.0, 0.0
+        for _ in range(LEVEL_ROUNDS):
+            below = few = np.int32(0)
+            for i in range(n):  # in 32 bits, of which a vector has most
+                is_low = parts[i] <= middle
+                below = np.int32(below + (parts[i] if is_low else np.int32(0)))
+                few = np.int32(few + np.int32(is_low))
+            many = np.int64(n) - few  # few is at least 1: the smallest is not above the middle
+            low = np.float64(below) / np.float64(few)
+            high = np.float64(np.int32(total - below)) / np.float64(many) if many > 0 else low
+            middle = np.int32((low + high) / 2)
+        scales[U(2) * block] = low / LEVEL_PARTS * np.float64(largest)
+        scales[U(2) * block + U(1)] = high / LEVEL_PARTS * np.float64(largest)
+        quarter = (n + U(3)) >> U(2)
+        for i in range(n):
+            marks[i] = np.uint8(np.uint8(parts[i] > middle) + np.uint8(np.uint8(2) * np.uint8(values[begin + i] < 0)))
+        for i in range(n, U(4) * quarter):
+            marks[i] = 0
+        for j in range(quarter):
+            low_half = marks[j] | (marks[j + quarter] << np.uint8(2))
+            codes[at + j] = low_half | (marks[j + U(2) * quarter] << np.uint8(4)) | (marks[j + U(3) * quarter] << np.uint8(6))
+        at += quarter
+    return ABSENT
+
+
+@kernel
+def from_two_levels(scales: Values, codes: Array, out: Values) -> Any:
+    """Write the levels that codes stand for; whether all scales and codes can be those of values."""
+    count, at, wrong = U(out.shape[0]), U(0), U(0)
+    blocks = (count + U(QSGD_BLOCK - 1)) // U(QSGD_BLOCK)
+    fits = U(scales.shape[0]) == U(2) * blocks and U(codes.shape[0]) == (count + U(3)) >> U(2)
+    if not (fits and is_list(scales) and is_list(codes) and is_list(out)):
+        return MALFORMED
+    for block in range(blocks):
+        begin = block * U(QSGD_BLOCK)
+        n = min(U(QSGD_BLOCK), count - begin)
+        low, high = scales[U(2) * block], scales[U(2) * block + U(1)]
+        if not (low >= 0 and high >= low and high < np.inf):
+            return ABSENT
+        quarter = (n + U(3)) >> U(2)
+        for part in range(U(4)):
+            first, last = min(part * quarter, n), min((part + U(1)) * quarter, n)
+            shift = U(2) * part
+            for i in range(first, last):
+                code = U(codes[at + i - first]) >> shift
+                level = high if code & U(1) else low
+                out[begin + i] = -level if code & U(2) else level
+            for i in range(max(part * quarter, n), (part + U(1)) * quarter):
+                wrong |= (U(codes[at + i - part * quarter]) >> shift) & U(3)
+        at += quarter
+    return ABSENT if wrong else 0
+
+
 _HALVES, _HALVES_IN = array_type(np.uint16, 1, False), array_type(np.uint16, 1, True)
 _SCALES, _SCALES_IN = array_type(np.float32, 1, False), array_type(np.float32, 1, True)
 _WORD = types.uint64
@@ -219,5 +293,7 @@ KERNELS = {
     "narrow": Kernel((narrow,), lambda of: (of.values, _WORD, _WORD, _WORD, _WORD, _HALVES)),
     "widen": Kernel((widen,), lambda of: (_HALVES_IN, _WORD, _WORD, _WORD, _WORD, of.vout)),
     "quantise": Kernel((quantise,), lambda of: (of.values, _WORD, _WORD, _WORD, _SCALES, BYTES)),
+    "to_two_levels": Kernel((to_two_levels,), lambda of: (of.values, _SCALES, BYTES)),
+    "from_two_levels": Kernel((from_two_levels,), lambda of: (_SCALES_IN, BYTES_IN, of.vout)),
     "restore": Kernel((restore,), lambda of: (_SCALES_IN, BYTES_IN, _WORD, of.vout)),
 }

@@ -433,7 +433,10 @@ KERNELS = {
     **_alone_and_of_sum(
         "top_of_chunks",
         top_of_chunks,
-        lambda of, gradient: (of.vout, of.bits, gradient, of.key, of.key, of.key, _WORD, _WORD, of.iout, of.bits, of.bits, of.iout, of.bits),
+        lambda of, gradient: (
+            *(of.vout, of.bits, gradient, of.key, of.key, of.key, _WORD, _WORD),
+            *(of.iout, of.bits, of.bits, of.iout, of.bits),
+        ),
     ),
     **_alone_and_of_sum("moments", moments, lambda of, gradient: (of.vout, gradient)),
     **_alone_and_of_sum("norms", norms, lambda of, gradient: (of.vout, gradient)),

@@ -14,7 +14,7 @@ from sparseallreduce.streams.kernels.reference.gaps import decode_gaps, encode_g
 from sparseallreduce.streams.kernels.reference.merging import merge, shared
 from sparseallreduce.streams.kernels.reference.nans import any_above
 from sparseallreduce.streams.kernels.reference.order import first_violation, sum_duplicates
-from sparseallreduce.streams.kernels.reference.quantisation import narrow, quantise, restore, widen
+from sparseallreduce.streams.kernels.reference.quantisation import from_two_levels, narrow, quantise, restore, to_two_levels, widen
 from sparseallreduce.streams.kernels.reference.rows import cut_rows, estimate_union, sum_cut_rows, sum_rows, write_past
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "encode_nonzero",
     "estimate_union",
     "first_violation",
+    "from_two_levels",
     "gather_present",
     "merge",
     "narrow",
@@ -41,6 +42,7 @@ __all__ = [
     "sum_cut_rows",
     "sum_duplicates",
     "sum_rows",
+    "to_two_levels",
     "widen",
     "write_past",
 ]

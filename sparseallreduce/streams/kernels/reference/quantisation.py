@@ -4,6 +4,11 @@ QSGD, after Alistarh et al. (NIPS 2017), as it is done here: a block of ``QSGD_B
 magnitude rounded up, and a value the level ``floor(|value| / scale * s + u)`` with its sign, where ``s`` is 127 for levels of 8 bits and 7
 for those of 4, and ``u`` is a number from 0 to 1 drawn by the key and the place in the message. A level of 8 bits is a byte in two's
 complement. Of levels of 4 bits, the first half of a block is in the low halves of its bytes, the second half in the high ones.
+
+Two levels: a block has two float32 magnitudes, of which a value takes the nearer one, and its sign. They are those of Lloyd's algorithm
+(1982), begun at the mean magnitude: each is the mean of the magnitudes on its side of their middle. Magnitudes count in whole parts of the
+largest, so that sums do not depend on their order. The low bit of a code says which magnitude, the high bit the sign; the four quarters of
+a block lie in the bits of its bytes from the lowest on.
 """
 
 from __future__ import annotations
@@ -11,11 +16,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.streams.kernels.contract import ABSENT, LONG_FLOATS, QSGD_BLOCK, QSGD_LEVELS, SHORT_FLOATS, Array, Values
+from sparseallreduce.streams.kernels.contract import (
+    ABSENT,
+    LEVEL_PARTS,
+    LEVEL_ROUNDS,
+    LONG_FLOATS,
+    QSGD_BLOCK,
+    QSGD_LEVELS,
+    SHORT_FLOATS,
+    Array,
+    Values,
+)
 from sparseallreduce.streams.kernels.reference.arrays import split_mix
 from sparseallreduce.streams.kernels.reference.selection import GROUP, MIX
 
-__all__ = ["narrow", "quantise", "restore", "widen"]
+__all__ = ["from_two_levels", "narrow", "quantise", "restore", "to_two_levels", "widen"]
+
+_QUARTERS = np.array([[0], [2], [4], [6]], np.uint8)  # where the codes of each quarter of a block lie in its bytes
 
 
 def narrow(values: Values, form: str, out: Array) -> int:
@@ -54,9 +71,7 @@ def quantise(values: Values, bits: int, key: int, start: int, scales: Values, co
     levels, at = QSGD_LEVELS[bits], 0
     for block, begin in enumerate(range(0, len(values), QSGD_BLOCK)):
         part = values[begin : begin + QSGD_BLOCK].astype(np.float64)
-        with np.errstate(all="ignore"):
-            singles = np.abs(part).astype(np.float32)
-            singles = np.where(singles < np.abs(part), np.nextafter(singles, np.float32(np.inf)), singles)
+        singles = _rounded_up(part)
         unfit = np.flatnonzero(~(singles < np.inf))
         if len(unfit):
             return begin + int(unfit[0])
@@ -107,3 +122,46 @@ def restore(scales: Values, codes: Array, bits: int, out: Values) -> bool:
         with np.errstate(all="ignore"):
             out[begin : begin + n] = scale * signed[:n].astype(np.float64) / levels
     return True
+
+
+def to_two_levels(values: Values, scales: Values, codes: Array) -> int:
+    """Write a block after the other."""
+    for block, begin in enumerate(range(0, len(values), QSGD_BLOCK)):
+        part = values[begin : begin + QSGD_BLOCK].astype(np.float64)
+        singles = _rounded_up(part)
+        unfit = np.flatnonzero(~(singles < np.inf))
+        if len(unfit):
+            return begin + int(unfit[0])
+        largest = float(singles.max())
+        parts = (np.abs(part) * (LEVEL_PARTS / largest if largest > 0 else 0.0) + 0.5).astype(np.int64)
+        middle, low, high = int(parts.sum()) // len(parts), 0.0, 0.0
+        for _ in range(LEVEL_ROUNDS):
+            is_low = parts <= middle
+            low = float(parts[is_low].sum()) / np.count_nonzero(is_low)
+            high = float(parts[~is_low].sum()) / np.count_nonzero(~is_low) if not is_low.all() else low
+            middle = int((low + high) / 2)
+        scales[2 * block : 2 * block + 2] = low / LEVEL_PARTS * largest, high / LEVEL_PARTS * largest
+        quarter, padded = (len(part) + 3) // 4, np.zeros(4 * ((len(part) + 3) // 4), np.uint8)
+        padded[: len(part)] = (parts > middle) | (part < 0).astype(np.uint8) << np.uint8(1)
+        codes[begin // 4 : begin // 4 + quarter] = np.bitwise_or.reduce(padded.reshape(4, quarter) << _QUARTERS, axis=0)
+    return ABSENT
+
+
+def from_two_levels(scales: Values, codes: Array, out: Values) -> bool:
+    """Write the levels that codes stand for."""
+    for block, begin in enumerate(range(0, len(out), QSGD_BLOCK)):
+        n, (low, high) = min(QSGD_BLOCK, len(out) - begin), scales[2 * block : 2 * block + 2]
+        written = codes[begin // 4 : begin // 4 + (n + 3) // 4]
+        unpacked = ((written[np.newaxis] >> _QUARTERS) & np.uint8(3)).reshape(-1)
+        if not 0 <= low <= high < np.inf or unpacked[n:].any():
+            return False
+        levels = np.where(unpacked[:n] & 1, high, low)
+        out[begin : begin + n] = np.where(unpacked[:n] & 2, -levels, levels)
+    return True
+
+
+def _rounded_up(part: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return magnitudes as float32, rounded up; infinity beyond."""
+    with np.errstate(all="ignore"):
+        singles = np.abs(part).astype(np.float32)
+        return np.where(singles < np.abs(part), np.nextafter(singles, np.float32(np.inf)), singles)
