@@ -12,6 +12,7 @@ from sparseallreduce.streams.kernels.intrinsics import count_bits, lowest_bit
 
 __all__ = [
     "common",
+    "count",
     "count_and_renumber",
     "drop",
     "mark",
@@ -64,6 +65,13 @@ def common(features: Array, words: Array, before: Array, out: Array, numbers: Ar
             numbers[count] = np.uint64(before[word]) + count_bits(words[word] & (bit - _ONE))
             count += 1
     return count
+
+
+@kernel
+def count(indices: Array, begin: int, end: int, counts: Array) -> None:
+    """Count how often each index occurs from ``begin`` to ``end``."""
+    for entry in range(begin, end):
+        counts[np.uint64(indices[entry])] += counts.dtype.type(1)
 
 
 @kernel

@@ -7,7 +7,7 @@ weights feature by feature, by how much gradient each rank has seen of them.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from sparseallreduce.algorithms.fixed import FIXED
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.occurring import Occurring
+from sparseallreduce.linear.kernels.feature_numbers import count
 from sparseallreduce.linear.strategies.sparse import SparseStrategy
 from sparseallreduce.linear.weights import AdaptiveWeights, Descent, flat_indices
 from sparseallreduce.linear.weights.local_changes import LocalChanges
+from sparseallreduce.runtime.api import allreduce
 from sparseallreduce.runtime.hosts import same_host, this_place
 from sparseallreduce.runtime.objects import gather
 from sparseallreduce.runtime.planning import allreduce_init
@@ -28,13 +30,23 @@ __all__ = ["LocalStepsStrategy"]
 
 Array = NDArray[Any]
 
-_SHARE = 0.1  # of a pass that sums may take
-_MOST = 4  # sums in a pass: more bring no better model
-# What a feature costs in a sum, in non-zeros that a rank goes over in that time: in memory that ranks share, and by a network of 1 Gbit/s.
-_NEAR, _FAR = 0.5, 8.0
-# Sums in the first half of the first pass, the first of them after 1/32 of the steps: before it ranks know nothing of each other, and
-# weights move far. On web addresses a first pass of two ranks came to .9966 without them, to .9978 with them, and to .9977 of one rank.
+_SHARE = 0.05  # of a pass that sums of all features may take, and those of frequent ones
+_MOST, _MOST_FREQUENT = 4, 8  # sums of them in a pass: more bring no better model
+# What a sum costs, and a feature in it, in non-zeros that a rank goes over in that time: in memory that ranks share, and by a network of
+# 1 Gbit/s.
+_MEETING, _NEAR, _FAR = 20_000.0, 0.5, 8.0
+# Sums of frequent features in the first half of the first pass, the first of them after 1/32 of the steps: before it ranks know nothing of
+# each other, and weights move far. On web addresses a first pass of two ranks came to .9966 without them, to .9978 with them, and to .9977
+# of one rank.
 _FIRST = 5
+_FREQUENT = 16  # samples of a rank in a pass, on average, from which on a feature is frequent
+
+
+class _Shared(NamedTuple):
+    """Some of the features that several ranks have, and the sums of their changes."""
+
+    changes: LocalChanges
+    plan: Any
 
 
 class LocalStepsStrategy(SparseStrategy):
@@ -42,11 +54,11 @@ class LocalStepsStrategy(SparseStrategy):
 
     Weights are adaptive ones. Between two sums each rank has weights of its own. A feature that occurs on one rank alone takes part in no
     sum: its weight keeps all its progress, and goes to the other ranks at the end of a pass. For the others see
-    :class:`~sparseallreduce.linear.weights.local_changes.LocalChanges`. Their positions are the same in all sums, so that values alone
-    travel. On one rank steps are bitwise those of the sparse strategy.
+    :class:`~sparseallreduce.linear.weights.local_changes.LocalChanges`. Frequent ones, which are few and change most, are summed more
+    often. Positions are the same in all sums, so that values alone travel. On one rank steps are bitwise those of the sparse strategy.
 
     How many sums a pass has depends on samples and ranks alone, not on how long anything takes: so results are bitwise the same from run
-    to run. Checkpoints and stops wait for the next sum.
+    to run. Checkpoints and stops wait for the next sum of all.
 
     Parameters
     ----------
@@ -55,7 +67,8 @@ class LocalStepsStrategy(SparseStrategy):
     algorithm : str, optional
         Of the sums: "auto", or another of those that ``allreduce_init`` takes with ``fixed_indices``.
     sums : int, optional
-        Sums in a pass; by default up to four, as far as they take about a tenth of its time, and some more early in the first pass.
+        Sums of all shared features in a pass, and no others; by default up to four, as far as they take about a twentieth of its time,
+        and up to eight of frequent features, likewise, with five more in the first half of the first pass.
 
     Attributes
     ----------
@@ -72,7 +85,8 @@ class LocalStepsStrategy(SparseStrategy):
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, sums: int | None = None, **options: Any) -> None:
         self.sums = sums
         self._next, self._made = 0, 0  # the step of the pass that comes next; sums in this pass
-        self._ends: set[int] = set()  # steps of the pass after which there is a sum
+        self._ends: set[int] = set()  # steps of the pass after which there is a sum, of frequent features at least
+        self._ends_of_all: set[int] = set()  # after which there is one of all
         super().__init__(dataset, comm, descent or Descent(update="ftrl"), **options)
 
     def _check_arguments(self) -> None:
@@ -90,9 +104,10 @@ class LocalStepsStrategy(SparseStrategy):
 
     def _share(self) -> None:
         """Find out which features several ranks have, and lay out the sums of their changes; collective."""
+        assert isinstance(self.weights, AdaptiveWeights)
+        self.weights.unhasten()
         if self.comm.size == 1:
             return
-        assert isinstance(self.weights, AdaptiveWeights)
         found, comm, dataset = Occurring(self.dataset, self.comm), self.comm, self.dataset
         told = gather(comm, (dataset.nnz, dataset.rows, this_place()))
         several = found.ranks > 1
@@ -103,18 +118,41 @@ class LocalStepsStrategy(SparseStrategy):
         self.shared_features, alone = int(np.count_nonzero(several)), found.features[~several]
         dtype, width = found.own.dtype, self.descent.width
         ranks = max(1, sum(rows > 0 for _, rows, _ in told))
-        self._changes = LocalChanges(self.weights, found.features[several], numbers[shared].astype(dtype), found.ranks[several], ranks)
-        self._sum = self._plan(self._changes.slots, self._changes.size, 2)
+        frequent = self._frequent(numbers[shared].astype(dtype), found.own[shared], ranks)
+
+        weights = self.weights
+
+        def summed(chosen: Array, intercept: bool) -> _Shared:
+            own = chosen[numbers[shared]]
+            slots = (np.cumsum(chosen) - 1)[numbers[shared][own]].astype(dtype)
+            given = found.features[several][chosen], slots, found.ranks[several][chosen], ranks, intercept
+            changes = LocalChanges(weights, *given)
+            return _Shared(changes, self._plan(changes.slots, changes.size, 2))
+
+        self._often, self._seldom = summed(frequent, True), summed(~frequent, False)
         numbers = numbers[~shared].astype(dtype)
         self._spreading = self._plan(self._flat(numbers, len(alone)), len(alone) * width, 1)
         self._private, self._alone = self._flat(found.own[~shared], self.size), self._flat(alone, self.size)
-        self._choose(told)
+        self._choose(told, int(np.count_nonzero(frequent)))
 
-    def _choose(self, told: list[tuple[int, int, Any]]) -> None:
+    def _frequent(self, numbers: Array, own: Array, ranks: int) -> Array:
+        """Which of the shared features are frequent, by the numbers of this rank's; collective."""
+        dataset = self.dataset
+        counts = np.zeros(dataset.features, np.float32)
+        count(dataset.indices, int(dataset.indptr[0]), int(dataset.indptr[-1]), counts)
+        total = allreduce(SparseStream(numbers, counts[own], max(self.shared_features, 1)), self.comm)
+        return np.asarray(total.to_dense()[: self.shared_features] >= _FREQUENT * ranks)
+
+    def _choose(self, told: list[tuple[int, int, Any]], frequent: int) -> None:
         """Choose how many sums a pass has, by non-zeros, samples and place of every rank."""
         self._near = len(same_host([place for *_, place in told], self.comm.rank)) == self.comm.size
-        cost = (_NEAR if self._near else _FAR) * (self.shared_features + 1)
-        self._parts = self.sums or max(1, min(_MOST, round(_SHARE * max(nonzeros for nonzeros, *_ in told) / cost)))
+        share = _SHARE * max(nonzeros for nonzeros, *_ in told)
+
+        def sums(features: int, most: int) -> int:
+            return max(1, min(most, round(share / (_MEETING + (_NEAR if self._near else _FAR) * features))))
+
+        self._parts = self.sums or sums(self.shared_features, _MOST)
+        self._parts_of_frequent = self._parts if self.sums else self._parts * -(-sums(frequent, _MOST_FREQUENT) // self._parts)
 
     def _plan(self, indices: Array, size: int, width: int) -> Any:
         """Sums of streams of these indices, of so many values each; collective."""
@@ -131,31 +169,38 @@ class LocalStepsStrategy(SparseStrategy):
 
     @property
     def apart(self) -> bool:
-        return self.comm.size > 1 and self._next not in self._ends
+        return self.comm.size > 1 and self._next not in self._ends_of_all
 
     def begin_pass(self, position: int, steps: int) -> None:
         self._next, self._made = position, 0
-        self._ends = {-(-steps * part // self._parts) for part in range(1, self._parts + 1)} if self.comm.size > 1 else set()
-        if self._ends and self.sums is None and self._near and self.weights.steps == position:
+        if self.comm.size == 1:
+            return
+        self._ends_of_all, self._ends = (
+            {-(-steps * part // parts) for part in range(1, parts + 1)} for parts in (self._parts, self._parts_of_frequent)
+        )
+        self._ends |= self._ends_of_all
+        if self.sums is None and self._near and self.weights.steps == position:
             self._ends |= {max(1, steps >> halving) for halving in range(1, _FIRST + 1)}
-        if self.comm.size > 1:
-            self._changes.begin()
+        for each in (self._often, self._seldom):
+            each.changes.begin()
 
     def step(self, rows: Array, coefficients: Array, rate: float) -> None:
         super().step(rows, coefficients, rate)
         self._next += 1
         if self._next in self._ends:
-            self._add_up()
+            self._add_up(self._often)
+            if self._next in self._ends_of_all:
+                self._add_up(self._seldom)
 
-    def _add_up(self) -> None:
+    def _add_up(self, shared: _Shared) -> None:
         """Have the changes of all ranks be made on all of them; collective."""
-        changes = self._changes
+        changes = shared.changes
         largest = max(gather(self.comm, changes.largest()))
         self.clock.lap("wait")
         unit = math.ldexp(1.0, math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
-        self._sum.start(changes.moves(unit))
+        shared.plan.start(changes.moves(unit))
         self.clock.lap("select")
-        total = _all_of(self._sum.wait(), changes.size)
+        total = _all_of(shared.plan.wait(), changes.size)
         self.clock.lap("communicate")
         self._made += 1
         finite = changes.take(total, unit)
@@ -165,8 +210,9 @@ class LocalStepsStrategy(SparseStrategy):
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            self._changes.begin()
-            self._add_up()
+            for each in (self._often, self._seldom):
+                each.changes.begin()
+                self._add_up(each)
             self.drain()
 
     def drain(self) -> None:

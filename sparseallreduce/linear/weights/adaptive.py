@@ -92,9 +92,15 @@ class AdaptiveWeights(Weights):
     def _norms(self, norms: Array) -> None:
         self._kept_norms, self._numbered = norms, None
 
-    def hasten(self, times: Array, intercept: float) -> None:
-        """From now on multiply the rates of all weights by these factors, one a weight; or by one, if there are none."""
-        self._times, self._intercept_times = times, intercept
+    def hasten(self, places: Array, times: Array, intercept: float) -> None:
+        """From now on multiply the rates of the weights at some places, and of the intercept, by these factors; see :meth:`unhasten`."""
+        if not len(self._times):
+            self._times = np.ones(len(self.unscaled), np.min_scalar_type(int(intercept)))
+        self._times[places], self._intercept_times = times, intercept
+
+    def unhasten(self) -> None:
+        """Multiply no rates any more."""
+        self._times, self._intercept_times = np.empty(0), 1.0
 
     @property
     def _penalties(self) -> tuple[float, float]:

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class LocalChanges:
-    """The changes of some features' weights and norms, and of the intercept, since all ranks had the same.
+    """The changes of some features' weights and norms, and perhaps of the intercept, since all ranks had the same.
 
     A step of adaptive weights adds ``rate`` times the gradient to h times v, where v is the weight (without penalties) and h, ``beta``
     and the norm of its gradients, is how strongly the steps so far hold it. So ranks sum what their steps have added to h times v, and
@@ -40,12 +40,14 @@ class LocalChanges:
         Of each feature, how many ranks have it.
     ranks : int
         Those that have samples, and so change the intercept.
+    intercept : bool, optional
+        Whether the changes of the intercept are among these; by default, if there is one.
     """
 
-    def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int) -> None:
+    def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int, intercept: bool = True) -> None:
         self._weights = weights
         width, columns = weights.descent.width, weights.columns
-        self._intercepts = width if weights.descent.intercept else 0
+        self._intercepts = width if weights.descent.intercept and intercept else 0
         flat = len(features) * width
         self.size = flat + self._intercepts
         self._places = features if columns is None else flat_indices(features, width, weights.size)
@@ -55,9 +57,7 @@ class LocalChanges:
         dtype = weights.unscaled.dtype
         self._free, self._kept = np.empty(flat, dtype), np.empty(flat, dtype)
         self._moves = np.empty((len(self.slots), 2), dtype)
-        times = np.ones(len(weights.unscaled), np.min_scalar_type(ranks))
-        times[self._places] = self._holders
-        weights.hasten(times, float(ranks))
+        weights.hasten(self._places, self._holders, float(ranks))
         self.begin()
 
     def begin(self) -> None:
@@ -74,7 +74,7 @@ class LocalChanges:
     def largest(self) -> float:
         """The largest norm."""
         norms = float(kernels.largest(self._weights._norms, self._places))
-        return max(norms, float(np.max(self._weights._intercept_norm))) if norms < math.inf else norms
+        return max(norms, float(np.max(self._weights._intercept_norm))) if self._intercepts and norms < math.inf else norms
 
     def moves(self, unit: float) -> Array:
         """What is to be summed over all ranks, in units of this power of two; of shape (len(slots), 2), valid until the next call."""
