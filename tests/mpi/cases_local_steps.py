@@ -24,7 +24,10 @@ from sparseallreduce.linear import (
     Options,
     SparseStrategy,
     Trainer,
+    load,
 )
+from sparseallreduce.linear.data.binary import reader
+from sparseallreduce.linear.data.binary.writer import write_binary
 from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.multiclass import Multinomial
 
@@ -204,6 +207,21 @@ def case_a_weight_that_is_no_number_on_one_rank_ends_all(comm):
 def case_steps_of_sgd_have_no_norms_to_go_by(comm):
     with pytest.raises(SparseAllreduceError, match="the strategy local does without the update sgd"):
         STRATEGIES["local"](samples(comm), comm, Descent())
+
+
+def case_a_file_larger_than_the_memory_is_learned_to_the_same_bits(comm):
+    data, learned = samples(comm), []
+    with shared_folder(comm) as folder, pytest.MonkeyPatch.context() as patch:
+        write_binary(folder / "a.csr", data, comm)
+        for left in (1e12, 1000.0):
+            patch.setattr(reader, "memory_left", lambda left=left: left)
+            found, _ = load(folder / "a.csr", comm=comm)
+            assert (found.pages is None) == (left > 1e6)
+            made = trainer(comm, found)
+            list(made.run())
+            learned.append(made.weights.to_array())
+    np.testing.assert_array_equal(*learned)
+    assert alike(comm, learned[0])
 
 
 @each(bits=[20, 31, 40])

@@ -34,7 +34,7 @@ _SHARE = 0.05  # of a pass that sums of all features may take, and those of freq
 _MOST, _MOST_FREQUENT = 4, 8  # sums of them in a pass: more bring no better model
 # What a sum costs, and a feature in it, in non-zeros that a rank goes over in that time: in memory that ranks share, and by a network of
 # 1 Gbit/s.
-_MEETING, _NEAR, _FAR = 20_000.0, 0.5, 8.0
+_MEETING, _NEAR, _FAR = 100_000.0, 0.5, 8.0
 # Sums of frequent features in the first half of the first pass, the first of them after 1/32 of the steps: before it ranks know nothing of
 # each other, and weights move far. On web addresses a first pass of two ranks came to .9966 without them, to .9978 with them, and to .9977
 # of one rank.
@@ -122,14 +122,14 @@ class LocalStepsStrategy(SparseStrategy):
 
         weights = self.weights
 
-        def summed(chosen: Array, intercept: bool) -> _Shared:
+        def summed(chosen: Array) -> _Shared:
             own = chosen[numbers[shared]]
             slots = (np.cumsum(chosen) - 1)[numbers[shared][own]].astype(dtype)
-            given = found.features[several][chosen], slots, found.ranks[several][chosen], ranks, intercept
+            given = found.features[several][chosen], slots, found.ranks[several][chosen], ranks
             changes = LocalChanges(weights, *given)
             return _Shared(changes, self._plan(changes.slots, changes.size, 2))
 
-        self._often, self._seldom = summed(frequent, True), summed(~frequent, False)
+        self._all, self._often = summed(np.ones_like(frequent)), summed(frequent)
         numbers = numbers[~shared].astype(dtype)
         self._spreading = self._plan(self._flat(numbers, len(alone)), len(alone) * width, 1)
         self._private, self._alone = self._flat(found.own[~shared], self.size), self._flat(alone, self.size)
@@ -181,16 +181,18 @@ class LocalStepsStrategy(SparseStrategy):
         self._ends |= self._ends_of_all
         if self.sums is None and self._near and self.weights.steps == position:
             self._ends |= {max(1, steps >> halving) for halving in range(1, _FIRST + 1)}
-        for each in (self._often, self._seldom):
+        for each in (self._all, self._often):
             each.changes.begin()
 
     def step(self, rows: Array, coefficients: Array, rate: float) -> None:
         super().step(rows, coefficients, rate)
         self._next += 1
-        if self._next in self._ends:
+        if self._next in self._ends_of_all:
+            self._add_up(self._all)
+            self._often.changes.begin()
+        elif self._next in self._ends:
             self._add_up(self._often)
-            if self._next in self._ends_of_all:
-                self._add_up(self._seldom)
+            self._all.changes.begin(self._often.changes)
 
     def _add_up(self, shared: _Shared) -> None:
         """Have the changes of all ranks be made on all of them; collective."""
@@ -210,9 +212,10 @@ class LocalStepsStrategy(SparseStrategy):
     def warm_up(self) -> None:
         super().warm_up()
         if self.comm.size > 1:
-            for each in (self._often, self._seldom):
+            for each in (self._all, self._often):
                 each.changes.begin()
                 self._add_up(each)
+            self._all.changes.begin(self._often.changes)
             self.drain()
 
     def drain(self) -> None:

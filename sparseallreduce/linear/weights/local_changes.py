@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class LocalChanges:
-    """The changes of some features' weights and norms, and perhaps of the intercept, since all ranks had the same.
+    """The changes of some features' weights and norms, and of the intercept, since all ranks had the same.
 
     A step of adaptive weights adds ``rate`` times the gradient to h times v, where v is the weight (without penalties) and h, ``beta``
     and the norm of its gradients, is how strongly the steps so far hold it. So ranks sum what their steps have added to h times v, and
@@ -40,14 +40,12 @@ class LocalChanges:
         Of each feature, how many ranks have it.
     ranks : int
         Those that have samples, and so change the intercept.
-    intercept : bool, optional
-        Whether the changes of the intercept are among these; by default, if there is one.
     """
 
-    def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int, intercept: bool = True) -> None:
+    def __init__(self, weights: AdaptiveWeights, features: Array, own: Array, holders: Array, ranks: int) -> None:
         self._weights = weights
         width, columns = weights.descent.width, weights.columns
-        self._intercepts = width if weights.descent.intercept and intercept else 0
+        self._intercepts = width if weights.descent.intercept else 0
         flat = len(features) * width
         self.size = flat + self._intercepts
         self._places = features if columns is None else flat_indices(features, width, weights.size)
@@ -57,14 +55,25 @@ class LocalChanges:
         dtype = weights.unscaled.dtype
         self._free, self._kept = np.empty(flat, dtype), np.empty(flat, dtype)
         self._moves = np.empty((len(self.slots), 2), dtype)
+        self._among: tuple[LocalChanges | None, Array] = None, np.empty(0, np.int64)
         weights.hasten(self._places, self._holders, float(ranks))
         self.begin()
 
-    def begin(self) -> None:
-        """Note the weights, which are the same on all ranks."""
+    def begin(self, of: LocalChanges | None = None) -> None:
+        """Note the weights, which are the same on all ranks: all, or those among them that are ``of`` others, and the intercept."""
         weights = self._weights
-        kernels.keep(weights.unscaled, weights._norms, self._places, self._free, self._kept)
+        if of is None:
+            kernels.keep(weights.unscaled, weights._norms, self._places, self._free, self._kept)
+        else:
+            at = self._found(of)
+            self._free[at], self._kept[at] = of._free, of._kept
         self._note()
+
+    def _found(self, others: LocalChanges) -> Array:
+        """Where the places of others are among these."""
+        if self._among[0] is not others:
+            self._among = others, np.searchsorted(self._places, others._places)
+        return self._among[1]
 
     def _note(self) -> None:
         weights = self._weights
@@ -74,7 +83,7 @@ class LocalChanges:
     def largest(self) -> float:
         """The largest norm."""
         norms = float(kernels.largest(self._weights._norms, self._places))
-        return max(norms, float(np.max(self._weights._intercept_norm))) if self._intercepts and norms < math.inf else norms
+        return max(norms, float(np.max(self._weights._intercept_norm))) if norms < math.inf else norms
 
     def moves(self, unit: float) -> Array:
         """What is to be summed over all ranks, in units of this power of two; of shape (len(slots), 2), valid until the next call."""
