@@ -26,7 +26,8 @@ _SUBCOMMANDS = {
     "fetch": "Fetch a data set of the LIBSVM collection.",
     "generate": "Write a synthetic data set.",
     "simulate": "Run every algorithm on a virtual network of any number of ranks.",
-    "plot": "Draw the reports of train and bench.",
+    "plot": "Draw the reports of train, bench, simulate and figures.",
+    "figures": "Repeat the figures of the papers.",
     "doctor": "Show what MPI, threads, GPU and network this machine offers.",
 }
 

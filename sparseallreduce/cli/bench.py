@@ -183,8 +183,7 @@ def _sweep(
     """Measure, or simulate, all points, and print a line for each; collective."""
 
     def measured(point: Point, part: Any) -> dict[str, Any]:
-        here = setting._replace(size=point.size, density=point.density)
-        return _results(here, measure(here, names, part, xp=xp), part.size)
+        return measured_results(setting._replace(size=point.size, density=point.density), names, part, xp)
 
     if comm.rank == 0:
         click.echo(point_header())
@@ -215,6 +214,11 @@ def _array_module(device: str) -> Any:
         return device_module()
     except sar.StreamError as error:
         raise click.UsageError(f"--device gpu: {error}") from error
+
+
+def measured_results(setting: Setting, names: list[str], comm: Any, xp: Any = None) -> dict[str, Any]:
+    """Run the experiments, and return them as the results of a report; collective."""
+    return _results(setting, measure(setting, names, comm, xp=xp), comm.size)
 
 
 def measure(

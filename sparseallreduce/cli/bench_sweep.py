@@ -37,6 +37,7 @@ def swept(
     seed: int,
     network: sar.Network | None,
     on_point: Callable[[dict[str, Any]], object],
+    simulate: bool = False,
 ) -> dict[str, Any]:
     """Run all points; collective over ``comm``. Results are those of rank 0.
 
@@ -52,6 +53,8 @@ def swept(
     seed : int
     network : Network or None
         Of the simulated ranks; None stands for the constants that were measured on ``comm``, or of one rank for the default network.
+    simulate : bool
+        Whether points are simulated of whatever number of ranks.
     on_point : callable
         Told of the results of each point, on all ranks; on those that have none of an empty dict.
 
@@ -64,7 +67,7 @@ def swept(
     constants = machine_of(comm)
     chosen = network or (sar.Network() if constants is None else network_of(constants))
     machine = constants or simulator.machine_of(chosen)
-    parts = {ranks: _first(comm, ranks) for ranks in sorted({point.ranks for point in points}) if ranks <= comm.size}
+    parts = {ranks: _first(comm, ranks) for ranks in sorted({point.ranks for point in points}) if ranks <= comm.size and not simulate}
     found = []
     for point in points:
         part = parts.get(point.ranks)

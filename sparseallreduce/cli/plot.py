@@ -13,7 +13,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.checked_file import Damaged, read_json
 from sparseallreduce.cli.pictures.benchmarks import benchmark_picture
 from sparseallreduce.cli.pictures.drawing import draw
-from sparseallreduce.cli.pictures.panels import Picture
+from sparseallreduce.cli.pictures.panels import Picture, panel_of
 from sparseallreduce.cli.pictures.sweeps import points_of, sweep_picture
 from sparseallreduce.cli.pictures.training import training_picture
 from sparseallreduce.cli.report import OUTPUT_FILE, SCHEMA, check_output
@@ -115,6 +115,14 @@ def _benchmarks(runs: Mapping[str, Run]) -> Picture:
     return benchmark_picture({name: run | {"results": run["results"]["points"][0]} for name, run in runs.items()})
 
 
+def _figures_again(runs: Mapping[str, Run]) -> Picture:
+    """The pictures of `figures`, all panels of them in one."""
+    pictures = [run["results"]["picture"] for run in runs.values()]
+    panels = [panel_of(panel) for picture in pictures for panel in picture["panels"]]
+    title, caption = (" / ".join(dict.fromkeys(picture[of] for picture in pictures)) for of in ("title", "caption"))
+    return Picture(title, panels, caption, pictures[0]["columns"])
+
+
 def _setting(run: Run) -> list[Any]:
     return [(run.get("arguments") or run).get(name) for name in ("ranks", "size", "density")]
 
@@ -123,6 +131,7 @@ _DRAWINGS: dict[str, Callable[[Mapping[str, Run]], Picture]] = {
     "train": training_picture,
     "bench": _benchmarks,
     "simulate": _benchmarks,
+    "figures": _figures_again,
 }
 *_FIRST, _LAST = _DRAWINGS
 _KINDS = f"{', '.join(_FIRST)} and {_LAST}"
@@ -131,4 +140,5 @@ _NEEDED = {
     "bench": ("results.algorithms", "results.dense"),
     "sweep": ("results.points",),
     "simulate": ("results.algorithms",),
+    "figures": ("results.picture.panels",),
 }
