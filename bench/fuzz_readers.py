@@ -7,6 +7,9 @@ checksums are made to match again, so that the damage gets past them. A reader m
 the slow reader refuses it. Otherwise it must return the same data, to the bit. Compressed text and npz have checksums, and so has our
 Parquet: there it must refuse, or return what was written. A crash or a hang ends the run with the number of the input. `--only` repeats
 that input. Parquet is left out where there is no pyarrow.
+
+`--tables` tries tables instead, of CSV, Parquet and Arrow, which one rank and three, in blocks of a few bytes, must read alike, or refuse
+alike in one line that names the file, and of CSV the line.
 """
 
 from __future__ import annotations
@@ -37,6 +40,10 @@ from tqdm import tqdm
 
 import sparseallreduce as sar
 from sparseallreduce.linear import Dataset, DatasetError, load
+from sparseallreduce.linear.data import line_blocks
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "linear"))
+from thread_ranks import joined, on_ranks
 
 FEATURES = 60
 SECONDS = 20.0  # for one input
@@ -80,10 +87,12 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one input to repeat")
+    parser.add_argument("--tables", action="store_true", help="try tables")
     arguments = parser.parse_args()
     numbers = range(arguments.inputs) if arguments.only is None else [arguments.only]
     start = time.perf_counter()
-    counts, failures = run(arguments.seed, tqdm(numbers, unit="input", disable=None))
+    trial = (make_table, judge_table) if arguments.tables else (make, judge)
+    counts, failures = run(arguments.seed, tqdm(numbers, unit="input", disable=None), *trial)
     print(f"{len(numbers)} inputs in {time.perf_counter() - start:.0f} s, seed {arguments.seed}")
     for (kind, outcome), count in sorted(counts.items()):
         print(f"{kind:18} {outcome:9} {count:7}")
@@ -93,8 +102,11 @@ def main() -> None:
     sys.exit(bool(failures))
 
 
-def run(seed: int, numbers: Any) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
+def run(
+    seed: int, numbers: Any, make: Callable[[np.random.Generator], Any] | None = None, judge: Callable[[Any, Path], str] | None = None
+) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
     """How often which kind of input was accepted or refused, and what went wrong with which input."""
+    make, judge = make or globals()["make"], judge or globals()["judge"]
     counts: Counter[tuple[str, str]] = Counter()
     failures: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +145,88 @@ def judge(made: Input, path: Path) -> str:
     if found != expected:
         raise AssertionError(f"wrong data: {found} instead of {expected}")
     return "accepted"
+
+
+class Table(NamedTuple):
+    """A table that may be damaged."""
+
+    kind: str
+    content: bytes
+    suffix: str
+    block: int  # bytes that a reader of text takes at once
+
+
+CSV_WORDS = (
+    *(b'" "" """ , ,, ; \t | a NA nan inf -inf 1e400 1e39 0x1F 0X 1_0 +5 true False TRUE yes'.split(b" ")),
+    *(b"\n", b"\r\n", b"\r", b"\n\n", b'"\n"', b'",\n', b',"\n', b"\xff", b"\xef\xbb\xbf", b"\0", b" "),
+    *(b"2020-01-01", b"12:30", b"2020-01-01 12:00"),
+    *(b"99999999999999999999", b"-0", b".5", b"5.", b"\xc3\xa9", b"y", b"n,t"),
+)
+TABLE_KINDS = {"CSV": 0.5, "Parquet": 0.25, "Parquet, plain": 0.1, "Arrow": 0.1, "Arrow, a stream": 0.05}
+WHERE = re.compile(r", (line|row) \d+")
+
+
+def make_table(rng: np.random.Generator) -> Table:
+    """A table by the state of the generator."""
+    import pandas
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = int(rng.integers(0, 8))
+    words = np.array(["a", "b, c", 'say "x"', "two\nlines", "caf\u00e9", "NA", "7", ""], object)
+    frame = pandas.DataFrame(
+        {
+            "n": np.where(rng.random(rows) < 0.2, np.nan, np.round(rng.standard_normal(rows), 2)),
+            "i": rng.integers(-5, 5, rows),
+            "t": words[rng.integers(0, len(words) - 2 * (rng.random() < 0.7), rows)],
+            "b": rng.random(rows) < 0.5,
+            "y": rng.choice(["yes", "no"], rows) if rng.random() < 0.5 else rng.integers(0, 2, rows),
+        }
+    )
+    kind, block = str(rng.choice(list(TABLE_KINDS), p=list(TABLE_KINDS.values()))), int(rng.choice([5, 30, 1 << 20]))
+    if kind == "CSV":
+        text = frame.to_csv(index=False, header=bool(rng.random() < 0.9)).encode()
+        return Table(kind, mutated(text, rng, CSV_WORDS), ".csv", block)
+    table, file = pyarrow.Table.from_pandas(frame, preserve_index=False), io.BytesIO()
+    if kind.startswith("Parquet"):
+        plain = kind != "Parquet"
+        parquet.write_table(table, file, row_group_size=3, compression="none" if plain else "snappy", use_dictionary=not plain)
+    else:
+        with (pyarrow.ipc.new_file if kind == "Arrow" else pyarrow.ipc.new_stream)(file, table.schema) as out:
+            out.write_table(table, max_chunksize=3)
+    return Table(kind, mutated(file.getvalue(), rng, ()), ".parquet" if kind.startswith("Parquet") else ".arrow", block)
+
+
+def judge_table(made: Table, path: Path) -> str:
+    """Whether one rank and three accept or refuse a table; raises if they do not do so alike."""
+    path = path.with_suffix(made.suffix)
+    path.write_bytes(made.content)
+    line_blocks._BLOCK, line_blocks._RECORDS = made.block, made.block
+    found = []
+    for ranks in (1, 3):
+        parts = on_ranks(ranks, lambda comm: load(path, comm=comm, target="y")[0])
+        errors = [part for part in parts if isinstance(part, Exception)]
+        if errors and (len(errors) < ranks or len({(type(error), str(error)) for error in errors}) > 1):
+            raise AssertionError(f"of {ranks} ranks some accept it, or errors differ: {errors!r}")
+        if errors:
+            check_error(made, errors[0], path)
+            found.append(str(errors[0]))
+        else:
+            samples, labels = joined(parts)
+            columns = (samples.indptr, samples.indices.astype(np.int64), samples.data, labels)
+            found.append([parts[0].encoding, parts[0].names, *(np.ascontiguousarray(column).tobytes() for column in columns)])
+    refused = [isinstance(each, str) for each in found]
+    if refused[0] != refused[1] or (found[0] != found[1] and not refused[0]):
+        raise AssertionError(f"one rank and three differ: {found}")
+    return "refused" if refused[0] else "accepted"
+
+
+def check_error(made: Table, error: Exception, path: Path) -> None:
+    if not isinstance(error, DatasetError) or "\n" in str(error) or str(path) not in str(error):
+        raise AssertionError(f"the error does not name the file in one line: {error!r}")
+    whole = re.search("column|quote that opens|no samples", str(error))
+    if made.kind == "CSV" and not whole and not WHERE.search(str(error)):
+        raise AssertionError(f"the error names neither line nor column: {error!r}")
 
 
 def contents(dataset: Dataset) -> list[Any]:

@@ -271,7 +271,8 @@ def _line_states(path: PathLike, part: int, start: int, end: int, delimiter: int
                     if begins[entry] < 0 and first >= 0:
                         begins[entry] = at + first
             at += len(lines)
-    behind = {entry: (begin if begin >= 0 else end, state) for (entry, state), begin in zip(states.items(), begins.values())}
+    afters = [IN_QUOTES if state == IN_QUOTES else NOT_QUOTED for state in states.values()]  # the last line may have no end
+    behind = {entry: (begin if begin >= 0 else end, after) for (entry, begin), after in zip(begins.items(), afters)}
     return part, start, end, behind
 
 

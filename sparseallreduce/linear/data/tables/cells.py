@@ -13,7 +13,20 @@ from sparseallreduce.linear.data.reading import naming_option
 from sparseallreduce.linear.data.tables.extra import arrow
 from sparseallreduce.linear.encoding import BOOLEAN, NUMBER
 
-__all__ = ["BOOLEAN", "BOOLEANS", "DATE", "MISSING", "NOTHING", "NUMBER", "TEXT", "Cells", "cells_of", "first_missing", "numbers_of"]
+__all__ = [
+    "BOOLEAN",
+    "BOOLEANS",
+    "DATE",
+    "MISSING",
+    "NOTHING",
+    "NUMBER",
+    "TEXT",
+    "Cells",
+    "cells_of",
+    "first_missing",
+    "numbers_of",
+    "words_of",
+]
 
 Array = NDArray[Any]
 
@@ -127,6 +140,14 @@ def _used(kind: str, codes: Array, words: Any) -> Cells:
     places = np.full(len(words) + 1, MISSING)
     places[kept] = np.arange(len(kept))
     return Cells(kind, codes=places[codes], words=words.take(arrow().array(kept)), is_missing=missing)
+
+
+def words_of(cells: Cells, name: str, where: Callable[[int], str]) -> list[str]:
+    """The words that occur among cells; raises DatasetError if one is not UTF-8, as in a damaged file."""
+    try:
+        return list(cells.words.to_pylist())
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{where(0)} or one after it: the column {name!r} is not UTF-8: {error.reason}") from None
 
 
 def first_missing(cells: Cells) -> int:

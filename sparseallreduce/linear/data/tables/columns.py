@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.line_blocks import NUMBER as NUMBER_TEXT
 from sparseallreduce.linear.data.reading import naming_option
-from sparseallreduce.linear.data.tables.cells import BOOLEAN, DATE, MISSING, NOTHING, NUMBER, Cells, first_missing
+from sparseallreduce.linear.data.tables.cells import BOOLEAN, DATE, MISSING, NOTHING, NUMBER, Cells, first_missing, words_of
 from sparseallreduce.linear.data.tables.extra import arrow
 from sparseallreduce.linear.data.tables.hashing import hashes_of
 from sparseallreduce.linear.encoding import CATEGORY, HASHED, Column
@@ -78,7 +78,7 @@ class LearnedColumn:
         if cells.codes is None:
             return Stored()
         if not self._too_many:
-            places = [self._places.setdefault(word, len(self._places)) for word in cells.words.to_pylist()]
+            places = [self._places.setdefault(word, len(self._places)) for word in words_of(cells, self.name, where)]
             if len(self._places) <= self._limit:
                 return Stored(codes=np.array([*places, MISSING], np.int32)[cells.codes])
             self._too_many = True
@@ -131,7 +131,7 @@ class KnownColumn:
             return Stored()
         if self._column.kind == HASHED:
             return Stored(codes=_hashed(cells.words, self._column.bits)[cells.codes], hashed=True)
-        words = cells.words.to_pylist()
+        words = words_of(cells, self.name, where)
         if self._column.kind == BOOLEAN:
             words = [word.lower() for word in words]
         places = [self._places.get(word, UNSEEN) for word in words]
@@ -215,7 +215,7 @@ class TargetColumn:
         if cells.codes is None:
             return np.full(rows, np.nan)
         places = []
-        for code, word in enumerate(cells.words.to_pylist()):
+        for code, word in enumerate(words_of(cells, self.name, where)):
             if not self._example and not NUMBER_TEXT.fullmatch(word.encode()):
                 self._example = f"{where(int((cells.codes == code).argmax()))}: the target {self.name!r} is {word!r}"
             places.append(self.places.setdefault(word, len(self.places)))
@@ -259,7 +259,7 @@ def _read_numbers(cells: Cells, name: str, where: Callable[[int], str]) -> Array
     if cells.codes is None:
         raise DatasetError(f"{where(0)}: the column {name!r} holds dates or times, and held numbers in training")
     numbers = np.full(len(cells.words) + 1, np.nan)
-    for code, word in enumerate(cells.words.to_pylist()):
+    for code, word in enumerate(words_of(cells, name, where)):
         if word.strip() in arrow().csv.ConvertOptions().null_values:
             continue
         if not NUMBER_TEXT.fullmatch(word.strip().encode()):

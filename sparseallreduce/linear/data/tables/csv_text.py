@@ -18,6 +18,7 @@ from sparseallreduce.linear.data.line_blocks import (
     BYTE_ORDER_MARK,
     NUMBER,
     LineBlock,
+    excerpt,
     first_lines,
     line_number,
     quoted,
@@ -33,8 +34,8 @@ __all__ = ["Layout", "csv_batches", "layouts_of"]
 
 _DELIMITERS = (",", ";", "\t", "|")  # that are looked for, in this order
 _PLACE = re.compile(r"[1-9][0-9]*")
+_RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _QUOTED = re.compile(rb'"[^"]*("|$)')
-_HEXADECIMAL = re.compile(rb"0[xX]")
 
 
 class Layout(NamedTuple):
@@ -156,14 +157,14 @@ class _Block:
     @property
     def is_empty(self) -> bool:
         """Whether there are no records."""
-        return not self._text.strip(b"\r\n")
+        return self._record(0) == len(self._text)
 
     def columns(self, names: Sequence[str], texts: frozenset[str]) -> list[Any]:
         """The columns of these names as Arrow arrays; of ``texts`` strings."""
         places = {name: self._layout.names.index(name) for name in names}
         strings = {place for name, place in places.items() if name in texts}
         table = self._table(list(places.values()), strings)
-        if _HEXADECIMAL.search(self._text):  # pyarrow takes 0x1F for a number where all others in the block are integers
+        if b"0x" in self._text or b"0X" in self._text:  # pyarrow takes 0x1F for a number where all others in the block are integers
             integers = [place for place in places.values() if arrow().types.is_integer(table.column(f"f{place}").type)]
             strings |= {place for place in integers if self._has_hexadecimal(place)}
             table = self._table(list(places.values()), strings)
@@ -190,18 +191,13 @@ class _Block:
         return bool(arrow().compute.any(arrow().compute.match_substring(words, "0x", ignore_case=True)).as_py())
 
     def _table(self, places: list[int], strings: set[int]) -> Any:
-        pyarrow, from_csv, bad = arrow(), arrow().csv, []
-
-        def note(row: Any) -> str:
-            bad.append(row)
-            return "error"
-
+        pyarrow, from_csv = arrow(), arrow().csv
         names = [f"f{place}" for place in range(len(self._layout.names))]
         try:
             return from_csv.read_csv(
                 pyarrow.BufferReader(self._text),
                 from_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(self._text) + 1),
-                from_csv.ParseOptions(delimiter=self._layout.delimiter, newlines_in_values=True, invalid_row_handler=note),
+                from_csv.ParseOptions(delimiter=self._layout.delimiter, newlines_in_values=True),
                 from_csv.ConvertOptions(
                     column_types={f"f{place}": pyarrow.string() for place in strings},
                     strings_can_be_null=True,
@@ -211,10 +207,12 @@ class _Block:
                 ),
             )
         except (pyarrow.ArrowException, ValueError, OSError) as error:
-            if bad:
-                row = bad[0]
-                fields = f"{row.actual_columns} field{'s' * (row.actual_columns != 1)}, where there are {row.expected_columns} columns"
-                raise DatasetError(f"{self.where(row.number - 1)}: {fields}: {quoted(row.text.encode())}") from None
+            row = _RAGGED.search(str(error))
+            if row is not None:
+                number, columns, fields = map(int, row.groups())
+                place = self._record(number - 1)
+                said = f"{fields} field{'s' * (fields != 1)}, where there are {columns} columns"
+                raise DatasetError(f"{self._at(place)}: {said}: {excerpt(self._text, place)}") from None
             self._check_characters()
             raise DatasetError(f"{self._at(0)} and those after it: {' '.join(str(error).split()).rstrip('.')}") from None
 

@@ -85,7 +85,7 @@ def learn(
     if known is not None:
         texts |= {column.name for column in known.columns if column.kind in (CATEGORY, HASHED)}
     while True:
-        done = agreed(comm, lambda texts=texts: _go_over(read(texts), chosen, reading, texts, bits, unlabelled, dtype, keep))  # type: ignore[misc]
+        done = _go_over_all(read(texts), comm, chosen, reading, texts, bits, unlabelled, dtype, keep)
         own = [None if known is not None else [column.found() for column in done.columns], done.target and done.target.found()]
         ranks: Any = gather(comm, own)
         again = _of_several_kinds(chosen, ranks, texts)
@@ -96,7 +96,15 @@ def learn(
     names = agreed(comm, lambda: _names(chosen, ranks, texts))
     if keep:
         return Learned(encoding, names, _from_kept(done, encoding, names, dtype))
-    return Learned(encoding, names, _read_anew(read, chosen, encoding, names, reading, texts, unlabelled, dtype))
+    columns = [KnownColumn(column, dtype) for column in encoding.columns]
+    texts |= {column.name for column in columns if column.is_text}
+    target = None if chosen.target is None else TargetColumn(chosen.target, unlabelled)
+    return Learned(encoding, names, _read_anew(read(texts), columns, target, encoding, names, texts, dtype))
+
+
+def _go_over_all(batches: Generator[Batch], comm: Any, *given: Any) -> _Pass:
+    """Take the rows of all ranks; collective."""
+    return agreed(comm, lambda: _go_over(batches, *given))
 
 
 def _go_over(
@@ -168,21 +176,18 @@ def _from_kept(done: _Pass, encoding: Encoding, names: list[str] | None, dtype: 
 
 
 def _read_anew(
-    read: Reader,
-    chosen: Chosen,
+    batches: Generator[Batch],
+    columns: list[Any],
+    target: TargetColumn | None,
     encoding: Encoding,
     names: list[str] | None,
-    reading: TableReading,
     texts: frozenset[str],
-    unlabelled: bool,
     dtype: np.dtype[Any],
 ) -> Generator[Block]:
     """Rows that are read once more."""
-    columns = [KnownColumn(column, dtype) for column in encoding.columns]
-    target = None if chosen.target is None else TargetColumn(chosen.target, unlabelled)
-    with closing(read(texts | {column.name for column in columns if column.is_text})) as batches:
+    with closing(batches):
         for batch in batches:
-            values, labels = _taken(batch, columns, target, texts | {column.name for column in columns if column.is_text})
+            values, labels = _taken(batch, columns, target, texts)
             yield block_of(values, encoding, _final_labels(labels, target, names), dtype)
 
 
