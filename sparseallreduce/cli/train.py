@@ -69,10 +69,16 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--loss",
     type=click.Choice([loss for losses in LOSSES.values() for loss in losses]),
-    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, or poisson, which predicts the exponential of the score; "
+    help="svm: hinge or squared_hinge. linear: squared, huber, quantile, poisson, which predicts the exponential of the score, or "
+    "epsilon_insensitive or its square, of support vector regression; "
     "the first by default, but of svm squared_hinge where steps are not asked for.",
 )
-@click.option("--epsilon", type=_ABOVE_ZERO, help="huber: errors from here on count linearly, in units of the labels  [1.35].")
+@click.option(
+    "--epsilon",
+    type=_ABOVE_ZERO,
+    help="In units of the labels. huber: errors from here on count linearly  [1.35 times the spread of the labels]. "
+    "epsilon_insensitive and squared_epsilon_insensitive: smaller errors count nothing  [0].",
+)
 @click.option("--quantile", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="quantile: the share of labels below  [0.5].")
 @click.option(
     "--intercept/--no-intercept",

@@ -11,7 +11,7 @@ import click
 from sparseallreduce.linear.data.label_words import is_name
 from sparseallreduce.linear.data.labels import BALANCED
 from sparseallreduce.linear.defaults import COCOA, DUAL, SGD, Factors, Penalty, in_rounds
-from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, LinearModel, model_of
+from sparseallreduce.linear.models import LOSSES, MODELS, OF_EPSILON, Hinge, LinearModel, model_of
 from sparseallreduce.linear.strategies import (
     LOSSY,
     STRATEGIES,
@@ -243,7 +243,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and chosen["model"] not in ("logistic", "linear"),
         f"--loss of --model {chosen['model']} is {' or '.join(LOSSES[chosen['model']])}: take one of them": chosen["loss"] is not None
         and chosen["loss"] not in LOSSES[chosen["model"]],
-        "--epsilon is of --loss huber: leave it out, or take that": chosen["epsilon"] is not None and chosen["loss"] != "huber",
+        f"--epsilon is of --loss {', '.join(OF_EPSILON)}: leave it out, or take one of them": chosen["epsilon"] is not None
+        and chosen["loss"] not in OF_EPSILON,
         "--quantile is of --loss quantile: leave it out, or take that": chosen["quantile"] is not None and chosen["loss"] != "quantile",
         "the product of --learning-rate and --l2 must be below 1 minus --momentum: lower one of them": chosen["update"] == "sgd"
         and 1 - chosen["momentum"] <= chosen["learning_rate"] * max(factors, default=0.0),
@@ -282,7 +283,7 @@ def _of_the_host(chosen: dict[str, Any]) -> dict[str, bool]:
 def model(chosen: dict[str, Any]) -> LinearModel:
     """The model, with its loss."""
     loss = chosen["loss"]
-    return model_of(chosen["model"], loss, chosen["epsilon"] if loss == "huber" else chosen["quantile"] if loss == "quantile" else None)
+    return model_of(chosen["model"], loss, chosen["epsilon"] if loss in OF_EPSILON else chosen["quantile"] if loss == "quantile" else None)
 
 
 def descent(chosen: dict[str, Any], steps: int) -> Descent:

@@ -12,14 +12,23 @@ from sparseallreduce.cli.inputs import data_cache, table_arguments
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.linear.data.labels import Label, classes_of, numbered_classes, of_mean_one, shown, two_classes, weighted_by_class
+from sparseallreduce.linear.data.labels import (
+    Label,
+    classes_of,
+    huber_epsilon,
+    numbered_classes,
+    of_mean_one,
+    shown,
+    two_classes,
+    weighted_by_class,
+)
 from sparseallreduce.linear.data.load import load
 from sparseallreduce.linear.data.occurring import Occurring
 from sparseallreduce.linear.data.parts import Data, described
 from sparseallreduce.linear.data.tables.batches import CUSTOMARY
 from sparseallreduce.linear.data.tables.learning import remarks_on
 from sparseallreduce.linear.encoding import Encoding
-from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.models import Huber, LinearModel
 from sparseallreduce.linear.multiclass import model_of_classes
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer, read_on_workers
 from sparseallreduce.runtime.objects import gather
@@ -82,6 +91,8 @@ def read_samples(
         listed = " and ".join(map(repr, training.names[:2]))
         raise DatasetError(f"{described(data)}: labels are names of classes, as {listed}: take --model logistic or svm")
     classes = None
+    if type(model) is Huber and chosen["epsilon"] is None:
+        model = Huber(huber_epsilon(training.labels, training.weights, comm))
     if model.classifies:
         found = classes_of(training, comm)
         if len(found) > 1:

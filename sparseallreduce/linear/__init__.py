@@ -15,6 +15,7 @@ from sparseallreduce.linear.model_file import FittedModel, ModelFileError, load_
 from sparseallreduce.linear.models import (
     LOSSES,
     MODELS,
+    EpsilonInsensitive,
     Hinge,
     Huber,
     LinearModel,
@@ -22,6 +23,7 @@ from sparseallreduce.linear.models import (
     Poisson,
     Quantile,
     Squared,
+    SquaredEpsilonInsensitive,
     SquaredHinge,
     model_of,
 )
@@ -76,6 +78,7 @@ __all__ = [
     "EarlyStopping",
     "Encoding",
     "Epoch",
+    "EpsilonInsensitive",
     "FittedModel",
     "Hinge",
     "Huber",
@@ -99,6 +102,7 @@ __all__ = [
     "Quantile",
     "SparseStrategy",
     "Squared",
+    "SquaredEpsilonInsensitive",
     "SquaredHinge",
     "StepDecay",
     "Strategy",

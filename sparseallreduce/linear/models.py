@@ -10,7 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, xlogy
 
-__all__ = ["LOSSES", "MODELS", "Hinge", "Huber", "LinearModel", "Logistic", "Poisson", "Quantile", "Squared", "SquaredHinge", "model_of"]
+__all__ = [
+    "LOSSES",
+    "MODELS",
+    "EpsilonInsensitive",
+    "Hinge",
+    "Huber",
+    "LinearModel",
+    "Logistic",
+    "Poisson",
+    "Quantile",
+    "Squared",
+    "SquaredEpsilonInsensitive",
+    "SquaredHinge",
+    "OF_EPSILON",
+    "model_of",
+]
 
 Array = NDArray[Any]
 
@@ -165,6 +180,10 @@ class Squared(LinearModel):
         return scores
 
 
+#: Losses whose parameter is an epsilon.
+OF_EPSILON = ("huber", "epsilon_insensitive", "squared_epsilon_insensitive")
+
+
 class Huber(Squared):
     """Linear regression that outliers draw less: the squared error up to ``epsilon``, and linear with the same slope beyond.
 
@@ -274,12 +293,71 @@ class Poisson(Squared):
         return highest if highest > 0 else 1.0
 
 
+class EpsilonInsensitive(Squared):
+    """Support vector regression: errors up to ``epsilon`` count nothing, and others by what they are above it.
+
+    As LIBLINEAR's ``-s 13``, and of that name in scikit-learn's ``LinearSVR`` and ``SGDRegressor``.
+
+    Parameters
+    ----------
+    epsilon : float
+        In units of the labels; with 0 the loss is the absolute error.
+
+    Examples
+    --------
+    >>> EpsilonInsensitive(0.5).loss(np.array([0.0, 3.0]), np.array([0.5, 1.0]))
+    array([0. , 1.5])
+    """
+
+    loss_name = "epsilon_insensitive"
+
+    def __init__(self, epsilon: float = 0.0) -> None:
+        if not 0 <= epsilon < np.inf:
+            raise ValueError(f"epsilon must be at least 0 and finite, not {epsilon!r}")
+        self.epsilon = self.parameter = float(epsilon)
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(np.maximum(0.0, np.abs(scores - labels) - self.epsilon))
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        errors = scores - labels
+        return np.where(np.abs(errors) > self.epsilon, np.sign(errors), 0.0)
+
+    def curvature_at(self, spread: float, highest: float) -> float:
+        # There is none, and gradients do not grow with labels: a step must.
+        return 1.0 / spread if spread > 0 else 1.0
+
+
+class SquaredEpsilonInsensitive(EpsilonInsensitive):
+    """As :class:`EpsilonInsensitive`, by the square of what errors are above ``epsilon``: LIBLINEAR's ``-s 11`` and ``-s 12``.
+
+    Examples
+    --------
+    >>> SquaredEpsilonInsensitive(0.5).loss(np.array([0.0, 3.0]), np.array([0.5, 1.0]))
+    array([0.  , 2.25])
+    """
+
+    loss_name = "squared_epsilon_insensitive"
+    curvature = 2.0
+
+    def loss(self, scores: Array, labels: Array) -> Array:
+        return np.square(super().loss(scores, labels))
+
+    def derivative(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(2.0 * np.sign(scores - labels) * super().loss(scores, labels))
+
+    def curvature_at(self, spread: float, highest: float) -> float:
+        return self.curvature
+
+
 MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (Logistic, Hinge, Squared)}
 #: The losses of each, by the names that ``train --loss`` and the estimators' ``loss`` know; the first is the default.
 LOSSES: dict[str, dict[str, type[LinearModel]]] = {
     Logistic.name: {Logistic.loss_name: Logistic},
     Hinge.name: {kind.loss_name: kind for kind in (Hinge, SquaredHinge)},
-    Squared.name: {kind.loss_name: kind for kind in (Squared, Huber, Quantile, Poisson)},
+    Squared.name: {
+        kind.loss_name: kind for kind in (Squared, Huber, Quantile, Poisson, EpsilonInsensitive, SquaredEpsilonInsensitive)
+    },
 }
 
 
@@ -293,7 +371,7 @@ def model_of(name: str, loss: str | None = None, parameter: float | None = None)
     loss : str, optional
         A key of :data:`LOSSES` of it.
     parameter : float, optional
-        The ``epsilon`` of Huber's loss, or the ``quantile``.
+        The ``epsilon`` of Huber's and the epsilon-insensitive losses, or the ``quantile``.
 
     Raises
     ------
@@ -311,6 +389,6 @@ def model_of(name: str, loss: str | None = None, parameter: float | None = None)
         raise ValueError(f"the loss must be one of {', '.join(losses)}, not {loss!r}")
     if parameter is None:
         return kind()
-    if not issubclass(kind, Huber | Quantile):
+    if not issubclass(kind, Huber | Quantile | EpsilonInsensitive):
         raise ValueError(f"the loss {kind.loss_name} takes no parameter")
     return kind(parameter)

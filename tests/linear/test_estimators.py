@@ -293,7 +293,9 @@ def test_too_few_passes_are_told():
 def test_a_line_is_printed_for_every_pass_on_demand(capsys):
     X, y = problem()
     LogisticRegression(solver="sgd", max_iter=3, tol=None, verbose=1).fit(X, y)
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["pass 1", "pass 2", "pass 3"]
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"solver sgd, l2 {1 / len(y):.6g}, l1 0"
+    assert [line.split(":")[0] for line in others] == ["pass 1", "pass 2", "pass 3"]
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, lambda rate: Constant(rate / 2)])

@@ -42,6 +42,8 @@ LOSS_CASES = [
     ("linear", "quantile", 0.1),
     ("linear", "quantile", 0.5),
     ("linear", "poisson", None),
+    ("linear", "epsilon_insensitive", 0.7),
+    ("linear", "squared_epsilon_insensitive", 0.7),
 ]
 
 

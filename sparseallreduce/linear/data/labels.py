@@ -11,11 +11,23 @@ from numpy.typing import NDArray
 
 from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset
-from sparseallreduce.runtime.objects import agreed, collective, gather
+from sparseallreduce.runtime.objects import agreed, collective, gather, told
 
-__all__ = ["BALANCED", "Label", "classes_of", "numbered_classes", "of_mean_one", "shown", "two_classes", "weighted_by_class"]
+__all__ = [
+    "BALANCED",
+    "Label",
+    "classes_of",
+    "huber_epsilon",
+    "numbered_classes",
+    "of_mean_one",
+    "shown",
+    "two_classes",
+    "weighted_by_class",
+]
 
 Array = NDArray[Any]
+
+_QUANTILES = 4096  # of the labels of a rank
 
 BALANCED = "balanced"
 
@@ -25,9 +37,7 @@ Label = float | str
 
 
 @collective
-def two_classes(
-    dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None
-) -> tuple[Dataset, tuple[Label, Label]]:
+def two_classes(dataset: Dataset, comm: Any, classes: tuple[Label, Label] | None = None) -> tuple[Dataset, tuple[Label, Label]]:
     """The data set with its lower label replaced by -1 and its higher one by +1, and these labels; collective over ``comm``.
 
     Labels that are names are in the order of letters. With ``classes`` (of the training set) given, labels must be among them.
@@ -151,6 +161,54 @@ def weighted_by_class(dataset: Dataset, weights: Mapping[Label, float] | str, co
 
 
 @collective
+def huber_epsilon(labels: Array, counts: Array | None, comm: Any) -> float:
+    """Return the epsilon of Huber's loss that suits labels in any unit: 1.35 times their typical distance from the median; collective.
+
+    This is 1.4826 times the median distance, the standard deviation of normal ones, whatever a few outliers are; where half of them are
+    alike, 1.2533 times the mean distance; and 1 where all are. With 1.35 the loss is 95 % as efficient as least squares for normal errors
+    (Huber, *Robust statistics*, 1981). A rank with more than 4,096 labels has as many of their quantiles stand for them.
+
+    Parameters
+    ----------
+    labels : ndarray
+        Of this rank's samples.
+    counts : ndarray or None
+        What each sample counts; None for 1.
+
+    Examples
+    --------
+    >>> import sparseallreduce as sar
+    >>> round(huber_epsilon(np.array([1.0, 2.0, 3.0, 4.0, 1e9]), None, sar.SERIAL), 4)
+    2.0015
+    """
+
+    def own() -> tuple[Array, Array]:
+        # Those that are no numbers are refused with the samples that they are of.
+        order = np.argsort(labels, kind="stable")[: int(np.isfinite(labels).sum())]
+        values, weights = labels[order], np.ones(len(order)) if counts is None else counts[order]
+        if len(values) <= _QUANTILES:
+            return values, weights
+        sums = np.cumsum(weights)
+        places = np.searchsorted(sums, sums[-1] * (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+        return values[np.minimum(places, len(values) - 1)], np.full(_QUANTILES, sums[-1] / _QUANTILES)
+
+    values, weights = (np.concatenate(column) for column in zip(*told(comm, own), strict=True))
+    if not weights.sum() > 0:
+        return 1.35
+    distances = np.abs(values - _median(values, weights))
+    typical = 1.4826 * _median(distances, weights)
+    return 1.35 * float(typical or 1.2533 * np.average(distances, weights=weights) or 1.0)
+
+
+def _median(values: Array, weights: Array) -> float:
+    """Of values of which each counts so much."""
+    order = np.argsort(values, kind="stable")
+    sums = np.cumsum(weights[order])
+    half = sums[-1] / 2
+    low, high = np.searchsorted(sums, half), np.searchsorted(sums, half, side="right")
+    return float(values[order[low]] + values[order[min(high, len(order) - 1)]]) / 2
+
+
 def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     """The data set with weights of samples that are 1 on average over all ranks; collective.
 

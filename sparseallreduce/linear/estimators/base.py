@@ -17,12 +17,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.defaults import chosen_solver, in_rounds
+from sparseallreduce.linear.defaults import SOLVERS, chosen_solver, in_rounds
 from sparseallreduce.linear.encoding import Encoding
 from sparseallreduce.linear.estimators.frames import columns_encoded, encoded
 from sparseallreduce.linear.estimators.progress import Progress
 from sparseallreduce.linear.estimators.remarks import warn
-from sparseallreduce.linear.estimators.rounds import asks_for_steps, train_in_rounds
+from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds, train_in_rounds
 from sparseallreduce.linear.estimators.run import Call
 from sparseallreduce.linear.estimators.samples import Samples, counts_of, dataset_of, digest_of
 from sparseallreduce.linear.estimators.scores import target_of
@@ -35,7 +35,7 @@ from sparseallreduce.runtime.communicators import resolve
 from sparseallreduce.runtime.objects import agreed, gather, together, told
 from sparseallreduce.runtime.stalls import collective
 
-__all__ = ["LinearEstimator"]
+__all__ = ["LinearEstimator", "goes_on"]
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ _Progress = Progress  # by which pickles know it
 class LinearEstimator(StreamingEstimator):
     """A linear model with scikit-learn's interface; a subclass says what its labels are."""
 
-    solver = "auto"  # of those that have no choice
+    solver = "auto"  # of models that were pickled before there was a choice
 
     #: How the columns of a frame become features; None if the model was not fitted on a frame that is encoded.
     encoding_: Encoding | None = None
@@ -164,6 +164,13 @@ class LinearEstimator(StreamingEstimator):
         twin.comm = self.comm
         return twin
 
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
+        if in_rounds(self.solver):
+            check_rounds(self)
+
     @classmethod
     def _kinds(cls) -> tuple[str, ...]:
         """The kinds of models that files of this estimator hold."""
@@ -228,6 +235,8 @@ class LinearEstimator(StreamingEstimator):
         steps = partial or asks_for_steps(self) is not None
         shape = dataset.features, nonzeros / (dataset.total_samples * max(1, dataset.features))
         self.solver_ = chosen_solver(self.solver, model, *shape, self._factors, steps, bool(self.early_stopping))
+        if self.verbose and comm.rank == 0:
+            print(f"solver {self.solver_}, l2 {self._factors.l2:.6g}, l1 {self._factors.l1:.6g}")
         dataset, numbers = self._numbered(model, dataset, comm, onward, partial)
         call = Call(passes, seed, getattr(self, "t_", 0) if onward else 0, partial, numbers)
         self._nonzeros = nonzeros + (self._nonzeros if onward and partial else 0)
@@ -308,6 +317,13 @@ class LinearEstimator(StreamingEstimator):
 
 
 _SAME_ROWS = "pass every rank rows of its own, as shard(X, y) of sparseallreduce.linear deals them out"
+
+
+def goes_on(estimator: LinearEstimator) -> bool:
+    """Return True if an estimator has a ``partial_fit``; raise AttributeError, as scikit-learn asks for, if it has not."""
+    if in_rounds(estimator.solver):
+        raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={estimator.solver!r} need all samples at once, by fit")
+    return True
 
 
 def _no_sample() -> ValueError:

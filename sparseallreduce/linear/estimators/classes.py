@@ -21,14 +21,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from sparseallreduce.errors import MismatchError
-from sparseallreduce.linear.defaults import COCOA, SOLVERS, in_rounds, svm_loss
-from sparseallreduce.linear.estimators.base import LinearEstimator
+from sparseallreduce.linear.data.labels import huber_epsilon
+from sparseallreduce.linear.defaults import COCOA, svm_loss
+from sparseallreduce.linear.estimators.base import LinearEstimator, goes_on
 from sparseallreduce.linear.estimators.parameters import ATTRIBUTES, PARAMETERS, is_auto
-from sparseallreduce.linear.estimators.rounds import asks_for_steps, check_rounds
+from sparseallreduce.linear.estimators.rounds import asks_for_steps
 from sparseallreduce.linear.estimators.samples import Samples, counts_of
 from sparseallreduce.linear.estimators.scores import Predicted, accuracy, determination, right_of
 from sparseallreduce.linear.model_file import FittedModel, is_sparse
-from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, Poisson, Squared, model_of
+from sparseallreduce.linear.models import OF_EPSILON, Hinge, LinearModel, Logistic, Poisson, Squared, model_of
 from sparseallreduce.linear.multiclass import CHOICES, Multinomial, model_of_classes
 from sparseallreduce.runtime.objects import agreed, together, told
 from sparseallreduce.runtime.stalls import collective
@@ -43,11 +44,7 @@ def _with(listed: str, parameters: str) -> str:
     return listed.replace("    l2, l1", parameters + "    l2, l1", 1)
 
 
-_CLASSIFIER_PARAMETERS = (
-    PARAMETERS
-    + """    class_weight : dict, "balanced" or None
-        What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
-    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
+_SOLVER = """    solver : {"auto", "dual", "cocoa", "newton", "sgd"}
         "sgd" takes steps along gradients of batches. "dual" makes rounds of dual coordinate ascent on every rank
         (:class:`sparseallreduce.linear.solvers.CoCoA`), which need no learning rate, and say how far the loss is above its least; "cocoa"
         is the same with an intercept that is penalised as LIBLINEAR's is, and each class against the rest. "newton" is Newton's method,
@@ -56,9 +53,17 @@ _CLASSIFIER_PARAMETERS = (
         Of all but "sgd", ``max_iter`` are rounds at most; ``tol`` is the duality gap as a share of the loss at which they end, "auto" 1e-3,
         and None makes all of them. With ``early_stopping`` they end as well when the loss on the samples held out has not fallen for
         ``n_iter_no_change`` rounds, "auto" 5. ``history_`` has :class:`~sparseallreduce.linear.solvers.Figures`, in which the loss of a
-        round is None where it was not needed. With "dual" and "cocoa" there is no ``partial_fit``, and parameters of steps are errors
+        round is None where it was not needed. With all but "sgd" there is no ``partial_fit``, and parameters of steps are errors
         unless left at their defaults.
+"""
 
+_CLASSIFIER_PARAMETERS = (
+    PARAMETERS
+    + """    class_weight : dict, "balanced" or None
+        What a sample of each class counts, beside its own weight; "balanced" makes all classes count alike.
+"""
+    + _SOLVER
+    + """
     Attributes
     ----------
     classes_ : ndarray, shape (classes,)
@@ -142,13 +147,7 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
         self.class_weight = class_weight
         self.solver = solver
 
-    def _goes_on(self) -> bool:
-        """Whether there is a ``partial_fit``."""
-        if in_rounds(self.solver):
-            raise AttributeError(f"partial_fit is of solver='sgd': rounds of solver={self.solver!r} need all samples at once, by fit")
-        return True
-
-    @available_if(_goes_on)  # type: ignore[untyped-decorator]
+    @available_if(goes_on)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
@@ -196,13 +195,6 @@ class _LinearClassifier(ClassifierMixin, LinearEstimator):
     def _kind(self) -> str:
         """The model of these scores of more than two classes."""
         return self._model.name
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if self.solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
-        if in_rounds(self.solver):
-            check_rounds(self)
 
     def _labels_checked(self, y: Array) -> Array:
         if len(y):
@@ -492,19 +484,24 @@ class LinearSVM(_LinearClassifier):
 
 class LinearRegression(RegressorMixin, LinearEstimator):
     __doc__ = (
-        """Regression by mini-batch SGD: least squares, or another loss.
+        """Linear regression: least squares, or another loss.
 """
-        + _with(PARAMETERS, """    loss : {"squared", "huber", "quantile", "poisson"}
-        Least squares; squared up to ``epsilon`` and linear beyond; of a quantile; or half the deviance of counts, whose mean is the
-        exponential of the score.
-    epsilon : float
-        Of the loss "huber", in units of the labels.
+        + _with(PARAMETERS, """    loss : {"squared", "huber", "quantile", "poisson", "epsilon_insensitive", "squared_epsilon_insensitive"}
+        Least squares; squared up to ``epsilon`` and linear beyond; of a quantile; half the deviance of counts, whose mean is the
+        exponential of the score; or support vector regression, in which errors up to ``epsilon`` count nothing, and others by what they
+        are above it, or by the square of that, as in scikit-learn's ``LinearSVR`` and LIBLINEAR.
+    epsilon : float or "auto"
+        In units of the labels. "auto" is 0 for the losses that are insensitive to it, as in ``LinearSVR``, and for "huber" 1.35 times the
+        spread of the labels, 1.4826 times their median distance from the median: so labels in other units lead to the same model.
     quantile : float
         Of the loss "quantile": the share of labels that is to be below the prediction.
 """)
+        + _SOLVER
         + """
     Attributes
     ----------
+    epsilon_ : float
+        What ``epsilon="auto"`` has come to.
     coef_ : ndarray, shape (n_features,), or csr_array, shape (1, n_features)
         Sparse where less than half of the features occur and an array would be larger than the training data and a megabyte, or after
         :meth:`sparsify`.
@@ -520,12 +517,13 @@ class LinearRegression(RegressorMixin, LinearEstimator):
     )
 
     _model = Squared
+    epsilon_ = 0.0  # what epsilon="auto" has come to, in the last call that began anew
 
     def __init__(
         self,
         *,
         loss: str = "squared",
-        epsilon: float = 1.35,
+        epsilon: float | str = "auto",
         quantile: float = 0.5,
         C: float | None = None,
         l1_ratio: float = 0.0,
@@ -553,6 +551,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         random_state: Any = 0,
         warm_start: bool = False,
         verbose: int = 0,
+        solver: str = "auto",
         comm: Any = None,
     ) -> None:
         super().__init__(
@@ -584,6 +583,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
             verbose=verbose,
             comm=comm,
         )
+        self.solver = solver
         self.loss = loss
         self.epsilon = epsilon
         self.quantile = quantile
@@ -593,6 +593,7 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         tags.target_tags.positive_only = self.loss == Poisson.loss_name  # counts
         return tags
 
+    @available_if(goes_on)  # type: ignore[untyped-decorator]
     @collective("partial_fit")
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Make one pass over the samples of all ranks, from where the last call ended; collective.
@@ -631,11 +632,14 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         return together(comm, lambda: determination(agreed(comm, given), comm))
 
     def _loss_model(self) -> LinearModel:
-        return model_of(self._model.name, self.loss, {"huber": self.epsilon, "quantile": self.quantile}.get(self.loss))
+        parameter: Any = self.quantile if self.loss == "quantile" else None
+        if self.loss in OF_EPSILON:
+            parameter = (self.epsilon_ or None) if is_auto(self.epsilon) else self.epsilon
+        return model_of(self._model.name, self.loss, parameter)
 
     @classmethod
     def _parameters_of(cls, model: FittedModel) -> dict[str, Any]:
-        named = {"huber": "epsilon", "quantile": "quantile"}.get(model.loss)
+        named = "quantile" if model.loss == "quantile" else "epsilon" if model.loss in OF_EPSILON else None
         return {"loss": model.loss} | ({named: model.parameter} if named else {})
 
     def _largest_curvature(self, model: LinearModel, labels: Array, comm: Any) -> float:
@@ -652,6 +656,8 @@ class LinearRegression(RegressorMixin, LinearEstimator):
         return labels
 
     def _targets(self, samples: Samples, comm: Any, onward: bool, classes: Any) -> tuple[LinearModel, Array, Array]:
+        if is_auto(self.epsilon) and not (onward and "epsilon_" in self.__dict__):
+            self.epsilon_ = huber_epsilon(samples.labels, samples.counts, comm) if self.loss == "huber" else 0.0
         return self._loss_model(), samples.labels, samples.counts
 
     def _take(self, model: FittedModel) -> None:

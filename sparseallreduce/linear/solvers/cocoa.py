@@ -14,17 +14,17 @@ from sparseallreduce.errors import AlgorithmError, DivergenceError
 from sparseallreduce.linear.data.checks import checked_samples
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.kernels.dual_warming import warm_up, warm_up_classes
-from sparseallreduce.linear.models import LinearModel
+from sparseallreduce.linear.models import EpsilonInsensitive, LinearModel
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.exchange import Exchange
 from sparseallreduce.linear.solvers.frames import frame_of
 from sparseallreduce.linear.solvers.gathered import Gathered
-from sparseallreduce.linear.solvers.local import MULTINOMIAL, ClassProblem, LocalProblem
+from sparseallreduce.linear.solvers.local import MULTINOMIAL, ClassProblem, ErrorProblem, LocalProblem
 from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.pace import Pace
 from sparseallreduce.linear.strategies.clock import Clock
 from sparseallreduce.runtime.communicators import resolve
-from sparseallreduce.runtime.objects import agreed, gather, together
+from sparseallreduce.runtime.objects import agreed, gather, together, told
 from sparseallreduce.runtime.stalls import collective
 from sparseallreduce.runtime.trace import trace
 from sparseallreduce.streams.stream import index_dtype
@@ -78,8 +78,8 @@ class CoCoA:
     ----------
     dataset : Dataset
         This rank's samples, labels -1 and +1; or all there are, the same on every rank, of which this one takes its share.
-    model : Hinge, SquaredHinge, Logistic or Multinomial
-        Of the last, labels are numbers of classes, and ``weights`` have a column a class.
+    model : Hinge, SquaredHinge, Logistic, Multinomial, EpsilonInsensitive or SquaredEpsilonInsensitive
+        Of the fourth, labels are numbers of classes, and ``weights`` have a column a class; of the last two, any numbers.
     l2 : float
         Above 0: without a penalty there is no dual to ascend.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
@@ -179,11 +179,21 @@ class CoCoA:
         frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
         agreed(self.comm, lambda: self._local.take(frame))
         self._centre = np.zeros(self._local.width)  # of a free intercept: the distance from this is penalised
+        if self.free_intercept and not self.model.classifies:
+            self._begin_at_mean()
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
         self._due, self._recollect, self._bound = False, False, 0.0
         self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
         self.best_state: State | None = None
+
+    def _begin_at_mean(self) -> None:
+        """Have a free intercept begin at the mean label, from which it is never far; collective."""
+        counts = np.ones(self.dataset.rows) if self.dataset.weights is None else self.dataset.weights
+        parts = told(self.comm, lambda: (float(np.dot(counts, self.dataset.labels)), float(counts.sum())))
+        total, count = (sum(column) for column in zip(*parts, strict=True))
+        self._centre += total / count if count else 0.0
+        self._exchange.move_intercept(self._centre.copy())
 
     def _checked(self) -> int:
         """The number of the loss, if all arguments are in range."""
@@ -207,6 +217,8 @@ class CoCoA:
         if self._classes:
             warm_up_classes(place_dtype=index_dtype(0), value_dtype=self.dataset.values.dtype)
             return ClassProblem(self.dataset, self._classes, self.l2, self.intercept, self.seed)
+        if isinstance(self.model, EpsilonInsensitive):
+            return ErrorProblem(self.dataset, self._loss, self.model.epsilon, self.l2, self.intercept, self.seed)
         return LocalProblem(self.dataset, self._loss, self.l2, self.intercept, self.seed)
 
     @collective("fit")
@@ -265,7 +277,7 @@ class CoCoA:
 
     def scores(self) -> Array:
         """The scores of this rank's samples, float64, by the weights after the last round whose primal objective was computed."""
-        return self._local.margins if self._classes else self.dataset.labels * self._local.margins
+        return self._local.scores
 
     def state(self) -> State:
         """A copy of what :meth:`weights_of` makes weights of."""

@@ -12,11 +12,12 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import dual as kernels
 from sparseallreduce.linear.kernels import dual_classes as class_kernels
+from sparseallreduce.linear.kernels import dual_errors as error_kernels
 from sparseallreduce.linear.kernels import weight_changes
 from sparseallreduce.linear.solvers.frames import Frame
 from sparseallreduce.linear.solvers.numbering import Numbering
 
-__all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "LocalProblem"]
+__all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "ErrorProblem", "LocalProblem"]
 
 Array = NDArray[Any]
 
@@ -161,9 +162,12 @@ class LocalProblem:
         self.active = len(rows)
         self._active[: self.active] = rows
 
+    def _of(self, dataset: Dataset) -> LocalProblem:
+        return LocalProblem(dataset, *self._settings)
+
     def like(self, dataset: Dataset) -> LocalProblem:
         """The problem of other samples alone, in the same scale."""
-        problem = LocalProblem(dataset, *self._settings)
+        problem = self._of(dataset)
         nothing = problem.numbering.features[:0]
         problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)
         problem.take(self.frame)
@@ -229,6 +233,11 @@ class LocalProblem:
         """The sum of squares of the weights that no other rank has."""
         return float(weight_changes.squared_length(self.weights[len(self.numbering.slots) * self.width :]))
 
+    @property
+    def scores(self) -> Array:
+        """The scores of the rank's samples when both objectives were last computed."""
+        return np.asarray(self._dataset.labels * self.margins)
+
     def certify(self) -> Certificate:
         """This rank's part of both objectives; samples that have been dropped too early become active again."""
         kernels.margins(*self._rows, self.weights, self.numbering.intercept, self.margins)
@@ -255,6 +264,10 @@ class ClassProblem(LocalProblem):
         self.weights = np.zeros(self.numbering.size * classes)
         self.margins = np.empty((dataset.rows, classes))
 
+    @property
+    def scores(self) -> Array:
+        return self.margins
+
     def conjugates(self) -> float:
         return float(class_kernels.entropies(self._bounds, self.dual))
 
@@ -266,3 +279,41 @@ class ClassProblem(LocalProblem):
     def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
         state = self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept
         return count, float(class_kernels.ascend_classes(*self._rows, *state, sigma, rows, count, self._state))
+
+
+class ErrorProblem(LocalProblem):
+    """As :class:`LocalProblem`, of losses of errors beyond ``epsilon``: labels are numbers, and dual variables have either sign.
+
+    Parameters
+    ----------
+    epsilon : float
+        In units of the labels.
+    """
+
+    def __init__(self, dataset: Dataset, loss: int, epsilon: float, l2: float, intercept: bool, seed: int) -> None:
+        super().__init__(dataset, loss, l2, intercept, seed)
+        self._errors = loss == error_kernels.SQUARED_EPSILON_INSENSITIVE, epsilon
+
+    def _of(self, dataset: Dataset) -> LocalProblem:
+        loss, l2, intercept, seed = self._settings
+        return ErrorProblem(dataset, loss, self._errors[1], l2, intercept, seed)
+
+    @property
+    def scores(self) -> Array:
+        return self.margins
+
+    def conjugates(self) -> float:
+        return float(error_kernels.conjugates_of_errors(*self._errors, self._dataset.labels, self._bounds, self.dual))
+
+    def certify(self) -> Certificate:
+        indptr, indices, values, frame, labels = self._rows
+        ones = np.ones(self.rows)
+        kernels.margins(indptr, indices, values, frame, ones, self.weights, self.numbering.intercept, self.margins)
+        sums, given = np.empty(2), (labels, self._bounds, self.dual, self.limits, self._active)
+        self.active = error_kernels.certify_errors(*self._errors, self.margins, *given, sums)
+        return Certificate(float(sums[0]), float(sums[1]), self.squares())
+
+    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
+        state = self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept
+        kept, gap = error_kernels.ascend_errors(*self._errors, *self._rows, *state, sigma, rows, count, limits, self._state)
+        return int(kept), float(gap)

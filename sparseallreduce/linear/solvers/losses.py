@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from sparseallreduce.errors import AlgorithmError
 from sparseallreduce.linear.kernels.dual import HINGE, LOGISTIC, SQUARED_HINGE
-from sparseallreduce.linear.models import Hinge, LinearModel, Logistic, SquaredHinge
+from sparseallreduce.linear.kernels.dual_errors import EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE
+from sparseallreduce.linear.models import EpsilonInsensitive, Hinge, LinearModel, Logistic, SquaredEpsilonInsensitive, SquaredHinge
 from sparseallreduce.linear.multiclass import Multinomial
 
 __all__ = ["dual_loss", "has_dual"]
 
 
 # A subclass may have another loss, so it is not taken for its base.
-_KNOWN: dict[type[LinearModel], int] = {Hinge: HINGE, SquaredHinge: SQUARED_HINGE, Logistic: LOGISTIC}
+_KNOWN: dict[type[LinearModel], int] = {
+    Hinge: HINGE,
+    SquaredHinge: SQUARED_HINGE,
+    Logistic: LOGISTIC,
+    EpsilonInsensitive: EPSILON_INSENSITIVE,
+    SquaredEpsilonInsensitive: SQUARED_EPSILON_INSENSITIVE,
+}
 
 
 def dual_loss(model: LinearModel) -> int:

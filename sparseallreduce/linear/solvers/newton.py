@@ -14,7 +14,7 @@ from sparseallreduce.errors import DivergenceError
 from sparseallreduce.linear.data.checks import checked_samples
 from sparseallreduce.linear.data.dataset import Dataset, read_only
 from sparseallreduce.linear.kernels import newton as kernels
-from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredHinge
+from sparseallreduce.linear.models import Huber, LinearModel, Logistic, Poisson, Squared, SquaredEpsilonInsensitive, SquaredHinge
 from sparseallreduce.linear.multiclass import Multinomial
 from sparseallreduce.linear.solvers.cocoa import PHASES, Round
 from sparseallreduce.linear.solvers.curvature import DENSE, add_curvature
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 # nearly full, dual ascent takes hundreds of passes over them, and the products of dense blocks less for more weights.
 _MOST_WEIGHTS, _MOST_OF_DENSE = 400, 1200
 
-_KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial)
+_KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial, SquaredEpsilonInsensitive)
 _HALVINGS = 40  # of a step that does not lower the objective enough
 _ENOUGH = 1e-4  # share of the fall that the slope promises
 _RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
@@ -369,7 +369,7 @@ class _Smooth:
 def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array) -> Array:
     if isinstance(model, Logistic):
         return np.asarray(np.abs(slopes) * (1 - np.abs(slopes)))
-    if isinstance(model, SquaredHinge):
+    if isinstance(model, SquaredHinge | SquaredEpsilonInsensitive):
         return np.where(slopes != 0, 2.0, 0.0)
     if isinstance(model, Huber):
         return np.asarray(np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon)))  # of a parabola above it

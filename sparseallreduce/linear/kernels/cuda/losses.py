@@ -77,6 +77,26 @@ def _poisson(score: Any, label: Any, parameter: Any) -> Any:
     return math.exp(inside) - label
 
 
+@device
+def _epsilon_insensitive(score: Any, label: Any, parameter: Any) -> Any:
+    error, found = score - label, 0.0
+    if error > parameter:
+        found = 1.0
+    elif error < -parameter:
+        found = -1.0
+    return found
+
+
+@device
+def _squared_epsilon_insensitive(score: Any, label: Any, parameter: Any) -> Any:
+    error, found = score - label, 0.0
+    if error > parameter:
+        found = 2.0 * (error - parameter)
+    elif error < -parameter:
+        found = 2.0 * (error + parameter)
+    return found
+
+
 #: By the name of the loss.
 SLOPES = {
     "log": _log,
@@ -86,6 +106,8 @@ SLOPES = {
     "huber": _huber,
     "quantile": _quantile,
     "poisson": _poisson,
+    "epsilon_insensitive": _epsilon_insensitive,
+    "squared_epsilon_insensitive": _squared_epsilon_insensitive,
 }
 
 
