@@ -57,7 +57,7 @@ def test_the_intercept_is_not_penalised_wherever_labels_lie(loss):
     assert far.intercept_ == pytest.approx(near.intercept_ + 1e4, abs=0.05)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1, 2.0]), st.booleans(), st.sampled_from([1e-3, 1e-2, 1.0]))
 def test_the_dual_objective_never_rises_and_the_gap_is_that_of_the_weights(seed, epsilon, squared, l2):
     rng = np.random.default_rng(seed)
@@ -65,13 +65,14 @@ def test_the_dual_objective_never_rises_and_the_gap_is_that_of_the_weights(seed,
     X, y = problem(rows, 8, seed)
     y = np.round(y * rng.choice([0, 1, 100]), 1)
     kind = SquaredEpsilonInsensitive if squared else EpsilonInsensitive
-    solver = CoCoA(Dataset.from_scipy(X, y), kind(epsilon), l2=l2, comm=sar.SERIAL, intercept=False, tolerance=1e-4, enough=1e-9)
+    given = {"l2": l2, "comm": sar.SERIAL, "intercept": False, "tolerance": 1e-4, "enough": 1e-9, "rounds": 200}
+    solver = CoCoA(Dataset.from_scipy(X, y), kind(epsilon), **given)
     weights = solver.fit()
     objective = l2 / 2 * weights @ weights + kind(epsilon).loss(X @ weights, y).mean()
     last = solver.history[-1]
     assert last.dual <= objective * (1 + 1e-6) + 1e-9
     assert all(after.dual >= before.dual - 1e-9 * (1 + abs(before.dual)) for before, after in zip(solver.history, solver.history[1:]))
-    assert solver.converged or len(solver.history) == 1000
+    assert solver.converged or len(solver.history) == 200
     if solver.converged:
         assert last.gap <= max(1e-4 * objective, 1e-9) * 1.01
 

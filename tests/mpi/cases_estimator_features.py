@@ -88,3 +88,20 @@ def case_a_rank_without_a_model_is_the_same_error_on_all(comm):
     with pytest.raises(MismatchError, match="give all the same model") as caught:
         model.partial_fit(X[own], y[own])
     assert comm.allgather(str(caught.value)) == [str(caught.value)] * comm.size
+
+
+@limit(120)
+@each(loss=["epsilon_insensitive", "squared_epsilon_insensitive"])
+def case_support_vector_regression_comes_to_the_optimum_of_one_process(comm, loss):
+    X, y = problem(LinearRegression, 2**31)
+    own, given = share(comm), {"loss": loss, "epsilon": 0.2, "l2": 1e-2, "tol": 1e-4, "solver": "dual"}
+    ours, alone = LinearRegression(comm=comm, **given).fit(X[own], y[own] + 50), LinearRegression(comm=sar.SERIAL, **given).fit(X, y + 50)
+    assert comm.allgather(bits(ours)) == [bits(ours)] * comm.size
+    assert ours.solver_ == "dual"
+
+    def objective(model):
+        excess = np.maximum(np.abs(model.predict(X) - y - 50) - 0.2, 0)
+        weights = model.coef_.data if scipy.sparse.issparse(model.coef_) else model.coef_
+        return 5e-3 * (weights @ weights) + (excess**2 if loss.startswith("squared") else excess).mean()
+
+    assert objective(ours) <= objective(alone) * (1 + 3e-4)
