@@ -68,6 +68,7 @@ def epochs_of(
     size, rng, seconds = weights.size, np.random.default_rng(seed), 0.0
     feedbacks: list[Any] | None = None if make is None else [sar.ErrorFeedback(make(size)) for _ in range(ranks)]
     dense_time = _dense_time(size, ranks, network)
+    selecting = 0.0 if make is None else _selecting(make(size), seed)
     for _ in range(epochs):
         order = rng.permutation(len(task.y))
         for step in range(len(order) // batch):
@@ -77,11 +78,9 @@ def epochs_of(
                 update = np.mean(gradients, axis=0)
                 seconds += dense_time
             else:
-                start = perf_counter()
                 out = sar.simulate(gradients, feedbacks, network)
-                selecting = perf_counter() - start
                 update = out.outputs[0].to_dense()
-                seconds += out.time + selecting / ranks  # all ranks' selection has been done in turn
+                seconds += out.time + selecting
             weights -= update.reshape(weights.shape)
         yield Epoch(seconds, _loss(task, weights), float((np.argmax(task.test_x @ weights, axis=1) == task.test_y).mean()))
 
@@ -89,6 +88,16 @@ def epochs_of(
 def _dense_time(size: int, ranks: int, network: Network) -> float:
     streams = [sar.SparseStream.from_dense(np.ones(size, np.float32)) for _ in range(ranks)]
     return float(sar.simulate(streams, "dense", network).time)
+
+
+def _selecting(reducer: Reducer, seed: int) -> float:
+    """Return the seconds of an operation of one rank alone, which is its selection: the median of five, after one."""
+    values, times = np.random.default_rng(seed).laplace(size=reducer.size).astype(np.float32), []
+    for _ in range(6):
+        start = perf_counter()
+        reducer.allreduce(values, sar.SERIAL)
+        times.append(perf_counter() - start)
+    return float(np.median(times[1:]))
 
 
 def _shares(task: Task, weights: Array, rows: Any) -> Array:

@@ -181,15 +181,15 @@ def _figure_7(settings: Settings) -> Picture:
 
 def _named(number: str, title: str, names: Sequence[str], ranks: Sequence[int], density: Sequence[float], at: int | None = None) -> Figure:
     make = partial(_by_ranks_and_density, title=f"Thesis {number}: {title}", names=names, ranks=ranks, density=density, at=at)
-    return Figure(f"thesis-{number}", f"{title}: time against ranks" + (" and density" if at else ""), make)
+    return Figure(f"thesis-{number}", f"{title}" + (", also by density" if at else ""), make)
 
 
 FIGURES = (
-    _named("5.1", "SSAR by recursive doubling, and by split and allgather", _SSAR, (2, 4, 8, 16, 32, 64), (1e-4, 8e-3)),
+    _named("5.1", "SSAR by recursive doubling, by split and allgather", _SSAR, (2, 4, 8, 16, 32, 64), (1e-4, 8e-3)),
     _named("5.2", "static (SSAR) and dynamic (DSAR)", (*_SSAR, _DSAR[0], "dense"), (2, 4, 8, 16, 32, 64), (0.016,), 8),
     _named("5.3", "early switching DSAR, groups of 8", (*_DSAR, "dense"), (8, 16, 32, 64, 128), (0.05,), 64),
     Figure("thesis-5.4", "all algorithms: time against density, few ranks and many", _figure_4),
     Figure("thesis-5.5", "two systems: time against density, 8 ranks", _figure_5),
-    Figure("thesis-5.6", "the sum of two sparse vectors beside two dense ones, on this machine", _figure_6),
+    Figure("thesis-5.6", "the sum of two sparse vectors beside two dense ones", _figure_6),
     Figure("thesis-5.7", "lower bounds: time and throughput of a dense allreduce", _figure_7),
 )
