@@ -19,11 +19,12 @@ from sparseallreduce.cli.bench_sweep import point_header, point_line, refuse_wro
 from sparseallreduce.cli.lossy_options import lossy_options
 from sparseallreduce.cli.network import Taken, capacity_of, machine_of, taken_by_auto
 from sparseallreduce.cli.numbers import Whole
-from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.cli.progress import progress_bar, progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.sweep import Setting as Point
 from sparseallreduce.cli.sweep import grid, sweep_option
 from sparseallreduce.cli.synthetic import algorithms_option, draw_positions, draw_values, entries_of, largest_deviation
+from sparseallreduce.cli.terminal import Column, columns_of_terminal, fitting, row_of, titles_of, wrapped
 from sparseallreduce.cli.timing import checksum, mpi_operator, slowest, spread, timed
 from sparseallreduce.runtime.communicators import world
 from sparseallreduce.runtime.objects import agreed, gather
@@ -88,6 +89,7 @@ class Measured:
 @click.option(
     "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Where the data lie; gpu takes CuPy and a GPU."
 )
+@progress_option()
 @sweep_option()
 @click.option("--latency", type=click.FloatRange(min=0), help="--sweep: seconds a message between simulated ranks  [measured].")
 @click.option(
@@ -149,7 +151,7 @@ def bench(
         _sweep(context, setting, points, names, comm, network, json_path, csv_path, xp)
         return
     steps = setting.experiments * (len(names) + (len(names) + 2) * setting.repeats)
-    with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
+    with progress_bar(comm, total=steps, desc="measuring") as bar:
         measured = measure(setting, names, comm, bar.update, xp)
     surroundings = environment(comm)
     results = _results(setting, measured, comm.size)
@@ -398,26 +400,56 @@ def _row(name: str, measured: Measured, baseline: float) -> dict[str, Any]:
 def _table(setting: Setting, results: dict[str, Any], surroundings: dict[str, Any]) -> str:
     timings = setting.experiments * setting.repeats
     variant = ("non-blocking, " if setting.non_blocking else "") + ("cold caches, " if setting.cold_caches else "")
-    lines = [
+    columns = fitting(_COLUMNS, columns_of_terminal())
+    about = (
         f"{_short(surroundings['mpi'])}, {len(surroundings['hosts'])} host(s), {surroundings['cpus']} core(s): "
         f"{setting.op} of {results['ranks']} x {results['entries']:,} {setting.dtype} entries, N = {setting.size:,} "
-        f"(density {setting.density:.4g})",
-        f"{variant}milliseconds of the slowest rank, median and quartiles of {timings}",
+        f"(density {setting.density:.4g})"
+    )
+    lines = [
+        wrapped(about),
+        wrapped(f"{variant}milliseconds of the slowest rank, median and quartiles of {timings}"),
         "",
-        f"{'algorithm':<26} {'median':>9} {'25 %':>9} {'75 %':>9} {'/ dense':>8} {'sent, kB a rank':>16} {'headers':>8} {'result':>8}",
+        titles_of(columns).rstrip(),
     ]
     dense = (DENSE, results["dense"]), (DENSIFY, results["dense_with_densifying"])
-    for name, row in (*dense, *((row["algorithm"], row) for row in results["algorithms"])):
-        times = (f"{1e3 * row[key]:9.3f}" for key in ("median", "lower_quartile", "upper_quartile"))
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.4f}"
-        line = f"{name:<26} {' '.join(times)} {ratio:>8}"
-        if "bytes_sent" in row:
-            sent, headers = sum(row["bytes_sent"]), sum(row["header_bytes"])
-            line += f" {max(row['bytes_sent']) / 1e3:16,.1f} {headers / sent if sent else 0:8.3%} {row['result_density']:8.3%}"
-            line += f"  took {Taken(row['chosen'], row['in_shared_memory'])}" if row["chosen"] else ""
-            line += "" if row["correct"] else "  WRONG"
-        lines.append(line)
-    return "\n".join(lines)
+    rows = (*dense, *((row["algorithm"], row) for row in results["algorithms"]))
+    return "\n".join([*lines, *(row_of(columns, _cells(name, row)).rstrip() for name, row in rows)])
+
+
+_COLUMNS = (
+    Column("name", "algorithm", 24, 0, left=True),
+    Column("median", "median", 9, 0),
+    Column("lower_quartile", "25 %", 9, 3),
+    Column("upper_quartile", "75 %", 9, 3),
+    Column("ratio", "/ dense", 8, 0),
+    Column("sent", "sent, kB", 10, 1),
+    Column("headers", "headers", 8, 5),
+    Column("result", "result", 8, 4),
+    Column("note", "taken", 23, 2, left=True),
+)
+
+
+def _cells(name: str, row: dict[str, Any]) -> dict[str, str]:
+    cells = {key: f"{1e3 * row[key]:.3f}" for key in ("median", "lower_quartile", "upper_quartile")}
+    cells |= {"name": name, "ratio": "-" if row["ratio"] is None else f"{row['ratio']:.4f}"}
+    if "bytes_sent" not in row:
+        return cells
+    sent, headers = sum(row["bytes_sent"]), sum(row["header_bytes"])
+    if not row["correct"]:
+        cells["ratio"] = "WRONG"
+    return cells | {
+        "sent": f"{max(row['bytes_sent']) / 1e3:,.1f}",
+        "headers": f"{headers / sent if sent else 0:.3%}",
+        "result": f"{row['result_density']:.3%}",
+        "note": _taken(row),
+    }
+
+
+def _taken(row: dict[str, Any]) -> str:
+    if not row["chosen"]:
+        return ""
+    return str(row["chosen"]) if columns_of_terminal() is not None else str(Taken(row["chosen"], row["in_shared_memory"]))
 
 
 def _short(library: str | None) -> str:

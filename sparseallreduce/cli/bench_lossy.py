@@ -8,10 +8,10 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from sparseallreduce.cli.lossy_options import WORD, lossy_density, refuse_lossless
 from sparseallreduce.cli.lossy_steps import LossySetting, MeasuredReducer, measure
+from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.report import check_output, environment, on_rank_0, write_report
 from sparseallreduce.cli.timing import spread
 from sparseallreduce.reducers import REDUCERS
@@ -34,7 +34,7 @@ def run(context: click.Context, names: list[str] | None, json_path: Path | None,
     comm = world()
     on_rank_0(comm, lambda: check_output(json_path))
     steps = setting.experiments * (1 + len(names)) * (1 + setting.repeats)
-    with tqdm(total=steps, desc="measuring", disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True) as bar:
+    with progress_bar(comm, total=steps, desc="measuring") as bar:
         copies, dense, measured = measure(setting, names, comm, bar.update, xp)
     surroundings = environment(comm)
     results = _results(setting, copies, dense, measured, comm.size)

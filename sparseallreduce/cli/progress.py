@@ -1,14 +1,42 @@
-"""Progress bars of commands: on rank 0, if it writes to a terminal."""
+"""Progress bars of commands: on rank 0, if somebody sees them, or where --progress says so."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import click
 from tqdm import tqdm
 
-__all__ = ["progress_bar"]
+from sparseallreduce.cli.terminal import columns_of_terminal, has_terminal
+
+__all__ = ["progress_bar", "progress_option", "shows_progress"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_KEY = "sparseallreduce.progress"
+
+
+def progress_option() -> Callable[[Command], Command]:
+    """The option ``--progress auto|on|off``, which :func:`progress_bar` knows of; commands are not told."""
+    what = "Show progress bars. auto: if the standard error is a terminal, or under mpiexec where COLUMNS and LINES are set."
+    kind = click.Choice(["auto", "on", "off"])
+    return click.option("--progress", type=kind, default="auto", show_default=True, expose_value=False, callback=_kept, help=what)
+
+
+def _kept(context: click.Context, option: click.Parameter, choice: str) -> str:
+    context.meta[_KEY] = choice
+    return choice
+
+
+def shows_progress() -> bool:
+    """Return True if this process is to show progress bars, should it be rank 0."""
+    context = click.get_current_context(silent=True)
+    choice = "auto" if context is None else context.meta.get(_KEY, "auto")
+    return choice == "on" or (choice == "auto" and has_terminal())
 
 
 def progress_bar(comm: Any, **options: Any) -> Any:
-    """A bar with these options of ``tqdm``."""
-    return tqdm(disable=None if comm.rank == 0 else True, leave=False, dynamic_ncols=True, **options)
+    """Return a bar with these options of ``tqdm``."""
+    shown = comm.rank == 0 and shows_progress()
+    return tqdm(disable=not shown, leave=False, dynamic_ncols=columns_of_terminal() is None, ncols=columns_of_terminal(), **options)

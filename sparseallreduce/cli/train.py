@@ -30,6 +30,7 @@ from sparseallreduce.cli.inputs import (
 from sparseallreduce.cli.interpretation_options import names_option, write_dictionary
 from sparseallreduce.cli.metrics_options import asked_metrics, metrics_lines, metrics_option, metrics_record
 from sparseallreduce.cli.numbers import Whole
+from sparseallreduce.cli.progress import progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
 from sparseallreduce.cli.train_table import COMPARISON, compared, record
@@ -218,6 +219,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--checkpoint-every-steps", type=_COUNT, metavar="STEPS", help="Write a checkpoint every so many steps.")
 @click.option("--checkpoint-minutes", type=_ABOVE_ZERO, metavar="MINUTES", help="Write a checkpoint every so many minutes.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint, if there is one.")
+@progress_option()
 @format_options
 @zero_based_option("no", "no; the test set follows DATA")
 @cache_options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from sparseallreduce.cli.terminal import Column, columns_of_terminal, fitting, row_of, titles_of
 from sparseallreduce.linear.solvers import Figures
 from sparseallreduce.linear.training.trainer import Epoch
 
@@ -13,55 +14,79 @@ __all__ = ["COMPARISON", "compared", "header", "line", "record", "rounds_header"
 COMPARISON = f"{'l2':>10} {'epoch':>5} {'loss':>10} {'val loss':>10} {'val acc':>8} {'auc':>8}"
 
 
+# The figures of samples held out stand between those of the test set and the progressive ones.
+_HELD_OUT = (
+    Column("validation_loss", "val loss", 10, 3),
+    Column("validation_accuracy", "val acc", 8, 2),
+    Column("validation_auc", "auc", 7, 8),
+)
+_SCORES = (
+    Column("train_accuracy", "train acc", 9, 1), Column("train_auc", "auc", 7, 9),
+    Column("test_accuracy", "test acc", 9, 1), Column("test_auc", "auc", 7, 7),
+)  # fmt: skip
+_EPOCHS = (
+    (Column("epoch", "epoch", 5, 0), Column("loss", "loss", 10, 0), *_SCORES),
+    (
+        Column("progressive_loss", "prog loss", 10, 6), Column("progressive_accuracy", "prog acc", 8, 10),
+        Column("compute", "compute", 8, 4, apart=True), Column("select", "select", 8, 11),
+        Column("communicate", "communicate", 11, 4), Column("wait", "wait", 8, 12), Column("update", "update", 8, 13),
+        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, apart=True),
+        Column("gradient", "gradient", 9, 14), Column("sum", "sum", 9, 14),
+    ),
+)  # fmt: skip
+_ROUNDS = (
+    (Column("epoch", "round", 5, 0), Column("loss", "loss", 10, 0), Column("gap", "gap", 10, 1), *_SCORES),
+    (
+        Column("active", "active", 9, 6), Column("compute", "compute", 8, 4, apart=True), Column("communicate", "communicate", 11, 4),
+        Column("evaluate", "evaluate", 8, 12), Column("total", "total s", 8, 1), Column("sent", "sent MB", 9, 5, apart=True),
+    ),
+)  # fmt: skip
+
+
+def _columns(table: tuple[tuple[Column, ...], tuple[Column, ...]], held_out: bool) -> list[Column]:
+    """The columns that the terminal has room for."""
+    first, rest = table
+    return fitting([*first, *(_HELD_OUT if held_out else ()), *rest], columns_of_terminal())
+
+
 def header(held_out: bool) -> str:
     """What stands above the lines of epochs."""
-    validation = f"{'val loss':>10} {'val acc':>8} {'auc':>7} " if held_out else ""
-    return (
-        f"{'epoch':>5} {'loss':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7} {validation}{'prog loss':>10} {'prog acc':>8}   "
-        f"{'compute':>8} {'select':>8} {'communicate':>11} {'wait':>8} {'update':>8} {'evaluate':>8} {'total s':>8}   "
-        f"{'sent MB':>9} {'gradient':>9} {'sum':>9}"
-    )
+    return titles_of(_columns(_EPOCHS, held_out))
 
 
 def line(epoch: Epoch, held_out: bool) -> str:
-    """An epoch, with the figures of samples held out if there are any."""
-    loss = _shown(epoch.loss if epoch.evaluated else None, ".6g")
-    figures = epoch.train_accuracy, epoch.train_auc, epoch.test_accuracy, epoch.test_auc, epoch.progressive_accuracy
-    train_accuracy, train_auc, test_accuracy, test_auc, accuracy = map(_shown, figures)
-    validation = _held_out(epoch)
-    seconds = epoch.seconds
-    return (
-        f"{epoch.epoch:5} {loss:>10} {train_accuracy:>9} {train_auc:>7} {test_accuracy:>9} {test_auc:>7} "
-        f"{validation if held_out else ''}{_shown(epoch.progressive_loss, '.6g'):>10} {accuracy:>8}   "
-        f"{seconds['compute']:8.3f} {seconds['select']:8.3f} {seconds['communicate']:11.3f} {seconds['wait']:8.3f} "
-        f"{seconds['update']:8.3f} {seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
-        f"{epoch.bytes_sent / 1e6:9.2f} {epoch.gradient_density:9.3%} {epoch.total_density:9.3%}"
-    )
+    """An epoch, with the figures of samples held out if there are any; as many of its figures as the terminal has room for."""
+    cells = _cells(epoch) | {
+        "loss": _shown(epoch.loss if epoch.evaluated else None, ".6g"),
+        "progressive_loss": _shown(epoch.progressive_loss, ".6g"),
+        "progressive_accuracy": _shown(epoch.progressive_accuracy),
+        "gradient": f"{epoch.gradient_density:.3%}",
+        "sum": f"{epoch.total_density:.3%}",
+    }
+    return row_of(_columns(_EPOCHS, held_out), cells)
 
 
 def rounds_header(held_out: bool) -> str:
     """What stands above the lines of rounds."""
-    validation = f"{'val loss':>10} {'val acc':>8} {'auc':>7} " if held_out else ""
-    return (
-        f"{'round':>5} {'loss':>10} {'gap':>10} {'train acc':>9} {'auc':>7} {'test acc':>9} {'auc':>7} {validation}{'active':>9}   "
-        f"{'compute':>8} {'communicate':>11} {'evaluate':>8} {'total s':>8}   {'sent MB':>9}"
-    )
+    return titles_of(_columns(_ROUNDS, held_out))
 
 
 def rounds_line(figures: Figures, held_out: bool) -> str:
     """A round, with the figures of samples held out if there are any."""
-    shares = figures.train_accuracy, figures.train_auc, figures.test_accuracy, figures.test_auc
-    train_accuracy, train_auc, test_accuracy, test_auc = map(_shown, shares)
-    validation = (
-        f"{_shown(figures.validation_loss, '.6g'):>10} {_shown(figures.validation_accuracy):>8} {_shown(figures.validation_auc):>7} "
-    )
-    seconds = figures.seconds
-    return (
-        f"{figures.epoch:5} {_shown(figures.loss, '.6g'):>10} {_shown(figures.gap, '.3g'):>10} {train_accuracy:>9} {train_auc:>7} "
-        f"{test_accuracy:>9} {test_auc:>7} {validation if held_out else ''}{figures.active:9,}   "
-        f"{seconds['compute']:8.3f} {seconds['communicate']:11.3f} {seconds['evaluate']:8.3f} {seconds['total']:8.3f}   "
-        f"{figures.bytes_sent / 1e6:9.2f}"
-    )
+    cells = {"loss": _shown(figures.loss, ".6g"), "gap": _shown(figures.gap, ".3g"), "active": f"{figures.active:,}"}
+    return row_of(_columns(_ROUNDS, held_out), _cells(figures) | cells)
+
+
+def _cells(of: Epoch | Figures) -> dict[str, str]:
+    """What an epoch and a round have in common."""
+    names = [f"{samples}_{figure}" for samples in ("train", "test", "validation") for figure in ("accuracy", "auc")]
+    return {
+        "epoch": str(of.epoch),
+        **{name: _shown(getattr(of, name)) for name in names},
+        "validation_loss": _shown(of.validation_loss, ".6g"),
+        **{phase: f"{seconds:.3f}" for phase, seconds in of.seconds.items()},
+        "sent": f"{of.bytes_sent / 1e6:.2f}",
+    }
 
 
 def compared(l2: float, history: list[Epoch] | list[Figures], best_epoch: int | None, chosen: bool) -> str:
@@ -85,10 +110,6 @@ def record(epoch: Epoch | Figures, tested: bool, held_out: bool, densities: bool
         del known["gradient_densities"], known["total_densities"]
     measures: dict[str, Any] = known.pop("measures")
     return known | measures
-
-
-def _held_out(of: Epoch | Figures) -> str:
-    return f"{_shown(of.validation_loss, '.6g'):>10} {_shown(of.validation_accuracy):>8} {_shown(of.validation_auc):>7} "
 
 
 def _shown(figure: float | None, form: str = ".4f") -> str:

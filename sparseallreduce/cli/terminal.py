@@ -1,0 +1,107 @@
+"""What the terminal is like, and tables that fit it: the least important columns go first."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sparseallreduce.runtime.launchers import launched_ranks
+
+__all__ = ["Column", "columns_of_terminal", "fitting", "has_terminal", "row_of", "titles_of", "wrapped"]
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    key: str
+    title: str
+    width: int
+    rank: int  # of importance: 0 is never left out, the highest goes first
+    left: bool = False  # whether text begins at its left
+    apart: bool = False  # whether two more blanks stand before it
+
+
+def columns_of_terminal() -> int | None:
+    """Return how many columns output has room for; None where it goes to no terminal, as to a file.
+
+    Under mpiexec, where output is a pipe, the variable COLUMNS says so, or the terminal that the process belongs to.
+    """
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    if sys.stdout.isatty():
+        return _size(sys.stdout.fileno())
+    if launched_ranks() is not None and _is_pipe():
+        try:
+            terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        except OSError:
+            return None
+        try:
+            return _size(terminal)
+        finally:
+            os.close(terminal)
+    return None
+
+
+def wrapped(text: str) -> str:
+    """Return a text in lines that the terminal has room for."""
+    room = columns_of_terminal()
+    return text if room is None else "\n".join(textwrap.wrap(text, max(20, room)) or [""])
+
+
+def has_terminal() -> bool:
+    """Return True if somebody sees what goes to the standard error: a terminal, or under mpiexec one that COLUMNS and LINES describe."""
+    if sys.stderr.isatty():
+        return True
+    sizes = (os.environ.get(name, "") for name in ("COLUMNS", "LINES"))
+    return launched_ranks() is not None and all(size.isdecimal() and int(size) > 0 for size in sizes)
+
+
+def _is_pipe() -> bool:
+    try:
+        return not os.path.isfile(f"/dev/fd/{sys.stdout.fileno()}")
+    except (OSError, ValueError):
+        return False
+
+
+def _size(descriptor: int) -> int | None:
+    try:
+        return os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        return None
+
+
+def fitting(columns: Sequence[Column], room: int | None) -> list[Column]:
+    """Return the columns that fit into so many characters, the most important ones, in their order; all if ``room`` is None.
+
+    Those of one rank stay or go together.
+
+    >>> [column.key for column in fitting([Column("a", "a", 8, 0), Column("b", "b", 8, 2), Column("c", "c", 8, 1)], 20)]
+    ['a', 'c']
+    """
+    kept = list(columns)
+    while room is not None and _width(kept) > room and any(column.rank for column in kept):
+        least = max(column.rank for column in kept)
+        kept = [column for column in kept if column.rank < least]
+    return kept
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width + 1 + 2 * column.apart for column in columns) - 1
+
+
+def row_of(columns: Sequence[Column], cells: Mapping[str, str]) -> str:
+    """Return a line of a table: the cells by the keys of the columns, those that are missing empty."""
+    texts = []
+    for column in columns:
+        text = cells.get(column.key, "")
+        texts.append("  " * column.apart + (f"{text:<{column.width}}" if column.left else f"{text:>{column.width}}"))
+    return " ".join(texts)
+
+
+def titles_of(columns: Sequence[Column]) -> str:
+    """Return the line above a table."""
+    return row_of(columns, {column.key: column.title for column in columns})
