@@ -138,6 +138,7 @@ def bench(
             raise click.UsageError("--size is missing: give the dimension N")
         bench_lossy.run(context, reducers, json_path, chosen, xp)
         return
+    grid(sweeps, 1, chosen["size"], chosen["density"])  # says what is missing before MPI begins
     comm = world()
     points = grid(sweeps, comm.size, chosen["size"], chosen["density"])
     setting = Setting(**chosen | {"size": points[0].size, "density": points[0].density})
