@@ -273,6 +273,20 @@ def test_types_that_are_no_feature_are_refused_with_what_they_are(tmp_path):
         load(tmp_path / "a.parquet", comm=sar.SERIAL, target="y")
 
 
+@pytest.mark.parametrize("name, what", [("a.json", "JSON"), ("a.xlsx", "a spreadsheet"), ("a.h5", "HDF5")])
+def test_what_is_read_is_said_of_files_that_are_not(name, what, tmp_path):
+    (tmp_path / name).write_text("1 1:2\n")
+    with pytest.raises(DatasetError, match=rf"it is {what}, by its name: what is read is svmlight .*csv \(.csv\)"):
+        load(tmp_path / name, comm=sar.SERIAL)
+
+
+def test_a_table_that_is_taken_for_svmlight_text_says_how_to_read_it(tmp_path):
+    (tmp_path / "a.txt").write_text("age,income\n1,2\n")
+    with pytest.raises(DatasetError, match=r"of a table .CSV., name the column of labels by target"):
+        load(tmp_path / "a.txt", comm=sar.SERIAL)
+    assert load(tmp_path / "a.txt", comm=sar.SERIAL, target="income")[0].labels.tolist() == [2]
+
+
 def test_columns_of_a_format_without_names_are_refused(tmp_path):
     (tmp_path / "a.svm").write_text("1 1:2\n")
     with pytest.raises(DatasetError, match="of the format svmlight, which has no columns with names, as target asks for"):

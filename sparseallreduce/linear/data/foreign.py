@@ -9,6 +9,7 @@ from sparseallreduce.errors import DatasetError
 from sparseallreduce.linear.data.binary.format import MAGIC
 from sparseallreduce.linear.data.files import PathLike
 from sparseallreduce.linear.data.line_blocks import opened_text
+from sparseallreduce.linear.data.reading import what_is_read
 
 __all__ = ["check_text"]
 
@@ -48,6 +49,14 @@ _ENDINGS: dict[str, tuple[str, str]] = {
         for ending, name in ((".z", "compress"), (".lz4", "lz4"), (".lz", "lzip"), (".lzo", "lzop"), (".lzma", "lzma"))
     },
     **{ending: (f"compressed by {name}", _DECOMPRESS) for ending, name in ((".br", "brotli"), (".snappy", "snappy"), (".sz", "snappy"))},
+}
+# Likewise, of files of samples that are not read.
+_UNREAD: dict[str, str] = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "JSON"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet"),
+    **dict.fromkeys((".h5", ".hdf5"), "HDF5"),
+    **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
+    ".orc": "ORC", ".avro": "Avro", ".dta": "of Stata", ".sav": "of SPSS", ".sas7bdat": "of SAS", ".arff": "ARFF", ".mat": "of MATLAB",
 }
 _PRINTED = re.compile(rb"[\x09-\x0d\x20-\x7e]")  # what follows the word that such a file begins with, if it is the word of a text
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -111,4 +120,6 @@ def _by_name(name: str) -> tuple[str, str] | None:
     lower = PurePath(name).name.lower()
     for suffix in _COMPRESSED:
         lower = lower.removesuffix(suffix)
-    return next((found for ending, found in _ENDINGS.items() if lower.endswith(ending)), None)
+    known = next((found for ending, found in _ENDINGS.items() if lower.endswith(ending)), None)
+    unread = next((what for ending, what in _UNREAD.items() if lower.endswith(ending)), None)
+    return known if unread is None else (f"{unread}, by its name", what_is_read())

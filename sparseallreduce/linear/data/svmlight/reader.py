@@ -87,7 +87,11 @@ def svmlight_blocks(
                 if isinstance(fault, _ZeroIndex):
                     said = f"{where}: {fault.reason} {{option}}: {shown}"
                     raise naming_option(said, "zero_based=True", "--zero-based", ZeroIndexError) from None
-                raise DatasetError(f"{where}: {fault.reason}: {shown}") from None
+                said = f"{where}: {fault.reason}: {shown}"
+                if fault.reason.startswith("the label") and b"," in line_at(lines.text, fault.place):
+                    said = f"{said}; of a table (CSV), name the column of labels by {{option}}"
+                    raise naming_option(said, "target", "--target") from None
+                raise DatasetError(said) from None
 
 
 class _Parser:
