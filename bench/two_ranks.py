@@ -4,9 +4,9 @@
 
 Three runs of `train` take turns: one rank, two ranks, and one rank while another run of one rank is at work. The last says what the
 machine allows: where two runs that have nothing to do with each other slow each other down, two ranks cannot take half the time of one.
-Seconds are those of the epochs without evaluation, reading and compiling. The aim is the best accuracy that any of the runs comes to, less
-the margin. Printed are medians over the rounds, and the ratios of two ranks to one: alone, and beside another run. Passes after the first,
-which do not depend on where the aim happens to lie, are compared too.
+Seconds are those of the epochs, and of picking a rate, without evaluation, reading and compiling. The aim is the best accuracy that any of
+the runs comes to, less the margin. Printed are medians over the rounds, and the ratios of two ranks to one: alone, and beside another run.
+Passes after the first, which do not depend on where the aim happens to lie, are compared too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from demo import ROOT, mpiexec
@@ -93,17 +93,16 @@ def trained(training: Path, test: Path, options: str, ranks: int, at_once: int) 
         codes = [run.wait() for run in running]
         if any(codes):
             raise click.ClickException(f"{' '.join(command)} failed")
-        return [curve_of(json.loads(report.read_text())["epochs"]) for report in reports]
+        return [curve_of(json.loads(report.read_text())) for report in reports]
 
 
-def curve_of(epochs: list[dict[str, object]]) -> Curve:
-    """The curve of the epochs of a report."""
-    seconds, total = [], 0.0
+def curve_of(report: dict[str, Any]) -> Curve:
+    """The curve of a report."""
+    seconds, total, epochs = [], (report["results"]["picked"] or {"seconds": 0.0})["seconds"], report["epochs"]
     for epoch in epochs:
-        spent: dict[str, float] = epoch["seconds"]  # type: ignore[assignment]
-        total += spent["total"] - spent["evaluate"]
+        total += epoch["seconds"]["total"] - epoch["seconds"]["evaluate"]
         seconds.append(total)
-    return Curve(seconds, [float(epoch["test_accuracy"]) for epoch in epochs])  # type: ignore[arg-type]
+    return Curve(seconds, [epoch["test_accuracy"] for epoch in epochs])
 
 
 if __name__ == "__main__":

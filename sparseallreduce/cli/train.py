@@ -119,15 +119,15 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.FloatRange(min=0),
     help="sgd: factor of the mean gradient over the samples of all ranks. ftrl: how far the first step moves each weight of a sample, in "
     "units of 1 / the samples' length, if --beta is 0. arow: 1 / r, in units of 1 / the mean square of that length. 0 for a dry run.  "
-    f"[{train_options.CLASSES_RATE:g}; {train_options.RATES['ftrl']:g} with --beta 0, --model linear and sgd; arow: "
-    f"{train_options.RATES['arow']:g}]",
+    f"[ftrl of classes: with --beta picked by trials on the first samples, and decaying; {train_options.CLASSES_RATE:g} with a --beta "
+    f"above 0; {train_options.RATES['ftrl']:g} with --beta 0, --model linear and sgd; arow: {train_options.RATES['arow']:g}]",
 )
 @click.option(
     "--beta",
     type=click.FloatRange(min=0),
     help="ftrl: while its gradients have come to less than those of so many samples in one step, a weight goes by a common rate rather "
     "than by one of its own, so that rare features do not outweigh frequent ones; 0 for AdaGrad  "
-    f"[{train_options.CLASSES_BETA:g}; --model linear: 0].",
+    f"[picked; {train_options.CLASSES_BETA:g} with --learning-rate; --model linear: 0].",
 )
 @click.option(
     "--schedule", type=click.Choice(list(SCHEDULES)), default="constant", show_default=True, help="How the learning rate changes."
@@ -307,6 +307,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         "best_epoch": best.best_epoch,
         "batch_size": best.batch_size,
         "metrics": {of: metrics_record(figures, best.fitted) for of, figures in measured.items()},
+        "picked": best.picked,
     }
     machine = environment(comm)
 

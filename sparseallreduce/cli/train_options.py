@@ -169,7 +169,8 @@ def completed(chosen: dict[str, Any], started: bool, given: set[str]) -> dict[st
     if chosen["strategy"] is None:
         local = update == "ftrl" and chosen["device"] == "cpu" and chosen["algorithm"] == "auto"
         chosen = chosen | {"strategy": (LocalStepsStrategy if local else SparseStrategy).name}
-    return chosen | {"update": update, "learning_rate": rate, "beta": beta}
+    picks = damped and chosen["learning_rate"] is None and chosen["beta"] is None and not started
+    return chosen | {"update": update, "learning_rate": rate, "beta": beta, "picks": picks}
 
 
 def _default(value: Any, default: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import numpy as np
 from sparseallreduce.cli import train_options, train_table
 from sparseallreduce.cli.progress import progress_bar
 from sparseallreduce.cli.train_samples import Samples
+from sparseallreduce.linear.data.checks import described
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.linear.data.feature_scaling import gradient_unit, rate_unit, sample_moments, typical_value
 from sparseallreduce.linear.defaults import COCOA, DUAL, NEWTON
@@ -25,8 +27,10 @@ from sparseallreduce.linear.model_file import FittedModel, fitted
 from sparseallreduce.linear.models import LinearModel
 from sparseallreduce.linear.solvers import Figures, RoundOptions, RoundTrainer
 from sparseallreduce.linear.strategies import STRATEGIES, ParameterServer
-from sparseallreduce.linear.training.batches import held_out
+from sparseallreduce.linear.training.batches import divided, held_out
+from sparseallreduce.linear.training.picking import CANDIDATES, Pick, picked
 from sparseallreduce.linear.training.trainer import Epoch, Options, SparseBatchWarning, Trainer
+from sparseallreduce.linear.weights import Descent
 
 __all__ = ["Run", "by_steps", "in_rounds"]
 
@@ -42,11 +46,12 @@ class Run:
     best_epoch: int | None  # after which this is the model, where samples were held out
     cost: float  # on these
     batch_size: int | None = None  # samples of a rank in a step; None in rounds
+    picked: dict[str, float] | None = None  # learning rate, beta and power of the decay, and the seconds that it took to pick them
 
 
 def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> Run:
     """Train, and print a line an epoch; collective."""
-    trainer = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, say)
+    trainer, pick = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, say)
     shown, held = 0, chosen["validation"] is not None
     description = f"training, l2 {chosen['l2']:g}" if chosen["l2"] else "training"
     total = trainer.steps * trainer.options.epochs
@@ -74,6 +79,7 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
         None if trainer.best is None else trainer.best.epoch,
         math.inf if trainer.best is None else trainer.best.cost,
         trainer.options.batch_size,
+        pick,
     )
 
 
@@ -116,8 +122,8 @@ def _trainer(
     start: np.ndarray | None,
     comm: Any,
     say: Callable[[str], None],
-) -> Trainer:
-    """The trainer, at its beginning or where a checkpoint has it go on; collective."""
+) -> tuple[Trainer, dict[str, float] | None]:
+    """The trainer, at its beginning or where a checkpoint has it go on, and what was picked for it; collective."""
     checkpoints = train_options.checkpoints(chosen)
     found, remarks = (None, []) if checkpoints is None else checkpoints.prepare(comm, chosen["resume"])
     for remark in remarks:
@@ -137,11 +143,31 @@ def _trainer(
     if chosen["update"] == "arow" and model.columns is not None:
         raise click.UsageError(f"--update arow tells two classes apart, and there are {model.columns}: take --update ftrl")
     descent, unit = replace(train_options.descent(chosen, steps), columns=model.columns), 1.0
+    schedule, pick = train_options.schedule(chosen, steps, batch), None
     if descent.adaptive:
         moments = sample_moments(training, comm)
         value = typical_value(moments, nonzeros)
         unit = rate_unit(descent.update, moments, descent.intercept * value, model.in_units_of_labels)
-        descent = replace(descent, beta=chosen["beta"] * gradient_unit(moments, nonzeros, batch), intercept_value=value)
+        base = replace(descent, intercept_value=value)
+
+        def damped(beta: float, samples: int) -> Descent:
+            return replace(base, beta=beta * gradient_unit(moments, nonzeros, samples))
+
+        beta = chosen["beta"]
+        if chosen["picks"]:
+            began = time.perf_counter()
+            choice: Pick | None
+            if found is None:
+                division = divided(training, share, chosen["seed"], comm)
+                choice = picked(model, training, comm, division, damped, batch, size, chosen["seed"], unit)
+            else:  # what it has, if it is not from before there was a choice
+                rates = found.identity.get("schedule")
+                choice = next((each for each in CANDIDATES if described(each.schedule(steps)) == rates), None)
+            if choice is not None:
+                pick = choice._asdict() | {"seconds": time.perf_counter() - began}
+                schedule, beta = choice.schedule(steps), choice.beta
+                say(f"learning rate {choice.rate:g}, beta {choice.beta:g}, by the progressive loss of the first samples")
+        descent = damped(beta, batch)
     strategy = kind(training, comm, descent, **train_options.strategy_options(chosen))
     if start is not None:
         strategy.assign(start)
@@ -154,7 +180,7 @@ def _trainer(
         evaluate_every=chosen["evaluate_every"],
         validation=share,
     )
-    schedule, stopping = train_options.schedule(chosen, steps, batch), train_options.stopping(chosen)
+    stopping = train_options.stopping(chosen)
     with warnings.catch_warnings(record=True, action="always", category=SparseBatchWarning) as sparse_batches:
         trainer = Trainer(model, strategy, schedule, options, stopping=stopping, checkpoints=checkpoints, rate_unit=unit)
     for warning in sparse_batches:
@@ -162,7 +188,7 @@ def _trainer(
     if found is not None:
         trainer.resume(found)
         say(f"resumed after step {trainer.step:,}, in epoch {len(trainer.history) + 1}")
-    return trainer
+    return trainer, pick
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from sparseallreduce.cli import main
 from sparseallreduce.linear.models import model_of
+from sparseallreduce.linear.training.picking import CANDIDATES
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,9 @@ def test_both_strategies_write_the_same_model(folder, tmp_path, model):
 def test_a_line_is_printed_for_every_epoch(folder):
     lines = run(folder, "--test", folder / "test.svm").output.splitlines()
     assert "2,500 samples" in lines[0]
-    assert lines[1].split()[:4] == ["epoch", "loss", "train", "acc"]
-    assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3"]
+    assert lines[1].startswith("learning rate ")
+    assert lines[2].split()[:4] == ["epoch", "loss", "train", "acc"]
+    assert [line.split()[0] for line in lines[3:]] == ["1", "2", "3"]
 
 
 def test_the_same_seed_gives_the_same_weights(folder, tmp_path):
@@ -167,7 +169,7 @@ def test_figures_that_were_not_evaluated_are_null(folder, tmp_path):
             assert (epoch["train_accuracy"] is not None) == (epoch["test_accuracy"] is not None) == epoch["evaluated"] == known
             assert epoch["progressive_accuracy"] > 0.6
             assert known or epoch["loss"] == epoch["progressive_loss"]
-        assert output.splitlines()[2].split()[:6] == ["1", "-", "-", "-", "-", "-"]
+        assert output.splitlines()[3].split()[:6] == ["1", "-", "-", "-", "-", "-"]
 
 
 def test_the_best_model_on_samples_held_out_is_written(folder, tmp_path):
@@ -377,10 +379,13 @@ def test_beta_is_of_ftrl_and_of_classes_by_default(folder, tmp_path):
         run(folder, "--update", "ftrl", *options, "--model-out", tmp_path / "model.npz", "--json", tmp_path / "out.json")
         weights[name] = np.load(tmp_path / "model.npz")["weights"]
     assert json.loads((tmp_path / "out.json").read_text())["arguments"]["learning_rate"] == 0.5
-    for name in ("given", "rate"):
-        np.testing.assert_array_equal(weights[name], weights["default"])
-    assert (weights["none"] != weights["default"]).any()
+    np.testing.assert_array_equal(weights["given"], weights["rate"])
+    assert (weights["none"] != weights["given"]).any()
+    run(folder, "--update", "ftrl", "--json", tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())["results"]["picked"]
+    assert (found["rate"], found["beta"], found["power"]) in CANDIDATES
     run(folder, "--model", "linear", "--json", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["results"]["picked"] is None
     assert json.loads((tmp_path / "out.json").read_text())["arguments"]["beta"] == 0
     for update in ("sgd", "arow"):
         assert "--beta is of --update ftrl" in run(folder, "--update", update, "--beta", "1", status=2).stderr

@@ -47,7 +47,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class InverseScaling:
-    """``rate / (1 + step)**power``, what scikit-learn calls "invscaling".
+    """``rate / (1 + step / every)**power``, what scikit-learn calls "invscaling" where ``every`` is one step.
 
     For a power above 1/2 and up to 1 the rates add up to infinity and their squares do not, as Robbins and Monro ask (thesis section
     2.1; *A stochastic approximation method*, 1951); with averaged weights a power below 1 is best (Polyak and Juditsky, 1992).
@@ -58,12 +58,14 @@ class InverseScaling:
 
     rate: float
     power: float = 0.25
+    every: int = 1  # steps
 
     def __post_init__(self) -> None:
         _require(self.power >= 0, f"the power must be at least 0, not {self.power}")
+        _require(self.every >= 1, f"the rate must decay over at least 1 step, not {self.every}")
 
     def __call__(self, step: int) -> float:
-        return float(self.rate / (1.0 + step) ** self.power)
+        return float(self.rate / (1.0 + step / self.every) ** self.power)
 
 
 @dataclass(frozen=True)
