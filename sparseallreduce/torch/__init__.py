@@ -11,6 +11,7 @@
 from sparseallreduce.torch.cached import CachedDataset
 from sparseallreduce.torch.ddp import CommHook, comm_hook
 from sparseallreduce.torch.layerwise import LAMB, LARS
+from sparseallreduce.torch.local_steps import DiLoCo, LocalSGD, LocalSteps, SparseLoCo
 from sparseallreduce.torch.optimizer import DistributedOptimizer
 from sparseallreduce.torch.optimizers import (
     ApproximateTopKSGD,
@@ -35,12 +36,16 @@ __all__ = [
     "CachedDataset",
     "CommHook",
     "DenseSGD",
+    "DiLoCo",
     "DistributedOptimizer",
     "GTopkSGD",
     "HiTopKSGD",
     "HostSampler",
+    "LocalSGD",
+    "LocalSteps",
     "MSTopKSGD",
     "OkTopkSGD",
+    "SparseLoCo",
     "TopKSGD",
     "comm_hook",
     "distributed",

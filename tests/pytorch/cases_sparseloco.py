@@ -1,0 +1,171 @@
+"""Local steps over MPI: SparseLoCo, DiLoCo and local SGD against what their papers say, in NumPy; replicas, states and errors."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from mpi_cases import each
+from nets import backward, bits, flat, net
+
+import sparseallreduce as sar
+from sparseallreduce.errors import CheckpointError
+from sparseallreduce.torch import DiLoCo, LocalSGD, SparseLoCo
+
+KINDS = {
+    "SparseLoCo": lambda inner, comm, H=3: SparseLoCo(inner, H, 0.05, chunk=256, comm=comm),
+    "DiLoCo": lambda inner, comm, H=3: DiLoCo(inner, H, comm=comm),
+    "LocalSGD": lambda inner, comm, H=3: LocalSGD(inner, H, comm=comm),
+}
+
+
+def train(model, optimizer, rank, steps, first=0):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(model, rank, step)
+        optimizer.step()
+
+
+def alone(before, rank, steps, first=0):
+    """The change that SGD makes on a rank alone."""
+    model = net()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(before.copy()).float(), model.parameters())
+    train(model, torch.optim.SGD(model.parameters(), 0.05), rank, steps, first)
+    return (before - flat(model).numpy()).astype(np.float32)
+
+
+@each(kind=KINDS)
+def case_ranks_have_the_same_parameters_after_each_sum_and_their_own_between(comm, kind):
+    model = net(seed=comm.rank)
+    optimizer = KINDS[kind](torch.optim.AdamW(model.parameters(), 1e-3), comm)
+    assert len(set(comm.allgather(bits(model)))) == 1
+    for round_ in range(2):
+        train(model, optimizer, comm.rank, 2, 3 * round_)
+        assert len(set(comm.allgather(bits(model)))) == comm.size
+        train(model, optimizer, comm.rank, 1, 3 * round_ + 2)
+        assert len(set(comm.allgather(bits(model)))) == 1
+        optimizer.check_replicas()
+    assert (optimizer.steps, optimizer.sums) == (6, 2)
+    train(model, optimizer, comm.rank, 1, 6)
+    optimizer.synchronize()
+    assert len(set(comm.allgather(bits(model)))) == 1
+
+
+def case_local_sgd_is_the_mean_of_what_ranks_come_to_alone(comm):
+    model = net()
+    before = flat(model).numpy()
+    train(model, LocalSGD(torch.optim.SGD(model.parameters(), 0.05), 4, comm=comm), comm.rank, 4)
+    changes = [alone(before, rank, 4) for rank in range(comm.size)]
+    np.testing.assert_allclose(flat(model).numpy(), before - np.mean(changes, axis=0), atol=1e-6)
+
+
+def case_diloco_is_an_outer_step_with_momentum_of_nesterov(comm):
+    model, outer = net(), net()
+    theirs = torch.optim.SGD(outer.parameters(), 0.7, momentum=0.9, nesterov=True)
+    optimizer = DiLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, comm=comm)
+    for step in (0, 2, 4):
+        before = flat(outer).numpy()
+        mean = torch.from_numpy(np.mean([alone(before, rank, 2, step) for rank in range(comm.size)], axis=0))
+        for parameter, part in zip(outer.parameters(), mean.split([weights.numel() for weights in outer.parameters()])):
+            parameter.grad = part.float().reshape(parameter.shape)
+        theirs.step()
+        train(model, optimizer, comm.rank, 2, step)
+        np.testing.assert_allclose(flat(model).numpy(), flat(outer).numpy(), atol=1e-5)
+
+
+def case_sparseloco_is_the_algorithm_of_its_paper(comm):
+    model = net()
+    optimizer = SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, 0.1, 0.9, 0.8, "exact", 100, comm=comm)
+    expected = flat(model).numpy()
+    errors, selector = np.zeros((comm.size, len(expected)), np.float32), sar.streams.selection.ChunkTopK(round(0.1 * len(expected)), 100)
+    for step in (0, 2, 4):
+        sent = []
+        for rank, error in enumerate(errors):
+            error *= np.float32(0.9)
+            sent.append(selector(error, alone(expected, rank, 2, step), clear=True).to_dense())
+        expected = expected - np.float32(0.8) * np.mean(sent, axis=0)
+        train(model, optimizer, comm.rank, 2, step)
+        np.testing.assert_allclose(flat(model).numpy(), expected, atol=1e-5)
+
+
+@each(kind=KINDS)
+def case_a_state_goes_through_a_file_and_on_to_the_bit(comm, kind):
+    def fresh():
+        model = net()
+        return model, KINDS[kind](torch.optim.AdamW(model.parameters(), 1e-3), comm)
+
+    model, optimizer = fresh()
+    train(model, optimizer, comm.rank, 7)  # one step behind a sum
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, comm.rank, 8, 7)
+    again, other = fresh()
+    train(again, other, comm.rank, 2)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again.load_state_dict(saved["model"])
+    other.load_state_dict(saved["optimizer"])
+    train(again, other, comm.rank, 8, 7)
+    assert bits(again) == bits(model)
+    assert (other.steps, other.sums) == (optimizer.steps, optimizer.sums)
+
+
+@each(kind=KINDS)
+def case_states_of_different_steps_are_an_error_on_all_ranks(comm, kind):
+    model = net()
+    optimizer = KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm)
+    train(model, optimizer, comm.rank, 3)
+    early = optimizer.state_dict()
+    train(model, optimizer, comm.rank, 3)
+    with pytest.raises(CheckpointError, match="different steps"):
+        optimizer.load_state_dict(early if comm.rank == 0 else optimizer.state_dict())
+    with pytest.raises(CheckpointError, match="has H 3"):
+        KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 4).load_state_dict(early)
+
+
+@each(where=range(2))
+def case_what_the_inner_optimiser_raises_on_one_rank_is_raised_on_all(comm, where):
+    model = net()
+    optimizer = SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, comm=comm)
+
+    def closure():
+        if comm.rank == where and optimizer.steps == 1:
+            raise ValueError("no more data")
+        return backward(model, comm.rank)
+
+    optimizer.step(closure)
+    with pytest.raises((ValueError, sar.SparseAllreduceError), match="no more data"):
+        optimizer.step(closure)
+    optimizer.synchronize()
+    assert len(set(comm.allgather(bits(model)))) == 1
+
+
+@each(kind=KINDS)
+def case_a_sum_that_fails_loses_nothing_and_counts_nothing_twice(comm, kind):
+    models = [net(), net()]
+    for fails, model in zip((True, False), models):
+        optimizer = KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 2)
+        train(model, optimizer, comm.rank, 3)
+        if fails:
+            weight = model[0].weight.detach().view(-1)[:1].clone()
+            if comm.rank == 1:
+                with torch.no_grad():
+                    model[0].weight.view(-1)[0] = float("inf")
+            if kind == "SparseLoCo":
+                with pytest.raises(sar.StreamError, match="beyond what value_codec"):
+                    optimizer.synchronize()
+            if comm.rank == 1:
+                with torch.no_grad():
+                    model[0].weight.view(-1)[:1] = weight
+        train(model, optimizer, comm.rank, 3, 3)
+    assert bits(models[0]) == bits(models[1])
+
+
+def case_settings_that_differ_are_an_error_on_all_ranks(comm):
+    model = net()
+    with pytest.raises(sar.MismatchError, match="the ranks differ: H is 2 on rank 0"):
+        DiLoCo(torch.optim.SGD(model.parameters(), 0.05), 2 + comm.rank, comm=comm)
+    with pytest.raises(sar.AlgorithmError, match="H is the number of steps"):
+        DiLoCo(torch.optim.SGD(model.parameters(), 0.05), 0 if comm.rank == 1 else 2, comm=comm)
+    with pytest.raises(sar.AlgorithmError, match="decay"):
+        SparseLoCo(torch.optim.SGD(model.parameters(), 0.05), 2, beta=1.5, comm=comm)
