@@ -1,6 +1,6 @@
 """Compare sums of skewed sets with sums of the same sets whose positions are permuted, in the simulator.
 
-    python bench/balance.py [--ranks 4,16,64] [--kinds zipf-1.2,cluster] [--data FOLDER] [--algorithms a,b] [--json FILE]
+    python bench/balance.py [--ranks 4,16,64] [--kinds zipf-1.2,cluster] [--data FOLDER] [--algorithms a,b] [--hashed] [--json FILE]
 
 Every rank draws its own set of about 7,000 to 10,000 of N = 2**20 positions: uniformly; by a Zipf law with low numbers frequent; from one
 range of 40,000 positions, or two of 20,000; or by the Zipf law of exponent 1.2 with 30 times as many draws on one rank. Of real data each
@@ -10,12 +10,16 @@ float32. The network has a latency of 2 microseconds and 10 Gbit/s.
 A line has the simulated milliseconds of "auto", of the fastest algorithm and of each that cuts the index space, those of "auto" and of the
 fastest for the permuted sets, and what (k + union) entries of 8 bytes take on the wire. "balanced" is "auto" divided by "auto" of the
 permuted sets, and holds up to 1.15; "choice" is "auto" divided by the fastest, and holds up to 1.1. A permutation of positions is what
-hashing them comes to, without the time to permute, to sort, and to do so with the result again.
+hashing them comes to, without the time to permute, to sort, and to do so with the result again. With --hashed the permutation is a
+multiplicative hash, and behind the line stand these milliseconds, measured on this machine, and the bytes of an entry with its position as
+a gap: of a rank and of the sum, and of both hashed.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +31,7 @@ from numpy.typing import NDArray
 
 import sparseallreduce as sar
 from sparseallreduce.cli.report import environment
+from sparseallreduce.streams import kernels
 
 Array = NDArray[Any]
 Sets = list[Array]  # the positions of each rank
@@ -56,6 +61,8 @@ class Row(NamedTuple):
     permuted_auto: float
     permuted_received: float
     permuted_times: dict[str, float]
+    hashing: float = 0.0  # to hash and sort the entries of a rank, and those of the sum back
+    gap_bytes: tuple[float, ...] = ()  # of an entry of a rank and of the sum, and of both hashed
 
     @property
     def best(self) -> str:
@@ -143,8 +150,9 @@ REAL = {f"{name}{'-by-frequency' * by}": (name, bool(by)) for name in FEATURES f
 @click.option("--algorithms", default="all", show_default=True, help='Compared with "auto".')
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="A folder with the real sets.")
 @click.option("--hosts", type=click.IntRange(min=1), help="Ranks of a host that share a link; none do by default.")
+@click.option("--hashed", is_flag=True, help="Permute by a multiplicative hash, and measure what that takes.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the results.")
-def balance(counts: str, kinds: str, algorithms: str, data: Path | None, hosts: int | None, json_path: Path | None) -> None:
+def balance(counts: str, kinds: str, algorithms: str, data: Path | None, hosts: int | None, hashed: bool, json_path: Path | None) -> None:
     """Print a line for each kind of sets and number of ranks."""
     names = [name for name in sar.algorithms() if name not in LEFT_OUT] if algorithms == "all" else algorithms.split(",")
     if hosts is not None and algorithms == "all":
@@ -156,7 +164,7 @@ def balance(counts: str, kinds: str, algorithms: str, data: Path | None, hosts: 
     rows = []
     for ranks in map(int, counts.split(",")):
         for kind, size, sets in drawn(ranks, kinds, data):
-            rows.append(measured(kind, size, sets, names, network))
+            rows.append(measured(kind, size, sets, names, network, hashed))
             print(line(rows[-1]), flush=True)
     print(verdict(rows))
     if json_path is not None:
@@ -180,14 +188,43 @@ def drawn(ranks: int, kinds: str, data: Path | None) -> Iterator[tuple[str, int,
             raise click.UsageError(f"{kind!r} is none of {', '.join(known)}")
 
 
-def measured(kind: str, size: int, sets: Sets, names: Sequence[str], network: sar.Network) -> Row:
+def measured(kind: str, size: int, sets: Sets, names: Sequence[str], network: sar.Network, hashed: bool) -> Row:
     """The times of all algorithms, for these sets and for the same with their positions permuted."""
-    numbers = np.random.default_rng(1).permutation(size)
-    streams = [streams_of(each, size) for each in (sets, [np.sort(numbers[positions]) for positions in sets])]
-    entries, union = float(np.mean([len(positions) for positions in sets])), len(np.unique(np.concatenate(sets)))
-    wire = 1e3 * (entries + union) * 8 / network.bandwidth
-    own, permuted = (times_of(each, names, network) for each in streams)
-    return Row(kind, len(sets), size, entries, union, wire, *own, *permuted)
+    numbers = np.arange(size) * factor_of(size) % size if hashed else np.random.default_rng(1).permutation(size)
+    permuted_sets, union = [np.sort(numbers[positions]) for positions in sets], np.unique(np.concatenate(sets))
+    entries = float(np.mean([len(positions) for positions in sets]))
+    wire = 1e3 * (entries + len(union)) * 8 / network.bandwidth
+    own, permuted = (times_of(streams_of(each, size), names, network) for each in (sets, permuted_sets))
+    row = Row(kind, len(sets), size, entries, len(union), wire, *own, *permuted)
+    if not hashed:
+        return row
+    gaps = [gap_bytes(each) for each in (sets[0], union, permuted_sets[0], np.sort(numbers[union]))]
+    return row._replace(hashing=1e3 * (hash_seconds(sets[0], size) + hash_seconds(union, size)), gap_bytes=tuple(gaps))
+
+
+def factor_of(size: int) -> int:
+    """A multiplier that is coprime to N, near its golden section."""
+    return next(factor for factor in range(int(size * 0.6180339887) | 1, 2 * size, 2) if math.gcd(factor, size) == 1)
+
+
+def hash_seconds(positions: Array, size: int) -> float:
+    """Of hashing positions and sorting them with their values, or as long of doing so with hashed ones again; the least of nine."""
+    factor, values, seconds = np.uint64(factor_of(size)), np.ones(len(positions), np.float32), []
+    given = positions.astype(np.uint32)
+    for _ in range(9):
+        start = time.perf_counter()
+        keys = given * factor % np.uint64(size) << np.uint64(32) | np.arange(len(given), dtype=np.uint64)
+        keys.sort()
+        values[keys & np.uint64(0xFFFFFFFF)]
+        (keys >> np.uint64(32)).astype(np.uint32)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def gap_bytes(positions: Array) -> float:
+    """Bytes of an entry with a value of four, and its position as a gap."""
+    room = np.empty(kernels.gaps_bound(len(positions), np.dtype(np.uint32)), np.uint8)
+    return 4 + kernels.encode_gaps(positions.astype(np.uint32), 0, room) / max(len(positions), 1)
 
 
 def streams_of(sets: Sets, size: int) -> list[sar.SparseStream]:
@@ -211,10 +248,12 @@ def header() -> str:
 def line(row: Row) -> str:
     shown = "".join(f"{row.times.get(name, np.nan):11.3f}" for name in CUTTING)
     marks = " " if row.balanced <= BALANCED else "!", " " if row.choice <= CHOICE else "!"
+    gaps = ", ".join(f"{each:.2f}" for each in row.gap_bytes)
+    hashed = f"  hashing {row.hashing:.3f} ms, bytes of an entry {gaps}" if gaps else ""
     return (
         f"{row.kind:28}{row.ranks:4}{row.entries:8,.0f}{row.union:9,}{row.wire:8.3f}{row.auto:8.3f}{row.received:7,.0f}{shown}"
         f"{row.times[row.best]:8.3f}  {row.best:24}{row.permuted_auto:9.3f}{row.permuted_received:7,.0f}"
-        f"{row.balanced:8.3f}{marks[0]}{row.choice:7.3f}{marks[1]}"
+        f"{row.balanced:8.3f}{marks[0]}{row.choice:7.3f}{marks[1]}{hashed}"
     )
 
 

@@ -133,6 +133,7 @@ def problem_of(
     return problem if overlap is None else informed(problem, overlap)
 
 
+@lru_cache(maxsize=256)
 def informed(problem: Problem, overlap: Overlap) -> Problem:
     """The same, of which it is known how the sets overlap, and where they lie."""
     problem, spread = problem._replace(union=overlap.union), overlap.spread

@@ -34,7 +34,7 @@ class _Known:
     """What is remembered of one kind of operation."""
 
     def __init__(self, overlap: Overlap, period: int) -> None:
-        self.overlap, self.period = overlap, period
+        self.overlap, self.digest, self.period = overlap, overlap.digest, period
         self.uses, self.misses = period, 0
         self.shares: NDArray[np.float64] | None = None  # of the first result in each part, and behind them its entries
 
@@ -56,9 +56,9 @@ class Overlaps:
     def note(self, digest: int, stream: SparseStream) -> bytes:
         """Return what to tell the others: the digest of what is remembered, or a sample."""
         known = self._known.get(digest)
-        if known is not None and known.uses > 0 and known.overlap.digest in self._latest:
+        if known is not None and known.uses > 0 and known.digest in self._latest:
             known.uses -= 1
-            return REMEMBERED + known.overlap.digest
+            return REMEMBERED + known.digest
         return self.sample(stream)
 
     def sample(self, stream: SparseStream) -> bytes:
@@ -68,7 +68,7 @@ class Overlaps:
     def learn(self, digest: int, notes: Sequence[bytes], size: int) -> Overlap | None:
         """Return the overlap that all ranks go by, from what all of them have told; None if they told different things."""
         known, first = self._known.get(digest), notes[0]
-        if first[:1] == REMEMBERED and all(note == first for note in notes):
+        if first[:1] == REMEMBERED and notes.count(first) == len(notes):
             self._latest.move_to_end(first[1:])
             return self._latest[first[1:]]
         if any(note[:1] != _SAMPLED for note in notes):
@@ -81,8 +81,8 @@ class Overlaps:
             if len(self._known) >= _KINDS:
                 self._known.clear()
             period = _USES if known is None or known.period == 0 else min(2 * known.period, _MOST_USES)
-            self._known[digest] = _Known(overlap, period)
-            self._latest[overlap.digest] = overlap
+            known = self._known[digest] = _Known(overlap, period)
+            self._latest[known.digest] = overlap
             if len(self._latest) > 2 * _KINDS:
                 self._latest.popitem(last=False)
         return overlap
