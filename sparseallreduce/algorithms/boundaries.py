@@ -5,9 +5,9 @@ ranks whose sets are alike name different positions. From all of them follows ho
 positions that they sample (:mod:`~sparseallreduce.algorithms.overlap`) how many of these are left in the sum. All is computed in integers,
 so that every rank finds the same boundaries.
 
-A part costs its rank the entries that it receives and adds up, and then all ranks its share of the sum. Where sets are skewed no cut makes
-both equal: frequent positions bring many entries, and few of the sum. So some mixtures of the two are tried, and that one is taken by which
-a rank receives the least in both phases together.
+A part costs its rank the entries that it receives and adds up, and then all ranks its share of the sum, in bits: positions next to each
+other take few. Where sets are skewed no cut makes both equal: frequent positions bring many entries, and few of the sum. So some mixtures
+of the two are tried, and that one is taken by which a rank receives the least in both phases together.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ MOST_POSITIONS = 1 << 40  # up to which products of positions and shares are 64-
 UNIT = 1 << 20  # of which shares of all entries are counted
 _MIXTURES = 4  # quarters of the sum's entries in a mixture
 _EVEN = 27, 25  # what equal widths may cost for what parts that are all alike would: 1.08, which is the noise of the samples
+_BITS = 32  # of a value, and of a position that no codec makes shorter
 _BINS = 64  # of as many entries each, in which positions are taken for uniformly random
 
 Counts: TypeAlias = NDArray[np.int64]
@@ -118,6 +119,7 @@ class Spread:
             left = weights * shares[order]
             self.union = max(1, self.total * int(left.sum()) // (UNIT * int(weights.sum())))
             self._sum = _below(left)
+        self._sent = self._in_bits()
         self._found: dict[tuple[int, int, int, int, int], Parts] = {}
         digest = hashlib.blake2b(repr((size, most, self.total, self.union)).encode(), digest_size=8)
         for array in (self._places, self._entries, self._sum):
@@ -156,6 +158,16 @@ class Spread:
             self._found[key] = Parts(tuple(even)) if alone else self._best(np.array(even, np.int64), dense_bits, group)
         return self._found[key]
 
+    def _in_bits(self) -> Counts:
+        """Return the bits of the sum below each place, as a share of all: of a value, and of a position by the shortest codec.
+
+        A stretch of the sum takes a bit for each of its positions, or less where these are far apart: 32 for each entry.
+        """
+        edges = _cut(self._places, self._sum, _BINS)
+        each = max(1, self.union // _BINS)
+        bits = _BITS * each + np.minimum(np.diff(edges), _BITS * each)
+        return _at(edges, _full(np.concatenate([[0], np.cumsum(bits)])), self._places)
+
     @cached_property
     def crowding(self) -> tuple[float, float]:
         """The share of all positions on which as many at random would be as far from each other: of entries, and of those of the sum.
@@ -182,6 +194,9 @@ class Spread:
             found.append(_full(np.concatenate([[0], below[inside] - low, [high - low]])))
             amounts.append(total * (high - low) // UNIT)
         (put_in, left), gathered = amounts, found[1]
+        if not dense_bits:
+            low, high = _at(self._places, self._sent, even[[0, -1]]).tolist()
+            gathered = _full(np.concatenate([[0], self._sent[inside] - low, [high - low]]))
         if dense_bits:  # an entry of the sum takes a half of what one of a rank does, or more
             bits = max(1, left * dense_bits + hi - lo)
             share = left * dense_bits * UNIT // bits

@@ -105,6 +105,16 @@ def test_parts_cover_the_range_and_what_is_expected_of_them_comes_true(kind, ran
         assert fullest <= 1.1 * even
 
 
+def test_parts_of_a_sum_are_equal_in_bits():
+    """Half of it lies at positions next to each other, which take a bit each, and half at positions far apart, which take 32."""
+    size, dense, parts = 1 << 23, 1 << 15, 8
+    places = np.concatenate([np.arange(32, dense, 64), np.linspace(dense, size - 1, 512).astype(np.int64)])
+    spread = Spread(size, places, np.full(1024, 64 * QUANTILES), np.full(1024, UNIT), 2 * dense)
+    bounds = np.array(spread.parts(0, size, parts).bounds)
+    below = np.interp(bounds, [0, dense, size], [0, 33 * dense, (33 + 64) * dense])
+    assert np.diff(below).max() <= 1.1 * below[-1] / parts
+
+
 def test_uniform_sets_are_cut_in_equal_widths():
     for ranks in (2, 5, 16, 33):
         bounds = overlap_of(streams_of("uniform", ranks)).spread.parts(0, SIZE, ranks).bounds
