@@ -33,7 +33,8 @@ from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.progress import progress_option
 from sparseallreduce.cli.report import OUTPUT_FILE, check_output, environment, write_report
 from sparseallreduce.cli.train_samples import Samples, read_samples
-from sparseallreduce.cli.train_table import COMPARISON, compared, record
+from sparseallreduce.cli.train_search import search
+from sparseallreduce.cli.train_table import compared, comparison, record
 from sparseallreduce.linear.data.occurring import only_occurring
 from sparseallreduce.linear.data.parts import Data
 from sparseallreduce.linear.defaults import AUTO, DUAL, SGD, SOLVERS, Penalty, chosen_solver, in_rounds, svm_loss
@@ -43,7 +44,6 @@ from sparseallreduce.linear.models import LOSSES, MODELS, Hinge, Logistic
 from sparseallreduce.linear.multiclass import CHOICES
 from sparseallreduce.linear.strategies import LOSSY, STRATEGIES
 from sparseallreduce.linear.strategies.lossy import DENSITY
-from sparseallreduce.linear.training.batches import held_out
 from sparseallreduce.linear.training.early_stopping import WATCHED
 from sparseallreduce.linear.training.schedules import SCHEDULES
 from sparseallreduce.linear.weights import UPDATES
@@ -153,16 +153,17 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--C",
     "C",
-    type=_ABOVE_ZERO,
-    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR.  [1; --model linear: "
-    "--l2 1e-4; --solver sgd: no penalty]",
+    type=train_options.Numbers(_ABOVE_ZERO, train_options.SEARCH),
+    metavar="FLOAT[,FLOAT...]|search",
+    help="How strongly the sum of losses weighs against the penalty |w|^2 / 2, as in scikit-learn and LIBLINEAR. Of several, the best is "
+    "chosen by --folds or --validation; search tries eleven from 0.001 to 100, with 5 folds where nothing else is said.  "
+    "[1; --model linear: --l2 1e-4; --solver sgd: no penalty]",
 )
 @click.option(
     "--l2",
-    type=train_options.Penalties(),
+    type=train_options.Numbers(click.FloatRange(min=0)),
     metavar="FLOAT[,FLOAT...]",
-    help="In place of --C, the factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C) of M samples. Of several, each is a "
-    "run of its own, and --model-out the best one on --validation.",
+    help="In place of --C, the factor of the penalty L2 / 2 * |w|^2 beside the mean loss: 1 / (M * C) of M samples; or several.",
 )
 @click.option("--l1", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor of the penalty L1 * |w|_1.")
 @click.option(
@@ -209,7 +210,15 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--validation",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
-    help="Hold out a share of the samples. The model is that after the epoch, or round, that did best on them.",
+    help="Hold out a share of the samples. The model is that after the epoch, or round, that did best on them; of several --C or --l2, "
+    "each of which is a run of its own, the best one.",
+)
+@click.option(
+    "--folds",
+    type=click.IntRange(min=2),
+    metavar="K",
+    help="Cross-validate every --C or --l2, in K equal parts of the samples and of each class. The one of the highest mean accuracy, or of "
+    "the lowest loss if labels are numbers, is then trained on all samples.",
 )
 @click.option("--initial-model", type=click.Path(path_type=Path), metavar="MODEL", help="Start from the weights of a model file.")
 @click.option("--early-stopping", type=click.Choice(list(WATCHED)), help="Stop when this figure gets no better.")
@@ -245,7 +254,8 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
 
     On SIGINT or SIGTERM, at any rank, all ranks write a checkpoint, if --checkpoint is given, and end with status 1.
     """
-    asked, given = chosen, _given()
+    asked, given = train_options.searched(chosen), _given()
+    chosen = asked
     solver = chosen["solver"]
     if solver == AUTO:
         solver = SGD if train_options.asks_for_steps(chosen, given) else DUAL
@@ -274,20 +284,24 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
     start = _initial_weights(initial_model, samples, chosen["intercept"], comm)
     if start is not None:
         chosen = chosen | {"intercept": len(start) > samples.training.features}
-    trained = 1 - held_out(samples.training.total_samples, chosen["validation"] or 0.0) / samples.training.total_samples
-    found = [train_options.factors(chosen, l2, samples.counted * trained) for l2 in train_options.penalties(chosen)]
-    each = [chosen | {"l2": factors.l2, "l1": factors.l1} for factors in found]
     rounds = in_rounds(chosen["solver"])
     features = only_occurring(samples.training, comm) if start is None else None
     numbered = samples if features is None else samples.numbered(features)
+    name, values = train_options.strengths(chosen)
+    found = None if chosen["folds"] is None else search(numbered, chosen, start, comm)
+    if found is not None:
+        for line in found.lines():
+            say(line)
+        values = (found.best,)
+    each = [train_runs.penalised(numbered, chosen | {name: value}) for value in values]
     runs = [
         train_runs.in_rounds(numbered, one, comm, say) if rounds else train_runs.by_steps(numbered, one, start, comm, say) for one in each
     ]
     best = min(runs, key=lambda run: run.cost)
     if len(runs) > 1:
-        say(COMPARISON)
-        for run in runs:
-            say(compared(run.l2, run.history, run.best_epoch, run is best))
+        say(comparison(name))
+        for value, run in zip(values, runs, strict=True):
+            say(compared(value, run.history, run.best_epoch, run is best))
     measured = _measured(best.fitted, numbered, metrics, comm) if chosen["metrics"] or (json_path and samples.testing) else {}
     if chosen["metrics"]:
         for of, figures in measured.items():
@@ -303,6 +317,7 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         "peak_memory": gather(comm, _peak_memory()),
         "seconds": {"read": samples.seconds, "train": sum(epoch.seconds["total"] for run in runs for epoch in run.history)},
         "solver": chosen["solver"],
+        "C": values[runs.index(best)] if name == "C" else None,
         "l2": best.l2,
         "best_epoch": best.best_epoch,
         "batch_size": best.batch_size,
@@ -320,9 +335,14 @@ def train(data: Data, test: Path | None, initial_model: Path | None, json_path: 
         if json_path is not None:
             known = samples.testing is not None, chosen["validation"] is not None, chosen["densities"]
             records = {id(run): [record(epoch, *known) for epoch in run.history] for run in runs}
-            further = {"epochs": records[id(best)]}
+            further: dict[str, Any] = {"epochs": records[id(best)]}
             if len(runs) > 1:
-                further["models"] = [{"l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]} for run in runs]
+                further["models"] = [
+                    {name: value, "l2": run.l2, "best_epoch": run.best_epoch, "epochs": records[id(run)]}
+                    for value, run in zip(values, runs, strict=True)
+                ]
+            if found is not None:
+                further["search"] = found.record()
             write_report(json_path, "train", click.get_current_context().params | chosen, machine, results, **further)
 
     agreed(comm, write if comm.rank == 0 else lambda: None)
@@ -349,7 +369,8 @@ def _with_solver(
     """The options with the solver that these samples are for, where it was left open."""
     if asked["solver_is_said"]:
         return chosen
-    factors = [train_options.factors(chosen, l2, samples.counted) for l2 in train_options.penalties(chosen)]
+    name, values = train_options.strengths(chosen)
+    factors = [train_options.factors(chosen | {name: value}, samples.counted) for value in values]
     least = min(factors, key=lambda each: each.l2)
     held = chosen["validation"] is not None or chosen["early_stopping"] is not None
     training = samples.training
@@ -363,6 +384,9 @@ def _with_solver(
 
 def _penalty(chosen: dict[str, Any]) -> str:
     """Return the penalty as the line that announces the solver shows it, such as "C 1" or "no penalty"."""
+    name, values = train_options.strengths(chosen)
+    if len(values) > 1:
+        return f"{name} {', '.join(f'{value:g}' for value in values)}"
     said = [f"{name} {chosen[name]}" for name in ("l2", "l1") if chosen[name]]
     if said:
         return ", ".join(said)

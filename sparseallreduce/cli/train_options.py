@@ -33,7 +33,7 @@ __all__ = [
     "RATES",
     "STEPS",
     "ClassWeights",
-    "Penalties",
+    "Numbers",
     "asks_for_steps",
     "batch_size",
     "check",
@@ -43,16 +43,19 @@ __all__ = [
     "descent",
     "factors",
     "model",
-    "penalties",
     "schedule",
+    "searched",
     "stopping",
     "strategy_options",
+    "strengths",
 ]
 
 RATES = {"sgd": 0.5, "ftrl": 0.5, "arow": 1.0}  # where none is given
 # Of ftrl for classes, where none is given. Without a beta rare features outweigh frequent ones: the test accuracy on samples like those of
 # URL was 0.82 after ten passes, where it is 0.91 with these, as LIBLINEAR's.
 CLASSES_RATE, CLASSES_BETA = 5.0, 20.0
+# What --C search stands for, and the folds where there is nothing else that it could choose by, as many as LIBLINEAR takes.
+SEARCH, GRID, FOLDS = "search", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 5
 BATCH, STEPS = 100, 64  # samples of a rank in a step at most, and steps of a pass at least, where no batch is given
 # What means something to rounds or to steps alone. Passes are counted of steps, and rounds may be as many, where the solver is said.
 _OF_ROUNDS = ("gap",)
@@ -88,24 +91,36 @@ def _label(word: str) -> float | str:
     return word if is_name(word.encode()) else float(word)
 
 
-class Penalties(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
-    """A number from 0 on, or several, as in `1e-6,1e-5`: then a tuple."""
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in later versions of click
+    """A number of a range, or several, as in `1e-6,1e-5`: then a tuple. Or the word ``also``, if there is one."""
 
     name = "float,..."
 
+    def __init__(self, allowed: click.FloatRange, also: str | None = None) -> None:
+        self._allowed, self._also = allowed, also
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or value == self._also:
             return value
-        convert: Callable[..., float] = click.FloatRange(min=0).convert  # of text, too
+        convert: Callable[..., float] = self._allowed.convert  # of text, too
         numbers = tuple(convert(each, param, ctx) for each in value.split(","))
         if len(set(numbers)) < len(numbers):
             self.fail(f"{value!r} names a number twice", param, ctx)
         return numbers if len(numbers) > 1 else numbers[0]
 
 
-def penalties(chosen: dict[str, Any]) -> tuple[float | None, ...]:
-    """The values of --l2, each of which is a model; None for what C comes to."""
-    return chosen["l2"] if isinstance(chosen["l2"], tuple) else (chosen["l2"],)
+def searched(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with numbers in the place of `--C search`, and folds to choose by where no samples are held out otherwise."""
+    if chosen["C"] != SEARCH:
+        return chosen
+    holds_out = chosen["folds"] is not None or chosen["validation"] is not None
+    return chosen | {"C": GRID, "folds": chosen["folds"] if holds_out else FOLDS}
+
+
+def strengths(chosen: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the option that says how strong the penalty is, C or l2, and its values, each of which is a model; None if it is not given."""
+    name = "C" if chosen["l2"] is None else "l2"
+    return name, chosen[name] if isinstance(chosen[name], tuple) else (chosen[name],)
 
 
 def asks_for_steps(chosen: dict[str, Any], given: set[str]) -> bool:
@@ -114,11 +129,12 @@ def asks_for_steps(chosen: dict[str, Any], given: set[str]) -> bool:
     return watch.startswith("progressive") or chosen["device"] != "cpu" or "epochs" in given or any(name in given for name in _OF_SGD)
 
 
-def factors(chosen: dict[str, Any], l2: float | None, counted: float) -> Factors:
-    """The factors of the penalties, where the samples that are trained on count so much together.
+def factors(chosen: dict[str, Any], counted: float) -> Factors:
+    """The factors of the penalties, where the samples that are trained on count so much together, and C and l2 are a number each or none.
 
     Steps that are asked for have no penalty if none is.
     """
+    l2 = chosen["l2"]
     if l2 is None and chosen["C"] is None and chosen["solver_is_said"] and chosen["solver"] == SGD:
         return Factors(0.0, chosen["l1"])
     return Penalty(_default(chosen["C"], default_c(chosen)), l2=l2, l1=chosen["l1"]).factors(counted)
@@ -197,8 +213,9 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     """
     kind = STRATEGIES[chosen["strategy"]]
     decays = chosen["schedule"] in _DECAY
-    several, watch = len(penalties(chosen)) > 1, chosen["early_stopping"] or ""
-    solver, factors = chosen["solver"], [factor for factor in penalties(chosen) if factor is not None]
+    (name, values), watch, folds = strengths(chosen), chosen["early_stopping"] or "", chosen["folds"]
+    several, solver = len(values) > 1, chosen["solver"]
+    factors = [factor for factor in values if name == "l2"]
     rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_is_said"]
     wrong = {
         "--C and --l2 both say what the penalty is: leave one of them out": chosen["C"] is not None and bool(factors),
@@ -232,8 +249,16 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and watch.startswith(("train", "test", "validation")),
         "--validation chooses by evaluations, which --evaluate-every 0 leaves out: leave out one of them": chosen["validation"] is not None
         and not chosen["evaluate_every"],
-        "several --l2 are chosen from by samples that are held out: give --validation too": several and chosen["validation"] is None,
-        "--checkpoint keeps the state of one run: give one --l2": several and chosen["checkpoint"] is not None,
+        f"several --{name} are chosen from by samples that are held out: give --validation too, or --folds": several
+        and chosen["validation"] is None
+        and folds is None,
+        f"--checkpoint keeps the state of one run: give one --{name}, and leave out --folds": (several or folds is not None)
+        and chosen["checkpoint"] is not None,
+        "--folds compares models of several penalties: give these, as --C 0.01,0.1,1,10, or --C search": folds is not None
+        and values == (None,),
+        "--folds and --validation both say which samples are held out: leave one of them out": folds is not None
+        and chosen["validation"] is not None,
+        "--folds compares models that are trained: raise --epochs": folds is not None and chosen["epochs"] == 0,
         "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None
         and (chosen["resume"] or chosen["checkpoint_every_steps"] is not None or chosen["checkpoint_minutes"] is not None),
         "--class-weight is for classes: leave it out, or take --model logistic or svm": chosen["class_weight"] is not None
@@ -259,7 +284,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         wrong |= {of_svm: chosen["model"] != Hinge.name, without: not kind.sums_batches}
     if chosen["device"] == "gpu":
         wrong |= {f"--device gpu does without {what}": holds for what, holds in _of_the_host(chosen).items()}
-    for name in ("C", "epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
+    wrong["--C must be a finite number"] = name == "C" and not all(math.isfinite(value or 0.0) for value in values)
+    for name in ("epsilon", "gap", "beta", "learning_rate", "l1", "decay", "tolerance", "checkpoint_minutes"):
         wrong[f"--{name.replace('_', '-')} must be a finite number"] = not math.isfinite(chosen[name] or 0.0)
     for message, holds in wrong.items():
         if holds:

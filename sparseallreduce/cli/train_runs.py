@@ -32,7 +32,7 @@ from sparseallreduce.linear.training.picking import CANDIDATES, Pick, picked
 from sparseallreduce.linear.training.trainer import Epoch, Options, SparseBatchWarning, Trainer
 from sparseallreduce.linear.weights import Descent
 
-__all__ = ["Run", "by_steps", "in_rounds"]
+__all__ = ["Ends", "Run", "by_steps", "ends_by_steps", "ends_in_rounds", "in_rounds", "penalised"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,39 @@ class Run:
     cost: float  # on these
     batch_size: int | None = None  # samples of a rank in a step; None in rounds
     picked: dict[str, float] | None = None  # learning rate, beta and power of the decay, and the seconds that it took to pick them
+
+
+#: A model that was trained: what the last epoch or round came to, and its trainer.
+Ends = Iterator[tuple[Epoch | Figures, Trainer | RoundTrainer]]
+
+
+def penalised(samples: Samples, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the factors of the penalty, where --C and --l2 are a number each or none."""
+    total = samples.training.total_samples
+    factors = train_options.factors(chosen, samples.counted * (1 - held_out(total, chosen["validation"] or 0.0) / total))
+    return chosen | {"l2": factors.l2, "l1": factors.l1}
+
+
+def ends_by_steps(samples: Samples, each: list[dict[str, Any]], start: np.ndarray | None, comm: Any) -> Ends:
+    """Train a model by each of these options, from the same start, and yield how it ended; collective."""
+    for chosen in each:
+        trainer = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, lambda line: None)
+        with _stopping_on_signals(trainer):
+            *_, last = trainer.run(samples.testing)
+        yield last, trainer
+
+
+def ends_in_rounds(samples: Samples, each: list[dict[str, Any]], comm: Any) -> Ends:
+    """Train a model by each of these options, which differ in l2 alone, from where the one before ended; collective."""
+    trainer: RoundTrainer | None = None
+    for chosen in each:
+        if trainer is None:
+            trainer = _round_trainer(samples, chosen, comm)
+        else:
+            trainer.penalise(chosen["l2"], train_options.stopping(chosen))
+        with _stopping_on_signals(trainer):
+            *_, last = trainer.run(samples.testing)
+        yield last, trainer
 
 
 def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None, comm: Any, say: Callable[[str], None]) -> Run:
@@ -85,6 +118,26 @@ def by_steps(samples: Samples, chosen: dict[str, Any], start: np.ndarray | None,
 
 def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable[[str], None]) -> Run:
     """Train in rounds of CoCoA+, and print a line a round; collective."""
+    trainer = _round_trainer(samples, chosen, comm)
+    held = chosen["validation"] is not None
+    with progress_bar(comm, desc=f"rounds, l2 {trainer.l2:g}", unit="round") as bar, _stopping_on_signals(trainer):
+        for figures in trainer.run(samples.testing):
+            if figures.epoch == 1:
+                say(train_table.rounds_header(held))
+            say(train_table.rounds_line(figures, held))
+            bar.update()
+    if not trainer.converged:
+        say(f"the gap is not yet {chosen['gap'] or 1e-3:g} of the loss: raise --epochs, or --gap")
+    best = trainer.best_epoch
+    if trainer.history and best != len(trainer.history):
+        say(f"the model is that after round {best}, " + ("which did best on the samples held out" if held else "whose loss is the lowest"))
+    learned = trainer.weights().astype(samples.training.values.dtype, copy=False)
+    cost = math.inf if trainer.best is None else trainer.best.cost
+    return Run(trainer.l2, trainer.history, _fitted(samples, learned), None, best, cost)
+
+
+def _round_trainer(samples: Samples, chosen: dict[str, Any], comm: Any) -> RoundTrainer:
+    """Return the trainer of a solver that goes in rounds; collective."""
     options = RoundOptions(
         rounds=chosen["epochs"],
         gap=chosen["gap"],
@@ -96,22 +149,7 @@ def in_rounds(samples: Samples, chosen: dict[str, Any], comm: Any, say: Callable
         evaluate_every=chosen["evaluate_every"],
         validation=chosen["validation"] or 0.0,
     )
-    trainer = RoundTrainer(samples.model, samples.training, comm, chosen["l2"], options, train_options.stopping(chosen))
-    held = chosen["validation"] is not None
-    with progress_bar(comm, desc=f"rounds, l2 {trainer.l2:g}", unit="round") as bar, _stopping_on_signals(trainer):
-        for figures in trainer.run(samples.testing):
-            if figures.epoch == 1:
-                say(train_table.rounds_header(held))
-            say(train_table.rounds_line(figures, held))
-            bar.update()
-    if not trainer.converged:
-        say(f"the gap is not yet {options.gap or 1e-3:g} of the loss: raise --epochs, or --gap")
-    best = trainer.best_epoch
-    if trainer.history and best != len(trainer.history):
-        say(f"the model is that after round {best}, " + ("which did best on the samples held out" if held else "whose loss is the lowest"))
-    learned = trainer.weights().astype(samples.training.values.dtype, copy=False)
-    cost = math.inf if trainer.best is None else trainer.best.cost
-    return Run(trainer.l2, trainer.history, _fitted(samples, learned), None, best, cost)
+    return RoundTrainer(samples.model, samples.training, comm, chosen["l2"], options, train_options.stopping(chosen))
 
 
 def _trainer(

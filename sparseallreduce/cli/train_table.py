@@ -9,9 +9,7 @@ from sparseallreduce.cli.terminal import Column, columns_of_terminal, fitting, r
 from sparseallreduce.linear.solvers import Figures
 from sparseallreduce.linear.training.trainer import Epoch
 
-__all__ = ["COMPARISON", "compared", "header", "line", "record", "rounds_header", "rounds_line"]
-
-COMPARISON = f"{'l2':>10} {'epoch':>5} {'loss':>10} {'val loss':>10} {'val acc':>8} {'auc':>8}"
+__all__ = ["compared", "comparison", "header", "line", "record", "rounds_header", "rounds_line"]
 
 
 # The figures of samples held out stand between those of the test set and the progressive ones.
@@ -89,13 +87,18 @@ def _cells(of: Epoch | Figures) -> dict[str, str]:
     }
 
 
-def compared(l2: float, history: list[Epoch] | list[Figures], best_epoch: int | None, chosen: bool) -> str:
+def comparison(name: str) -> str:
+    """Return what stands above the lines of models that differ in the option of this name."""
+    return f"{name:>10} {'epoch':>5} {'loss':>10} {'val loss':>10} {'val acc':>8} {'auc':>8}"
+
+
+def compared(strength: float, history: list[Epoch] | list[Figures], best_epoch: int | None, chosen: bool) -> str:
     """A model beside others."""
     best = next((epoch for epoch in history if epoch.epoch == best_epoch), None)
     figures = [None] * 4 if best is None else [best.loss, best.validation_loss, best.validation_accuracy, best.validation_auc]
     loss, held_loss, accuracy, auc = map(_shown, figures)
     mark = "  best" if chosen else ""
-    return f"{l2:10.4g} {best_epoch or '-':>5} {loss:>10} {held_loss:>10} {accuracy:>8} {auc:>8}{mark}"
+    return f"{strength:10.4g} {best_epoch or '-':>5} {loss:>10} {held_loss:>10} {accuracy:>8} {auc:>8}{mark}"
 
 
 def record(epoch: Epoch | Figures, tested: bool, held_out: bool, densities: bool) -> dict[str, Any]:

@@ -101,6 +101,13 @@ class LinearModel(ABC):
         return not self.classifies
 
     @property
+    def codes(self) -> Array | None:
+        """The labels that classes have: -1 and 1 of two, numbers from 0 of several; None of models that predict numbers."""
+        if not self.classifies:
+            return None
+        return np.array([-1.0, 1.0]) if self.columns is None else np.arange(float(self.columns))
+
+    @property
     def variant(self) -> str:
         """The name of the loss, if it is not the first of those that a model of this name may have."""
         return self.loss_name if self.loss_name in list(LOSSES.get(self.name, ()))[1:] else ""

@@ -16,6 +16,7 @@ from sparseallreduce.linear.solvers import CoCoA, RoundOptions, RoundTrainer, Tr
 from sparseallreduce.linear.solvers.gathered import Gathered
 from sparseallreduce.linear.solvers.local import LocalProblem
 from sparseallreduce.linear.solvers.newton import Newton
+from sparseallreduce.linear.training.batches import Fold
 
 FEATURES, SAMPLES, L2 = 60, 120, 0.02
 LOSSES = {"hinge": Hinge, "squared_hinge": SquaredHinge, "logistic": Logistic}
@@ -71,6 +72,27 @@ def case_newton_steps_do_not_depend_on_the_number_of_ranks(comm, loss, split):
     assert len({each.tobytes() for each in comm.allgather(weights)}) == 1
     assert (len(found.history), found.products) == (len(alone.history), alone.products)
     check_alike_and_best(comm, found, weights, loss)
+
+
+@on_ranks(2, 3)
+@each(loss=["hinge", "squared_hinge", "logistic"], solver=["dual", "newton"])
+def case_a_fold_and_penalties_in_turn_come_to_what_one_rank_finds(comm, loss, solver):
+    if (loss, solver) == ("hinge", "newton"):
+        return
+    options = RoundOptions(gap=1e-5, intercept=True, free_intercept=True, solver=solver, validation=Fold(1, 3))
+    bounds = np.r_[0, 0, np.linspace(SAMPLES / 2, SAMPLES, comm.size - 1).astype(int)]  # the first rank has no samples
+    ours = RoundTrainer(LOSSES[loss](), part(comm, bounds), comm, 0.1, options)
+    alone = RoundTrainer(LOSSES[loss](), Dataset.from_scipy(*matrix()), sar.SERIAL, 0.1, options)
+    for l2 in (0.1, 0.01, 0.001):
+        if l2 < 0.1:
+            ours.penalise(l2)
+            alone.penalise(l2)
+        last, expected = list(ours.run())[-1], list(alone.run())[-1]
+        assert ours.converged and last.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert last.validation_loss == pytest.approx(expected.validation_loss, rel=0.03)
+        assert len({each.tobytes() for each in comm.allgather(ours.weights())}) == 1
+    with pytest.raises(SparseAllreduceError, match="l2"):
+        ours.penalise(0.01 + comm.rank)
 
 
 @on_ranks(2, 4)

@@ -162,7 +162,6 @@ class CoCoA:
         self.local_passes, self.seed, self.intercept = local_passes, seed, intercept
         self.free_intercept, self.scale_features = intercept and free_intercept, scale_features
         self.history: list[Round] = []
-        self.converged = False
         self.weights = np.zeros(0)
         self._sum_dtype = np.float32 if tolerance >= _FLOAT32 else np.float64
         together(self.comm, lambda: self._make(dataset))
@@ -182,6 +181,11 @@ class CoCoA:
         if self.free_intercept and not self.model.classifies:
             self._begin_at_mean()
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing of rounds, of which there was none yet."""
+        self.history, self.converged = [], False
         self._due, self._recollect, self._bound = False, False, 0.0
         self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
         self._best, self._last, self._expected, self._optimism = math.inf, math.inf, math.inf, 1.0
@@ -246,6 +250,36 @@ class CoCoA:
 
         self.weights = together(self.comm, rounds)
         return self.weights
+
+    def penalise(self, l2: float) -> None:
+        """Take another penalty, and begin where the last run has ended; collective.
+
+        The weights are those, or these as many times as dual variables may be larger now, whichever is nearer to the optimum.
+
+        Raises
+        ------
+        AlgorithmError
+            On all ranks alike, if ``l2`` is out of range.
+        """
+        widening, self.l2 = self.l2 / l2 if l2 > 0 else 0.0, l2
+        agreed(self.comm, self._checked)
+        self._gathered.catch_up()
+        self._gathered.forget()
+        factors = {widening, min(1.0, widening)}
+
+        def own() -> tuple[float, dict[float, float]]:
+            self._local.penalise(l2)
+            return self._local.squares(), {factor: self._local.conjugates(self._local.scaled(factor)) for factor in factors}
+
+        told = gather(self.comm, agreed(self.comm, own))
+        halved = self._halved(sum(squares for squares, _ in told))
+        pulled = float(np.dot(self._centre, self._moved))
+
+        def objective(factor: float) -> float:
+            return float(sum(conjugates[factor] for _, conjugates in told)) + factor * factor * halved + factor * pulled
+
+        self._exchange.scale(min(sorted(factors), key=objective), self._centre)
+        self._begin()
 
     def advance(self, certify: bool = False) -> Round:
         """Make one round; collective.

@@ -130,6 +130,16 @@ class Exchange:
             self.weights[-self._local.width :] += change
             self._before[:] = self._local.weights
 
+    def scale(self, factor: float, centre: Array) -> None:
+        """Multiply all weights by a factor, the intercepts by their distance from ``centre``; dual variables follow."""
+        local = self._local
+        local.scale(factor, centre)
+        self.weights *= factor
+        if self._comm.size > 1 and local.numbering.intercept >= 0:
+            self.weights[-local.width :] += (1 - factor) * centre
+        self._before[:], self._dual_before[:] = local.weights, local.dual
+        self.sigma = float(self._comm.size)
+
     def _told(self, count: int, *numbers: float) -> SparseStream:
         size = len(self.weights)
         self._slots[count : count + _TOLD] = np.arange(size, size + _TOLD)

@@ -72,8 +72,8 @@ class LocalProblem:
         ones = kernels.squared_norms(indptr, read_only(numbering.indices), values, frame, float(intercept), self._norms)
         self._rows = indptr, read_only(numbering.indices), values[:0] if ones else values, frame, dataset.labels
         self.frame: Frame | None = None
-        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-        self._bounds = counts / (dataset.total_samples * l2)
+        self._counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+        self._bounds, self._widening = self._counts / (dataset.total_samples * l2), 1.0
         self.dual = np.zeros(dataset.rows)
         self.weights = np.zeros(numbering.size)
         self._active = np.empty(dataset.rows, np.int64)
@@ -108,6 +108,25 @@ class LocalProblem:
         self._rows = indptr, indices, values, pairs, labels
         kernels.squared_norms(indptr, indices, values, pairs, float(self._settings[2]), self._norms)
 
+    def penalise(self, l2: float) -> None:
+        """Take another penalty from now on; :meth:`scale` is to be called before a pass, by a factor at most that of the bounds."""
+        loss, before, intercept, seed = self._settings
+        self._settings, self._widening = (loss, l2, intercept, seed), before / l2
+        self._bounds = self._counts / (self._dataset.total_samples * l2)
+        self._activate_all()
+
+    def scaled(self, factor: float) -> Array:
+        """Return the dual variables that go with the weights times a factor, where the bounds are new."""
+        return factor * self.dual
+
+    def scale(self, factor: float, centre: Array) -> None:
+        """Multiply the weights by a factor, the intercepts by their distance from ``centre``, and move dual variables to these."""
+        first = self.numbering.intercept * self.width
+        self.dual[:] = self.scaled(factor)
+        self.weights *= factor
+        if first >= 0:
+            self.weights[first : first + self.width] += (1 - factor) * centre
+
     @property
     def intercept(self) -> Array:
         """A copy of the intercepts, one a weight of a feature; none if there is no intercept."""
@@ -118,6 +137,9 @@ class LocalProblem:
         """Add to the intercepts what belongs to no dual variable; all samples are active then."""
         first = self.numbering.intercept * self.width
         self.weights[first : first + self.width] += change
+        self._activate_all()
+
+    def _activate_all(self) -> None:
         self.activate(np.flatnonzero(self._bounds > 0))
         self.limits[:] = math.inf, -math.inf
 
@@ -225,9 +247,9 @@ class LocalProblem:
         )
         return int(kept), float(gap)
 
-    def conjugates(self) -> float:
-        """The sum of what the samples add to the dual objective to be minimised."""
-        return float(kernels.conjugates(self.loss, self._bounds, self.dual))
+    def conjugates(self, dual: Array | None = None) -> float:
+        """Return the sum of what the samples add to the dual objective to be minimised, at their dual variables or at others."""
+        return float(kernels.conjugates(self.loss, self._bounds, self.dual if dual is None else dual))
 
     def squares(self) -> float:
         """The sum of squares of the weights that no other rank has."""
@@ -268,8 +290,13 @@ class ClassProblem(LocalProblem):
     def scores(self) -> Array:
         return self.margins
 
-    def conjugates(self) -> float:
-        return float(class_kernels.entropies(self._bounds, self.dual))
+    def scaled(self, factor: float) -> Array:
+        moved = self.dual * (factor / self._widening)
+        moved[np.arange(self.rows), self._dataset.labels.astype(np.intp)] += 1 - factor / self._widening
+        return moved
+
+    def conjugates(self, dual: Array | None = None) -> float:
+        return float(class_kernels.entropies(self._bounds, self.dual if dual is None else dual))
 
     def certify(self) -> Certificate:
         given = *self._rows, self._bounds, self.weights, self.numbering.intercept

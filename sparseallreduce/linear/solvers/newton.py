@@ -151,6 +151,12 @@ class Newton:
         self._weights = np.zeros((self._size, self._columns))
         self._scores = np.zeros((dataset.rows, self._columns))
 
+    def penalise(self, l2: float) -> None:
+        """Take another penalty, and begin at the present weights."""
+        self.l2, self.history, self.converged, self.best_state = l2, [], False, None
+        if self._softmax is not None:
+            self._softmax.penalise(l2)
+
     @collective("fit")
     def fit(self) -> Array:
         """Make iterations until the objective is near enough to its least, or as many as are allowed; collective.

@@ -22,10 +22,10 @@ from sparseallreduce.linear.solvers.losses import dual_loss
 from sparseallreduce.linear.solvers.newton import Newton, has_curvature, has_few_weights
 from sparseallreduce.linear.solvers.truncated_newton import TruncatedNewton, newton_loss
 from sparseallreduce.linear.strategies.clock import Clock
-from sparseallreduce.linear.training.batches import divided
+from sparseallreduce.linear.training.batches import Fold, check_held_out, divided
 from sparseallreduce.linear.training.class_metrics import evaluate_classes
 from sparseallreduce.linear.training.early_stopping import WATCHED, EarlyStopping
-from sparseallreduce.linear.training.metrics import Metrics, evaluate
+from sparseallreduce.linear.training.metrics import Metrics, class_threshold, evaluate
 from sparseallreduce.linear.weights import Descent, Weights
 from sparseallreduce.linear.weights.plain import zeros
 from sparseallreduce.runtime.objects import agreed, gather, in_turns, together
@@ -56,16 +56,13 @@ class RoundOptions:
     free_intercept: bool = False  # whether it is not penalised
     scale_features: bool | None = False  # whether features are brought to one scale; None: where their units differ
     evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
-    validation: float = 0.0  # share of the samples that are not trained on: what is learned is what did best on them
+    validation: float | Fold = 0.0  # the samples that are not trained on, a share or a fold: what is learned is what did best on them
 
     def __post_init__(self) -> None:
         for name, lowest in {"rounds": 0, "seed": 0, "evaluate_every": 0}.items():
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be at least 0 and below 1, not {self.validation}")
-        if self.validation and not self.evaluate_every:
-            raise ValueError("what does best on samples that are held out is not known without evaluations: evaluate_every must be above 0")
+        check_held_out(self.validation, self.evaluate_every > 0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,8 @@ class RoundTrainer:
         check_parts(self.dataset, comm, comm.size)
         # What is learned has a weight a feature and score: without memory for it there is no need to begin.
         agreed(comm, lambda: zeros(self.dataset.features, Descent(columns=model.columns), self.dataset.values.dtype).size)
-        self.division = divided(self.dataset, self.options.validation, self.options.seed, comm)
+        self.division = divided(self.dataset, self.options.validation, self.options.seed, comm, model.codes)
+        self._threshold = class_threshold(model, self.dataset, comm)
         self.l2 = 1 / self.division.total if l2 is None else l2
         self.solvers = [self._solver(signs) for signs in self._signs()]
 
@@ -230,6 +228,22 @@ class RoundTrainer:
     @property
     def converged(self) -> bool:
         return all(solver.converged for solver in self.solvers)
+
+    def penalise(self, l2: float, stopping: EarlyStopping | None = None) -> None:
+        """Begin a run with another penalty at the weights of the last one, the samples prepared as they are; collective.
+
+        Parameters
+        ----------
+        l2 : float
+            In place of that before.
+        stopping : EarlyStopping, optional
+            Of the new run.
+        """
+        check_alike(self.comm, {"l2": l2, "early stopping": stopping})
+        self.l2, self.stopping, self.history, self.best = l2, stopping, [], None
+        self._clock, self._sent = Clock(), 0
+        for solver in self.solvers:
+            solver.penalise(l2)
 
     def request_stop(self, reason: str) -> None:
         """Have the run end, on all ranks, after the round that goes on; on any rank, at any time."""
@@ -322,7 +336,7 @@ class RoundTrainer:
 
     def _measured(self, scores: Array, rows: Array | None) -> Metrics:
         """What these scores of this rank's samples, and those of all others, come to."""
-        return evaluate(self.model, scores, self.dataset, 0.0, self.comm, rows)
+        return evaluate(self.model, scores, self.dataset, self._threshold, self.comm, rows)
 
     def _on(self, test: Dataset) -> Metrics:
         """What the weights after the last round say of other samples."""
@@ -331,7 +345,7 @@ class RoundTrainer:
         weights.assign(found)
         if self.model.columns is not None:
             return evaluate_classes(self.model, weights, test, self.comm)
-        return evaluate(self.model, weights.final_scores(test), test, 0.0, self.comm)
+        return evaluate(self.model, weights.final_scores(test), test, self._threshold, self.comm)
 
     def _conclude(self, number: int, figures: dict[str, Any]) -> None:
         """Note what a round came to; collective."""

@@ -57,9 +57,13 @@ class SoftmaxSteps:
         found = agreed(comm, lambda: _eigen(lower) if comm.rank == 0 else {})
         found = broadcast_arrays(comm, found) if comm.size > 1 else found
         self._sizes, self._basis = np.maximum(found["sizes"], 0.0), found["basis"]
-        self._penalties = np.full((size, 1), l2)
-        if place >= 0:
-            self._penalties[place] = 0.0
+        self.penalise(l2)
+
+    def penalise(self, l2: float) -> None:
+        """Take this penalty from now on."""
+        self._penalties = np.full((len(self._sizes), 1), l2)
+        if self._place >= 0:
+            self._penalties[self._place] = 0.0
         self._least = max(l2, _RIDGE * float(self._sizes.mean()), np.finfo(float).tiny)
 
     def products(self, weights: Array) -> Array:

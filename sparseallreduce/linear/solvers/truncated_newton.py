@@ -233,12 +233,23 @@ class TruncatedNewton:
         indices = read_only(numbering.indices if self.comm.size == 1 else places[numbering.indices])
         values = values[:0] if (values == 1).all() else values
         self._rows = read_only(dataset.indptr - begin), indices, values, np.empty(0)
-        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
-        self._bounds = counts / (dataset.total_samples * self.l2)
+        self._weigh_losses()
         self._slots = numbering.slots
         self._gradients: list[Any] = []  # the plans of sums of gradients, of products, and of numbers alone
         self._products: list[Any] = []
         self._numbers: list[Any] = []
+
+    def _weigh_losses(self) -> None:
+        """Set what each sample's loss is multiplied by beside half the squares of the weights."""
+        dataset = self.dataset
+        counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
+        self._bounds = counts / (dataset.total_samples * self.l2)
+
+    def penalise(self, l2: float) -> None:
+        """Take another penalty, and begin at the present weights."""
+        self.l2, self.history, self.converged, self.best_state = l2, [], False, None
+        self._objective, self._dual, self._inner = math.inf, -math.inf, _INNER
+        self._weigh_losses()
 
     @collective("fit")
     def fit(self) -> Array:

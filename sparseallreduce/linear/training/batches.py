@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,20 @@ from sparseallreduce.linear import kernels
 from sparseallreduce.linear.data.dataset import Dataset
 from sparseallreduce.runtime.objects import gather
 
-__all__ = ["Division", "batches", "dealt", "divided", "held_out"]
+__all__ = ["Division", "Fold", "batches", "check_held_out", "class_counts", "dealt", "divided", "held_out"]
 
 Array = NDArray[Any]
 
 # Of the permutation of samples. Six leave no visible trace in 70,000 samples, but prefer some orders of five to others.
 _ROUNDS = 6
 _FEW, _ROUNDS_OF_FEW = 1 << 16, 24
+
+
+class Fold(NamedTuple):
+    """One of the equal parts that samples are divided into for cross-validation: it is held out, and the others are trained on."""
+
+    number: int  # from 0
+    folds: int  # parts of all samples, each of which has its share of every class
 
 
 @dataclass(frozen=True)
@@ -68,36 +75,93 @@ def dealt(division: Division, rows: int, size: int, seed: tuple[int, int]) -> tu
     return starts, order if division.rows is None else division.rows[order]
 
 
-def held_out(total: int, share: float) -> int:
-    """How many of so many samples a share comes to: at least one, and not all.
+def check_held_out(validation: float | Fold, evaluates: bool) -> None:
+    """Raise ValueError if samples to be held out are no share and no fold, or no model is evaluated on them."""
+    if isinstance(validation, Fold):
+        if not 0 <= validation.number < validation.folds or validation.folds < 2:
+            raise ValueError(f"a fold is one of at least 2, not number {validation.number} of {validation.folds}")
+    elif not 0 <= validation < 1:
+        raise ValueError(f"validation must be at least 0 and below 1, not {validation}")
+    if validation and not evaluates:
+        raise ValueError("what does best on samples that are held out is not known without evaluations: evaluate_every must be above 0")
+
+
+def held_out(total: int, share: float | Fold) -> int:
+    """Return how many of ``total`` samples a share comes to, at least one and not all, or how many a fold has.
 
     Raises
     ------
     DatasetError
         If there are too few.
+
+    Examples
+    --------
+    >>> held_out(11, 0.2), [held_out(11, Fold(number, 3)) for number in range(3)]
+    (2, [4, 4, 3])
     """
+    if isinstance(share, Fold):
+        return total // share.folds + (share.number < total % share.folds)
     if share and total < 2:
         raise DatasetError(f"of {total} sample{'s' * (total != 1)} none can be held out for validation: give more, or train on all")
     return min(total - 1, max(1, round(share * total))) if share else 0
 
 
-def divided(dataset: Dataset, share: float, seed: int, comm: Any) -> Division:
-    """Hold out a share of the samples, by a permutation of the numbers of all: the same ones for any number of ranks. Collective.
+def divided(dataset: Dataset, share: float | Fold, seed: int, comm: Any, classes: Array | None = None) -> Division:
+    """Hold out a share of the samples, or a fold, by a permutation of the numbers of all; collective.
+
+    The same samples are held out for any number of ranks. A fold has its share of each of the ``classes``, which are labels.
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if there are too few samples.
+        On all ranks alike, if there are too few samples, or fewer of a class than there are folds.
     """
     if not share:
         return Division(dataset.total_samples, dataset.first_sample)
     out = held_out(dataset.total_samples, share)
-    starts, order = _permuted(dataset.first_sample, dataset.rows, dataset.total_samples, out, (seed, 0))  # epochs count from 1
     chosen = np.zeros(dataset.rows, bool)
-    chosen[order[: starts[1]]] = True
+    if isinstance(share, Fold):
+        chosen[_folds(dataset, share.folds, seed, comm, classes) == share.number] = True
+    else:
+        starts, order = _permuted(dataset.first_sample, dataset.rows, dataset.total_samples, out, (seed, 0))  # epochs count from 1
+        chosen[order[: starts[1]]] = True
     rows = np.flatnonzero(~chosen)
     before = sum(gather(comm, len(rows))[: comm.rank])
     return Division(dataset.total_samples - out, before, rows, np.flatnonzero(chosen))
+
+
+def class_counts(dataset: Dataset, classes: Array, comm: Any) -> Array:
+    """Return how many samples of each class every rank has, of shape (ranks, classes); collective."""
+    return np.array(gather(comm, [int(np.count_nonzero(dataset.labels == label)) for label in classes]))
+
+
+def _folds(dataset: Dataset, folds: int, seed: int, comm: Any, classes: Array | None) -> Array:
+    """Return the fold of each of this rank's samples: as many samples of a class in each, but for one, and as many of all.
+
+    The samples of a class are numbered over all ranks and permuted. Equal parts of them are folds; what is left over, fewer than there
+    are folds, goes to one fold after the other, where the class before ended.
+    """
+    if classes is None:
+        strata, counts = [np.arange(dataset.rows)], np.array(gather(comm, [dataset.rows]))
+    else:
+        strata, counts = [np.flatnonzero(dataset.labels == label) for label in classes], class_counts(dataset, classes, comm)
+    totals, before = counts.sum(axis=0), counts[: comm.rank].sum(axis=0)
+    if totals.min() < folds:
+        raise DatasetError(f"{folds} folds need as many samples of each class, and one has {totals.min()}: take fewer folds")
+    fold = np.empty(dataset.rows, np.int64)
+    left: list[tuple[int, int, int]] = []  # the stratum, the place among what is left over, and the row
+    for stratum, rows in enumerate(strata):
+        size = int(totals[stratum]) // folds
+        starts, order = _permuted(int(before[stratum]), len(rows), int(totals[stratum]), size, (seed, 0))
+        parts = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        fold[rows[order]] = parts
+        over = np.flatnonzero(parts >= folds)
+        left += [(stratum, int(before[stratum] + order[place]), int(rows[order[place]])) for place in over]
+    told = [mine for ranks in gather(comm, [(stratum, number) for stratum, number, _ in left]) for mine in ranks]
+    turn = {each: position % folds for position, each in enumerate(sorted(told))}
+    for stratum, number, row in left:
+        fold[row] = turn[stratum, number]
+    return fold
 
 
 def _permuted(first: int, count: int, total: int, size: int, seed: tuple[int, int]) -> tuple[list[int], Array]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sparseallreduce.linear.training.batches import Fold, check_held_out
+
 __all__ = ["PHASES", "Epoch", "Options", "epoch_of"]
 
 #: What an epoch's seconds are spent on.
@@ -22,17 +24,14 @@ class Options:
     densities: bool = False  # whether an epoch reports the densities of every step
     before: int = 0  # passes that earlier runs have made with this seed: orders of samples go on with the next
     evaluate_every: int = 1  # passes from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
-    validation: float = 0.0  # share of the samples that are not trained on: what is learned is what did best on them
+    validation: float | Fold = 0.0  # the samples that are not trained on, a share or a fold: what is learned is what did best on them
 
     def __post_init__(self) -> None:
         least = {"epochs": 0, "batch_size": 1, "seed": 0, "global_batch": 0, "before": 0, "evaluate_every": 0}
         for name, lowest in least.items():
             if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name} must be at least {lowest}, not {getattr(self, name)}")
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be at least 0 and below 1, not {self.validation}")
-        if self.validation and not self.evaluate_every:
-            raise ValueError("what does best on samples that are held out is not known without evaluations: evaluate_every must be above 0")
+        check_held_out(self.validation, self.evaluate_every > 0)
 
     def evaluates(self, epoch: int) -> bool:
         """Whether the model is evaluated after a pass, where these count from 1, because of its number."""

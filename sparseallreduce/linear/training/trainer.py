@@ -127,7 +127,7 @@ class Trainer(Resumable):
         self.batch, settings = agreed(self.comm, self._checked)
         check_alike(self.comm, settings)
         check_parts(self.dataset, self.comm, strategy.workers)
-        self.division = divided(self.dataset, options.validation, options.seed, self.comm)
+        self.division = divided(self.dataset, options.validation, options.seed, self.comm, model.codes)
         watch = self._watched if self._watched.startswith("validation") else "validation_loss"
         self._evaluation = Evaluation(model, self.dataset, self.division, watch, self.comm)
         self._progressive = self._evaluation.progressive

@@ -1,0 +1,171 @@
+"""Cross-validation for `sparseallreduce train --folds`: models of several penalties, compared by the samples that each fold holds out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparseallreduce.cli import train_options, train_runs
+from sparseallreduce.cli.progress import progress_bar
+from sparseallreduce.cli.train_samples import Samples
+from sparseallreduce.errors import DatasetError
+from sparseallreduce.linear.data.labels import shown
+from sparseallreduce.linear.defaults import in_rounds
+from sparseallreduce.linear.models import Squared
+from sparseallreduce.linear.solvers import RoundTrainer
+from sparseallreduce.linear.training.batches import Fold, class_counts
+from sparseallreduce.linear.training.trainer import Trainer
+from sparseallreduce.runtime.objects import gather
+
+__all__ = ["Search", "search"]
+
+Array = NDArray[Any]
+
+_OF_CLASSES, _OF_NUMBERS = ("accuracy", "auc", "loss"), ("r2", "loss")  # figures of samples held out, as far as they are known
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A penalty, and what its models came to."""
+
+    strength: float  # of the option that says how strong the penalty is
+    figures: dict[str, list[float]]  # by name, one a fold, of the samples that it holds out; none where one of them is not known
+    seconds: list[float]
+
+    def mean(self, figure: str) -> float:
+        return float(np.mean(self.figures[figure]))
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """The lower, the better: less of it is accurate, then the loss is higher."""
+        return -self.mean("accuracy") if "accuracy" in self.figures else 0.0, self.mean("loss")
+
+
+@dataclass(frozen=True)
+class Search:
+    """All penalties that were tried.
+
+    Of two that are equally good, the best is the one that penalises more.
+    """
+
+    name: str  # of the option: C or l2
+    folds: int
+    candidates: list[Candidate]
+
+    @property
+    def best(self) -> float:
+        """The value of the best."""
+        return min(self._by_strength(), key=lambda one: one.cost).strength
+
+    def _by_strength(self) -> list[Candidate]:
+        return sorted(self.candidates, key=lambda one: one.strength, reverse=self.name == "l2")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a table."""
+        known = self.candidates[0].figures
+        yield f"{self.folds} folds" + "".join(f"{f'held-out {figure}':>24}" for figure in known) + f"{'seconds':>12}"
+        for one in self.candidates:
+            told = "".join(f"{one.mean(figure):14.5g} +- {np.std(one.figures[figure]):<6.2g}" for figure in known)
+            mark = "  best" if one.strength == self.best else ""
+            yield f"{f'{self.name} {one.strength:g}':<{len(f'{self.folds} folds')}}{told}{sum(one.seconds):12.3f}{mark}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the table for --json: of each figure its mean, standard deviation, and value of every fold."""
+        return {
+            "parameter": self.name,
+            "folds": self.folds,
+            "best": self.best,
+            "candidates": [
+                {self.name: one.strength}
+                | {
+                    f"validation_{figure}": {"mean": one.mean(figure), "deviation": float(np.std(values)), "folds": values}
+                    for figure, values in one.figures.items()
+                }
+                | {"seconds": sum(one.seconds)}
+                for one in self.candidates
+            ],
+        }
+
+
+def search(samples: Samples, chosen: dict[str, Any], start: Array | None, comm: Any) -> Search:
+    """Train a model of each penalty on all folds but one, for each fold in turn, and measure it on that one; collective.
+
+    Within a fold, solvers in rounds go from the strongest penalty to the weakest, each from where the one before ended; steps begin anew,
+    since a fixed number of passes comes to another model from another start.
+
+    Parameters
+    ----------
+    samples : Samples
+        Of all ranks; none of them leaves its rank.
+    chosen : dict
+        The options, of which ``C`` or ``l2`` is one number or several.
+    start : ndarray or None
+        Weights that steps begin with.
+
+    Raises
+    ------
+    DatasetError
+        On all ranks alike, if a class has fewer samples than there are folds.
+    """
+    folds, (name, values) = chosen["folds"], train_options.strengths(chosen)
+    _check_classes(samples, folds, comm)
+    path = sorted(values, reverse=name == "l2")
+    watch = chosen["early_stopping"] or ""
+    every = chosen["evaluate_every"] if watch and not watch.startswith("progressive") else max(1, chosen["epochs"])
+    names = _OF_CLASSES if samples.model.classifies else _OF_NUMBERS
+    found = {value: Candidate(value, {name: [] for name in names}, []) for value in values}
+    with progress_bar(comm, desc="cross-validation", unit="model", total=folds * len(path)) as bar:
+        for number in range(folds):
+            options = chosen | {"validation": Fold(number, folds), "evaluate_every": every}
+            each = [train_runs.penalised(samples, options | {name: value}) for value in path]
+            rounds = in_rounds(chosen["solver"])
+            ends = train_runs.ends_in_rounds(samples, each, comm) if rounds else train_runs.ends_by_steps(samples, each, start, comm)
+            began = time.perf_counter()
+            for value, (last, trainer) in zip(path, ends, strict=True):
+                r2 = None if samples.model.classifies else _r2(last.validation_loss, trainer, comm)
+                for figure, reached in found[value].figures.items():
+                    held = r2 if figure == "r2" else getattr(last, f"validation_{figure}")
+                    reached += [] if held is None else [held]
+                found[value].seconds.append(time.perf_counter() - began)
+                began = time.perf_counter()
+                bar.update()
+    for figure in names:  # an area under the curve may be known of some folds alone
+        if any(len(one.figures[figure]) < folds for one in found.values()):
+            for one in found.values():
+                del one.figures[figure]
+    return Search(name, folds, list(found.values()))
+
+
+def _check_classes(samples: Samples, folds: int, comm: Any) -> None:
+    """Refuse more folds than a class has samples, by its name."""
+    total, codes = samples.training.total_samples, samples.model.codes
+    if codes is None or not samples.classes:
+        if total < folds:
+            raise DatasetError(f"--folds {folds} needs as many samples, and there are {total}: take fewer folds")
+        return
+    counts = class_counts(samples.training, codes, comm).sum(axis=0)
+    fewest = int(counts.argmin())
+    if counts[fewest] < folds:
+        few = f"the class {shown(samples.classes[fewest])} has {counts[fewest]}"
+        raise DatasetError(f"--folds {folds} needs as many samples of each class, and {few}: take fewer folds, or leave the class out")
+
+
+def _r2(loss: float | None, trainer: Trainer | RoundTrainer, comm: Any) -> float | None:
+    """Return the share of the variance of the labels held out that a model of least squares explains; None of other losses. Collective."""
+    if loss is None or not isinstance(trainer.model, Squared):
+        return None
+    rows, dataset = trainer.division.held_out, trainer.dataset
+    labels = dataset.labels[rows]
+    counts = np.ones(len(labels)) if dataset.weights is None else dataset.weights[rows]
+    sums = np.sum(gather(comm, (float(counts.sum()), float(counts @ labels))), axis=0)
+    if not sums[0] > 0:
+        return None
+    losses = trainer.model.loss(np.full(len(labels), sums[1] / sums[0]), labels)
+    told = np.sum(gather(comm, (float(counts @ losses), len(labels))), axis=0)
+    return 1 - loss * float(told[1] / told[0]) if told[0] > 0 and math.isfinite(loss) else None
