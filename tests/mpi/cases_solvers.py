@@ -80,8 +80,7 @@ def case_a_fold_and_penalties_in_turn_come_to_what_one_rank_finds(comm, loss, so
     if (loss, solver) == ("hinge", "newton"):
         return
     options = RoundOptions(gap=1e-5, intercept=True, free_intercept=True, solver=solver, validation=Fold(1, 3))
-    bounds = np.r_[0, 0, np.linspace(SAMPLES / 2, SAMPLES, comm.size - 1).astype(int)]  # the first rank has no samples
-    ours = RoundTrainer(LOSSES[loss](), part(comm, bounds), comm, 0.1, options)
+    ours = RoundTrainer(LOSSES[loss](), part(comm), comm, 0.1, options)
     alone = RoundTrainer(LOSSES[loss](), Dataset.from_scipy(*matrix()), sar.SERIAL, 0.1, options)
     for l2 in (0.1, 0.01, 0.001):
         if l2 < 0.1:

@@ -329,8 +329,9 @@ class ErrorProblem(LocalProblem):
     def scores(self) -> Array:
         return self.margins
 
-    def conjugates(self) -> float:
-        return float(error_kernels.conjugates_of_errors(*self._errors, self._dataset.labels, self._bounds, self.dual))
+    def conjugates(self, dual: Array | None = None) -> float:
+        dual = self.dual if dual is None else dual
+        return float(error_kernels.conjugates_of_errors(*self._errors, self._dataset.labels, self._bounds, dual))
 
     def certify(self) -> Certificate:
         indptr, indices, values, frame, labels = self._rows
