@@ -158,7 +158,7 @@ def _check_classes(samples: Samples, folds: int, comm: Any) -> None:
 
 def _r2(loss: float | None, trainer: Trainer | RoundTrainer, comm: Any) -> float | None:
     """Return the share of the variance of the labels held out that a model of least squares explains; None of other losses. Collective."""
-    if loss is None or not isinstance(trainer.model, Squared):
+    if loss is None or type(trainer.model) is not Squared:  # others are made of it
         return None
     rows, dataset = trainer.division.held_out, trainer.dataset
     labels = dataset.labels[rows]
