@@ -201,6 +201,13 @@ def test_a_column_of_numbers_in_one_block_and_strings_in_another_is_categories(t
     assert list(found.encoding.names()) == ["a=1", "a=1.0", "a=x"]
 
 
+@pytest.mark.parametrize("value", ["-inf", "1e39"])
+def test_what_is_no_finite_number_is_a_category_where_others_are_strings(value, tmp_path, monkeypatch):
+    for block in (8, 1 << 20):
+        monkeypatch.setattr(line_blocks, "_RECORDS", block)
+        assert list(csv(tmp_path, f"a,y\n{value},2\n7,2\nx,2\n", target="y").encoding.names()) == [f"a={value}", "a=7", "a=x"]
+
+
 @pytest.mark.parametrize("value, names", [("0x10", ["a=0x10", "a=5.5", "a=7"]), ("16", ["a"])])
 def test_hexadecimal_numbers_are_strings_in_every_block(value, names, tmp_path, monkeypatch):
     for block in (8, 1 << 20):

@@ -43,6 +43,7 @@ class Cells(NamedTuple):
     codes: Array | None = None  # int64, of each value the place of its word; MISSING if it has none
     words: Any = None  # Arrow array of strings, each of which occurs
     is_missing: bool = False  # whether one of the values is missing
+    fault: str = ""  # what is wrong with it if the column is one of numbers: of which one may be in a column of strings
 
 
 def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool = False) -> Cells:
@@ -61,7 +62,7 @@ def cells_of(array: Any, name: str, where: Callable[[int], str], as_text: bool =
     Raises
     ------
     DatasetError
-        If the type is none that can be a feature, or a number is not finite.
+        If the type is none that can be a feature.
     """
     pyarrow = arrow()
     types, kind = pyarrow.types, array.type
@@ -90,12 +91,12 @@ def numbers_of(array: Any) -> Array:
 
 
 def _numbers(numbers: Array, name: str, where: Callable[[int], str]) -> Cells:
-    infinite = np.isinf(numbers)
+    infinite, fault = np.isinf(numbers), ""
     if infinite.any():
         row = int(infinite.argmax())
-        raise DatasetError(f"{where(row)}: the column {name!r} is {numbers[row]}, which is no finite number")
+        fault = f"{where(row)}: the column {name!r} is {numbers[row]}, which is no finite number"
     missing = np.isnan(numbers)
-    return Cells(NOTHING if missing.all() else NUMBER, numbers, is_missing=bool(missing.any()))
+    return Cells(NOTHING if missing.all() else NUMBER, numbers, is_missing=bool(missing.any()), fault=fault)
 
 
 def _is_text(types: Any, kind: Any) -> bool:

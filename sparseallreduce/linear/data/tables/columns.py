@@ -43,6 +43,7 @@ class Found(NamedTuple):
     kinds: dict[str, str]  # each with how the first row that has it is named
     missing: bool
     words: list[str] | None  # None if there are too many
+    fault: str = ""  # what is wrong if it is a column of numbers
     example: str = ""  # of a target of strings, the first that is no number, and where it is
 
 
@@ -67,6 +68,7 @@ class LearnedColumn:
         self._missing = False
         self._places: dict[str, int] = {}
         self._too_many = False
+        self._fault = ""
 
     def take(self, cells: Cells, where: Callable[[int], str]) -> Stored:
         """Note what cells say of the column, and return them as they are kept."""
@@ -74,7 +76,11 @@ class LearnedColumn:
         if cells.kind != NOTHING and cells.kind not in self._kinds:
             self._kinds[cells.kind] = where(0)
         if cells.numbers is not None:
-            return Stored(numbers=_of_dtype(cells.numbers, self._dtype, self.name, where))
+            try:
+                return Stored(numbers=_of_dtype(cells, self._dtype, self.name, where))
+            except DatasetError as error:  # in other rows the column may be of strings
+                self._fault = self._fault or str(error)
+                return Stored()
         if cells.codes is None:
             return Stored()
         if not self._too_many:
@@ -86,7 +92,7 @@ class LearnedColumn:
 
     def found(self) -> Found:
         """What all of it was."""
-        return Found(self._kinds, self._missing, None if self._too_many else sorted(self._places))
+        return Found(self._kinds, self._missing, None if self._too_many else sorted(self._places), self._fault)
 
     def final(self, stored: Stored, column: Column) -> Stored:
         """Kept values by the encoding that the ranks have agreed on."""
@@ -126,7 +132,7 @@ class KnownColumn:
                 cells = Cells(NUMBER, _read_numbers(cells, self.name, where))
             if cells.numbers is None:
                 return Stored()
-            return Stored(numbers=_of_dtype(cells.numbers, self._dtype, self.name, where))
+            return Stored(numbers=_of_dtype(cells, self._dtype, self.name, where))
         if cells.codes is None:
             return Stored()
         if self._column.kind == HASHED:
@@ -177,6 +183,9 @@ def agreed_column(name: str, ranks: list[Found], limit: int, bits: int) -> Colum
         remedy = "write numbers of them, as days since a day, month or weekday; leave it out; or have each be a category, by {option}"
         raise naming_option(f"{said}: {remedy}", f"drop=[{name!r}] or categorical=[{name!r}]", f"--drop {name} or --categorical {name}")
     if kind == NUMBER:
+        fault = next((found.fault for found in ranks if found.fault), "")
+        if fault:
+            raise DatasetError(fault)
         return Column(name, NUMBER, missing=merged.missing)
     words: set[str] = set()
     for found in ranks:
@@ -210,6 +219,8 @@ class TargetColumn:
             raise DatasetError(f"{where(0)}: the target {self.name!r} holds dates or times, and must be numbers or names of classes")
         if cells.kind != NOTHING and cells.kind not in self._kinds:
             self._kinds[cells.kind] = where(0)
+        if cells.fault:
+            raise DatasetError(cells.fault)
         if cells.numbers is not None:
             return cells.numbers
         if cells.codes is None:
@@ -222,7 +233,7 @@ class TargetColumn:
         return np.array([*places, np.nan])[cells.codes]
 
     def found(self) -> Found:
-        return Found(self._kinds, False, list(self.places), self._example)
+        return Found(self._kinds, False, list(self.places), example=self._example)
 
 
 def target_names(ranks: list[Found], as_text: bool) -> list[str] | None:
@@ -245,7 +256,11 @@ def target_names(ranks: list[Found], as_text: bool) -> list[str] | None:
     return sorted(words)
 
 
-def _of_dtype(numbers: Array, dtype: np.dtype[Any], name: str, where: Callable[[int], str]) -> Array:
+def _of_dtype(cells: Cells, dtype: np.dtype[Any], name: str, where: Callable[[int], str]) -> Array:
+    """The numbers of cells; raises DatasetError if one is not finite."""
+    if cells.fault:
+        raise DatasetError(cells.fault)
+    numbers = np.empty(0) if cells.numbers is None else cells.numbers
     with np.errstate(over="ignore"):
         taken = numbers.astype(dtype, copy=False)
     if dtype != np.float64 and np.isinf(taken).any():
