@@ -77,8 +77,8 @@ def _balancing(settings: Settings) -> Picture:
                               ("no data balancing", {"max_imbalance": None})):  # fmt: skip
             times[name].append(_steady_time(partial(sar.OkTopk, small, k, **options), gradients, network))
     for part, other, label in (
-        ("boundaries", "equal regions", "balanced reduce / naive reduce"),
-        ("data", "no data balancing", "balance and allgatherv / direct allgatherv"),
+        ("boundaries", "equal regions", "balanced reduce over naive reduce"),
+        ("data", "no data balancing", "balance and allgatherv over allgatherv"),
     ):
         gains = [slow / quick for slow, quick in zip(times[other], times["balanced"])]
         parts[part].append(Line(label, ranks, gains, kind="simulated"))
