@@ -63,7 +63,7 @@ def penalised(samples: Samples, chosen: dict[str, Any]) -> dict[str, Any]:
 def ends_by_steps(samples: Samples, each: list[dict[str, Any]], start: np.ndarray | None, comm: Any) -> Ends:
     """Train a model by each of these options, from the same start, and yield how it ended; collective."""
     for chosen in each:
-        trainer = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, lambda line: None)
+        trainer, _ = _trainer(samples.model, samples.training, samples.nonzeros, chosen, start, comm, lambda line: None)
         with _stopping_on_signals(trainer):
             *_, last = trainer.run(samples.testing)
         yield last, trainer
