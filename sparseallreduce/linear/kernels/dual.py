@@ -24,6 +24,7 @@ __all__ = [
     "LOGISTIC",
     "SQUARED_HINGE",
     "add",
+    "add_scaled",
     "ascend",
     "certify",
     "conjugates",
@@ -31,6 +32,7 @@ __all__ = [
     "framed",
     "margins",
     "product",
+    "shared_norms",
     "shuffle",
     "squared_norms",
 ]
@@ -64,6 +66,20 @@ def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, in
             total += value * value
         out[row] = total
     return ones
+
+
+@kernel
+def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, others: Array, intercept: int, out: Array) -> None:
+    """Write the squared length of every row, where the square at a place counts as often as other ranks have it; without slots, never."""
+    last = np.uint64(others.size)
+    for row in range(out.size):
+        total = others[intercept] if intercept >= 0 else 0.0
+        for entry in range(indptr[row], indptr[row + 1]):
+            place = np.uint64(indices[entry])
+            if place < last:
+                value = value_at(values, frame, entry, place)
+                total += others[place] * value * value
+        out[row] = total
 
 
 @inlined
@@ -136,6 +152,16 @@ def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, facto
 
 
 @inlined
+def add_scaled(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, scales: Array, weights: Array) -> None:
+    """As :func:`add`, each entry times the scale of its place; places behind all others have the last one."""
+    entry, last = begin, np.uint64(scales.size) - _ONE
+    while entry < end:
+        place = np.uint64(indices[entry])
+        weights[place] += factor * scales[min(place, last)] * value_at(values, frame, entry, place)
+        entry += _ONE
+
+
+@inlined
 def fetch_row(indptr: Array, indices: Array, values: Array, row: int) -> None:
     """Have the beginning of a row come into the cache."""
     begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
@@ -150,9 +176,7 @@ def fetch_row(indptr: Array, indices: Array, values: Array, row: int) -> None:
 
 
 @kernel
-def margins(
-    indptr: Array, indices: Array, values: Array, frame: Array, labels: Array, weights: Array, intercept: int, out: Array
-) -> None:
+def margins(indptr: Array, indices: Array, values: Array, frame: Array, labels: Array, weights: Array, intercept: int, out: Array) -> None:
     """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
     for row in range(out.size):
         score = product(indices, values, frame, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
@@ -247,7 +271,7 @@ def ascend(
     dual: Array,
     weights: Array,
     intercept: int,
-    sigma: float,
+    scales: Array,
     active: Array,
     count: int,
     limits: Array,
@@ -263,12 +287,13 @@ def ascend(
     bounds : ndarray
         What the loss of each sample is multiplied by, C.
     norms : ndarray
-        Their squared lengths.
+        Their squared lengths, in which squares count by the scale of their place.
     dual, weights : ndarray
-        Changed in place, and ``weights`` by ``sigma`` times what belongs to the change of ``dual``.
+        Changed in place, and ``weights`` by what belongs to the change of ``dual``, times the scale of its place.
     intercept : int
         The place of the intercept among the weights, or -1.
-    sigma : float
+    scales : ndarray
+        Of the first places, and one of all others; without any, the scale is one.
     active : ndarray
         Samples that are dropped are taken out of it.
     limits : ndarray
@@ -295,7 +320,7 @@ def ascend(
         if intercept >= 0:
             margin += weights[intercept]
         margin *= labels[row]
-        curvature = sigma * norms[row]
+        curvature = norms[row]
         gap += bound * _loss(loss, margin) + _conjugate(loss, before, bound) + before * margin
         after = before
         if loss == LOGISTIC:
@@ -324,10 +349,13 @@ def ascend(
                 after = min(max(before - slope / curvature, 0.0), top) if curvature > 0 else (top if slope < 0 else 0.0)
         if after != before:
             dual[row] = after
-            factor = sigma * (after - before) * labels[row]
-            add(indices, values, frame, begin, end, factor, weights)
+            factor = (after - before) * labels[row]
+            if scales.size:
+                add_scaled(indices, values, frame, begin, end, factor, scales, weights)
+            else:
+                add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
-                weights[intercept] += factor
+                weights[intercept] += factor * scales[intercept] if scales.size else factor
     limits[0] = highest if highest > 0 else math.inf
     limits[1] = lowest if lowest < 0 else -math.inf
     return kept, gap

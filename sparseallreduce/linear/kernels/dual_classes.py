@@ -42,11 +42,15 @@ def _add_scores(indices: Array, values: Array, frame: Array, begin: Any, end: An
 
 
 @inlined
-def _add_changes(indices: Array, values: Array, frame: Array, begin: Any, end: Any, changes: Array, classes: int, weights: Array) -> None:
-    entry = begin
+def _add_changes(
+    indices: Array, values: Array, frame: Array, begin: Any, end: Any, changes: Array, classes: int, scales: Array, weights: Array
+) -> None:
+    entry, last = begin, np.uint64(max(1, scales.size)) - _ONE
     while entry < end:
         place = np.uint64(indices[entry])
         value = value_at(values, frame, entry, place)
+        if scales.size:
+            value *= scales[min(place, last)]
         first = np.int64(place) * classes
         for c in range(classes):
             weights[first + c] += value * changes[c]
@@ -123,7 +127,7 @@ def ascend_classes(
     shares: Array,
     weights: Array,
     intercept: int,
-    sigma: float,
+    scales: Array,
     active: Array,
     count: int,
     state: Array,
@@ -135,7 +139,7 @@ def ascend_classes(
     labels : ndarray
         Numbers of classes.
     shares : ndarray, shape (rows, classes)
-        Dual variables, as shares of the bounds; changed in place, and the ``weights`` by ``sigma`` times what belongs to the change.
+        Dual variables, as shares of the bounds; changed in place, and the ``weights`` by what belongs to the change, times their scales.
 
     Others are those of :func:`~sparseallreduce.linear.kernels.dual.ascend`; the place of the intercept counts features, as indices do.
     """
@@ -156,7 +160,7 @@ def ascend_classes(
         for c in range(classes):
             own -= before[c] * scores[c]
         gap += bound * own
-        curvature = sigma * norms[row] * bound
+        curvature = norms[row] * bound
         near = max(_NEAREST, _NEAR * min(1.0, math.sqrt(max(own, 0.0))) / (1.0 + curvature))
         if not _best_shares(before, scores, curvature, log_sum, near, logs, after, classes):
             continue
@@ -164,14 +168,14 @@ def ascend_classes(
         for c in range(classes):
             change = after[c] - before[c]
             rise += change * (scores[c] - 0.5 * curvature * change)
-            changes[c] = -sigma * bound * change
+            changes[c] = -bound * change
         if rise <= 0.0:
             continue
         for c in range(classes):
             before[c] = after[c]
             if intercept >= 0:
-                weights[intercept * classes + c] += changes[c]
-        _add_changes(indices, values, frame, begin, end, changes, classes, weights)
+                weights[intercept * classes + c] += changes[c] * scales[intercept] if scales.size else changes[c]
+        _add_changes(indices, values, frame, begin, end, changes, classes, scales, weights)
     return gap
 
 

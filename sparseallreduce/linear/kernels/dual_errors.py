@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparseallreduce.linear.kernels.dual import add, fetch_row, product, shuffle
+from sparseallreduce.linear.kernels.dual import add, add_scaled, fetch_row, product, shuffle
 from sparseallreduce.streams.kernels.compilation import inlined, kernel
 
 __all__ = ["EPSILON_INSENSITIVE", "SQUARED_EPSILON_INSENSITIVE", "ascend_errors", "certify_errors", "conjugates_of_errors"]
@@ -66,7 +66,7 @@ def ascend_errors(
     dual: Array,
     weights: Array,
     intercept: int,
-    sigma: float,
+    scales: Array,
     active: Array,
     count: int,
     limits: Array,
@@ -90,7 +90,7 @@ def ascend_errors(
         if intercept >= 0:
             score += weights[intercept]
         gap += bound * _loss(squared, epsilon, score - label) + _conjugate(squared, epsilon, label, before, bound) + before * score
-        slope, curvature, top = score - label, sigma * norms[row], bound
+        slope, curvature, top = score - label, norms[row], bound
         if squared:
             slope += before / (2.0 * bound)
             curvature += 1.0 / (2.0 * bound)
@@ -119,10 +119,13 @@ def ascend_errors(
             after = top if above < 0.0 else -top if below > 0.0 else 0.0  # of a sample without values
         if after != before:
             dual[row] = after
-            factor = sigma * (after - before)
-            add(indices, values, frame, begin, end, factor, weights)
+            factor = after - before
+            if scales.size:
+                add_scaled(indices, values, frame, begin, end, factor, scales, weights)
+            else:
+                add(indices, values, frame, begin, end, factor, weights)
             if intercept >= 0:
-                weights[intercept] += factor
+                weights[intercept] += factor * scales[intercept] if scales.size else factor
     limits[0] = largest if largest > 0 else math.inf
     limits[1] = -limits[0]
     return kept, gap

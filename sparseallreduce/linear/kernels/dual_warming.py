@@ -34,7 +34,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     compiled_entry(dual.squared_norms, (*rows[:4], types.float64, float64))
     compiled_entry(magnitudes.column_sums, (*rows[:3], float64, float64))
     compiled_entry(dual.margins, (*rows, float64, whole, float64))
-    state = float64, float64, float64, float64, whole, types.float64, int64, whole, float64, uint64
+    state = float64, float64, float64, float64, whole, float64, int64, whole, float64, uint64
     compiled_entry(dual.ascend, (whole, *rows, *state))
     compiled_entry(dual.certify, (whole, float64, float64, float64, float64, int64, float64))
     compiled_entry(dual.conjugates, (whole, float64, float64))
@@ -42,14 +42,15 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
     if sum_dtype is not None:
         summed = numba.from_dtype(np.dtype(sum_dtype))
         compiled_entry(feature_numbers.common, (index[::1], uint64, int64, int64, places))
-        compiled_entry(weight_changes.change, (float64, float64, types.float64, int64, places, summed[::1]))
-        compiled_entry(weight_changes.settle, (float64, int64, types.float64, float64, float64))
+        compiled_entry(dual.shared_norms, (*rows[:4], float64, whole, float64))
+        compiled_entry(weight_changes.change, (float64, float64, float64, whole, summed[::1]))
+        compiled_entry(weight_changes.settle, (summed[::1], types.float64, places, float64, float64, float64))
         compiled_entry(weight_changes.step_back, (float64, float64, types.float64))
         compiled_entry(weight_changes.occurring, (_fixed(whole), _fixed(place), int64, types.boolean[::1]))
         compiled_entry(weight_changes.take_rows, (_fixed(whole), _fixed(index), _fixed(value), int64, index[::1], value[::1]))
         compiled_entry(weight_changes.assign, (index[::1], places, index[::1], float64, float64))
-        compiled_entry(weight_changes.squared_length, (_fixed(summed),))
-        compiled_entry(weight_changes.add_scaled, (_fixed(place), _fixed(summed), types.float64, float64))
+        compiled_entry(weight_changes.along, (float64, float64))
+        compiled_entry(weight_changes.slope_and_square, (float64, summed[::1]))
 
 
 def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
@@ -57,7 +58,7 @@ def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
     place, value = (numba.from_dtype(np.dtype(dtype)) for dtype in (place_dtype, value_dtype))
     whole, number, matrix = types.int64, types.float64, types.float64[:, ::1]
     rows = _fixed(whole), _fixed(place), _fixed(value), number[::1], _fixed(number)
-    state = number[::1], number[::1], matrix, number[::1], whole, number, whole[::1], whole, types.uint64[::1]
+    state = number[::1], number[::1], matrix, number[::1], whole, number[::1], whole[::1], whole, types.uint64[::1]
     compiled_entry(dual_classes.ascend_classes, (*rows, *state))
     compiled_entry(dual_classes.certify_classes, (*rows, number[::1], number[::1], whole, matrix))
     compiled_entry(dual_classes.entropies, (number[::1], matrix))

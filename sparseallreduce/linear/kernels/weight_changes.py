@@ -9,44 +9,53 @@ from numpy.typing import NDArray
 
 from sparseallreduce.streams.kernels.compilation import kernel
 
-__all__ = ["add_scaled", "assign", "change", "occurring", "settle", "squared_length", "step_back", "take_rows"]
+__all__ = ["along", "assign", "change", "occurring", "settle", "slope_and_square", "squared_length", "step_back", "take_rows"]
 
 Array = NDArray[Any]
 
 
 @kernel
-def change(weights: Array, before: Array, sigma: float, slots: Array, out_slots: Array, out: Array) -> tuple[int, float, float]:
-    """Divide the change of the weights by ``sigma``, and write that of the first ones, which have slots, as far as they have changed.
-
-    Returns
-    -------
-    (int, float, float)
-        How many are written, the squared length of the change, and that of the part that is written. There is room for one more
-        than have slots.
-    """
-    part, rest, count, share = 0.0, 0.0, 0, 1.0 / sigma
-    for i in range(slots.size):  # without a branch that would be guessed wrong every other time
-        step = share * (weights[i] - before[i])
-        out_slots[count], out[count] = slots[i], step
-        count += step != 0.0
-        part += step * step
-    for i in range(slots.size, weights.size):
-        step = share * (weights[i] - before[i])
-        weights[i] = before[i] + step
-        rest += step * step
-    return count, part + rest, part
+def change(weights: Array, before: Array, scales: Array, width: int, out: Array) -> float:
+    """Write the changes of the weights that have slots, without their scales; return the sum of their squares, each times its scale."""
+    counted = 0.0
+    for place in range(out.size // width):
+        inverse = 1.0 / scales[place]
+        for i in range(place * width, place * width + width):
+            step = inverse * (weights[i] - before[i])
+            out[i] = step
+            counted += scales[place] * step * step
+    return counted
 
 
 @kernel
-def settle(shared: Array, slots: Array, share: float, weights: Array, before: Array) -> None:
-    """Take the first weights, which have slots, from ``shared``; go a share of the way of the others; and note where all are then."""
+def along(before: Array, now: Array) -> tuple[float, float]:
+    """Return the inner product of some weights with their change, and the squared length of that."""
+    slope, square = 0.0, 0.0
+    for i in range(now.size):
+        step = now[i] - before[i]
+        slope += before[i] * step
+        square += step * step
+    return slope, square
+
+
+@kernel
+def slope_and_square(weights: Array, change: Array) -> tuple[float, float]:
+    """Return the inner product of weights with a change, and the squared length of that, in float64."""
+    slope, square = 0.0, 0.0
+    for i in range(change.size):
+        step = np.float64(change[i])
+        slope += weights[i] * step
+        square += step * step
+    return slope, square
+
+
+@kernel
+def settle(total: Array, share: float, slots: Array, shared: Array, weights: Array, before: Array) -> None:
+    """Add a share of the sum of all changes to the shared weights, of which the first weights have these slots; note what those are."""
+    for i in range(shared.size):
+        shared[i] += share * np.float64(total[i])
     for i in range(slots.size):
-        weights[i] = before[i] = shared[slots[i]]
-    if share < 1.0:
-        for i in range(slots.size, weights.size):
-            weights[i] = before[i] + share * (weights[i] - before[i])
-    for i in range(slots.size, weights.size):
-        before[i] = weights[i]
+        weights[i] = before[i] = shared[np.uint64(slots[i])]
 
 
 @kernel
@@ -87,13 +96,6 @@ def squared_length(values: Array) -> float:
     for i in range(values.size):
         total += np.float64(values[i]) * np.float64(values[i])
     return total
-
-
-@kernel
-def add_scaled(slots: Array, values: Array, share: float, shared: Array) -> None:
-    """Add a share of a sum to the shared weights."""
-    for i in range(slots.size):
-        shared[np.uint64(slots[i])] += share * np.float64(values[i])
 
 
 @kernel

@@ -56,7 +56,7 @@ class Round:
     primal: float | None  # objective of the weights after the round; None where it was not computed, which takes a pass
     gap: float | None  # the lowest primal objective so far minus ``dual``: the returned weights are no farther from the optimum
     active: int  # samples that the next round visits, over all ranks
-    sigma: float  # how often a rank's change counted in its own problem
+    sigma: float  # how often a rank's change of a weight that all ranks have counted in its own problem
     seconds: dict[str, float]  # of this rank, by PHASES
     bytes_sent: int  # by all ranks
     gathered: bool = False  # whether the first rank went over the active samples of all
@@ -177,6 +177,7 @@ class CoCoA:
         self._exchange = Exchange(self._local, self.dataset.features, self.comm, self._sum_dtype)
         frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
         agreed(self.comm, lambda: self._local.take(frame))
+        agreed(self.comm, self._exchange.begin)
         self._centre = np.zeros(self._local.width)  # of a free intercept: the distance from this is penalised
         if self.free_intercept and not self.model.classifies:
             self._begin_at_mean()
@@ -324,7 +325,7 @@ class CoCoA:
     def _step(self, clock: Clock) -> tuple[float, int]:
         """Change dual variables and weights; the sum of the gaps of the samples when they were visited, and bytes sent beside sums."""
         if self.comm.size == 1:
-            gap = self._local.ascend(self.local_passes, 1.0)
+            gap = self._local.ascend(self.local_passes)
             clock.lap("compute")
             return gap, 0
         self._gathered.catch_up()
@@ -375,12 +376,12 @@ class CoCoA:
 
     def _ascended(self, part: int, parts: int) -> float:
         """Change dual variables of a part of a pass, or of several passes; the sum of the gaps of the samples when they were visited."""
-        local, sigma = self._local, self._exchange.sigma
+        local = self._local
         if parts == 1:
-            return local.ascend(self.local_passes, sigma)
+            return local.ascend(self.local_passes)
         if part == 0:
             local.deal(parts)
-        return local.ascend_part(part, sigma)
+        return local.ascend_part(part)
 
     def _dual(self, sent: int) -> tuple[float, int, int]:
         """The dual objective, and sums over the ranks: of active samples, and of bytes sent."""

@@ -208,7 +208,7 @@ class Gathered:
         while passes > 0 or (visits > 0 and expected > enough):
             passes, visits = passes - 1, visits - max(1, problem.active)
             nonzeros += problem.entries_of(problem.active_rows)
-            before, gap = gap, problem.ascend(1, 1.0)
+            before, gap = gap, problem.ascend(1)
             expected = gap * min(1.0, gap / before) if 0 < before < math.inf else gap
         weights, features = problem.feature_weights, problem.numbering.features
         changed, visited = np.flatnonzero(weights != self._told_weights), np.flatnonzero(problem.dual != self._told_dual)

@@ -74,6 +74,7 @@ class LocalProblem:
         self.frame: Frame | None = None
         self._counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds, self._widening = self._counts / (dataset.total_samples * l2), 1.0
+        self.scales, self._curvatures = np.empty(0), self._norms
         self.dual = np.zeros(dataset.rows)
         self.weights = np.zeros(numbering.size)
         self._active = np.empty(dataset.rows, np.int64)
@@ -126,6 +127,18 @@ class LocalProblem:
         self.weights *= factor
         if first >= 0:
             self.weights[first : first + self.width] += (1 - factor) * centre
+
+    def count_others(self, others: Array) -> None:
+        """Have changes of weights count as if others changed them as well.
+
+        Parameters
+        ----------
+        others : ndarray
+            Of each slot of the rank, how many.
+        """
+        more = np.empty(self.rows)
+        kernels.shared_norms(*self._rows[:4], others, self.numbering.intercept, more)
+        self.scales, self._curvatures = np.append(1.0 + others, 1.0), self._norms + more
 
     @property
     def intercept(self) -> Array:
@@ -201,11 +214,11 @@ class LocalProblem:
         self._cuts = [self.active * part // parts for part in range(parts + 1)]
         self._kept, self._reached = 0, np.array([-math.inf, math.inf])
 
-    def ascend_part(self, part: int, sigma: float) -> float:
+    def ascend_part(self, part: int) -> float:
         """Go over a part of a pass, after those before it; returns the sum of its samples' duality gaps, each as it was then."""
         low, high = self._cuts[part], self._cuts[part + 1]
         rows, limits = self._active[low:high], self.limits.copy()
-        kept, gap = self._pass(rows, high - low, sigma, limits)
+        kept, gap = self._pass(rows, high - low, limits)
         self._active[self._kept : self._kept + kept] = rows[:kept]
         self._kept += kept
         highest, lowest = limits
@@ -217,29 +230,29 @@ class LocalProblem:
             self.limits[:] = highest if highest > 0 else math.inf, lowest if lowest < 0 else -math.inf
         return gap
 
-    def ascend(self, passes: int, sigma: float) -> float:
+    def ascend(self, passes: int) -> float:
         """Go over the active samples; returns the sum of their duality gaps, each as it was when the last pass came to it.
 
         Few that are active are gone over more often.
         """
         left, done, gap = passes * _ENOUGH * self.rows, 0, 0.0
-        while done < passes or (sigma > 1 and left > 0 and self.active > 0 and done < _MOST * passes):
+        while done < passes or (len(self.scales) and left > 0 and self.active > 0 and done < _MOST * passes):
             left -= self.active
             done += 1
-            self.active, gap = self._pass(self._active, self.active, sigma, self.limits)
+            self.active, gap = self._pass(self._active, self.active, self.limits)
         return gap
 
-    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
+    def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
         """Go over the first ``count`` of these rows once; those that are still active come first then, and are counted."""
         kept, gap = kernels.ascend(
             self.loss,
             *self._rows,
             self._bounds,
-            self._norms,
+            self._curvatures,
             self.dual,
             self.weights,
             self.numbering.intercept,
-            sigma,
+            self.scales,
             rows,
             count,
             limits,
@@ -303,9 +316,9 @@ class ClassProblem(LocalProblem):
         losses = class_kernels.certify_classes(*given, self.margins)
         return Certificate(float(losses), self.conjugates(), self.squares())
 
-    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
-        state = self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept
-        return count, float(class_kernels.ascend_classes(*self._rows, *state, sigma, rows, count, self._state))
+    def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
+        state = self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
+        return count, float(class_kernels.ascend_classes(*self._rows, *state, rows, count, self._state))
 
 
 class ErrorProblem(LocalProblem):
@@ -341,7 +354,7 @@ class ErrorProblem(LocalProblem):
         self.active = error_kernels.certify_errors(*self._errors, self.margins, *given, sums)
         return Certificate(float(sums[0]), float(sums[1]), self.squares())
 
-    def _pass(self, rows: Array, count: int, sigma: float, limits: Array) -> tuple[int, float]:
-        state = self._bounds, self._norms, self.dual, self.weights, self.numbering.intercept
-        kept, gap = error_kernels.ascend_errors(*self._errors, *self._rows, *state, sigma, rows, count, limits, self._state)
+    def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
+        state = self._bounds, self._curvatures, self.dual, self.weights, self.numbering.intercept, self.scales
+        kept, gap = error_kernels.ascend_errors(*self._errors, *self._rows, *state, rows, count, limits, self._state)
         return int(kept), float(gap)

@@ -38,18 +38,23 @@ class SharedFeatures:
         In increasing order.
     slots : ndarray
         Of each of them.
+    holders : ndarray
+        How many ranks have the feature of each slot.
     """
 
     def __init__(self, numbering: Numbering, features: int, comm: Any) -> None:
         self._numbering, self._size, self._comm = numbering, features, comm
         self.features, counts = numbering.features[:0], np.zeros(0, np.int64)
+        holders = counts
         if comm.size > 1:
             occurring = allreduce(SparseStream(numbering.features, numbering.counts + _ONE_RANK, features), comm)
             several = np.flatnonzero(occurring.values >= 2 * _ONE_RANK)
             self.features = np.ascontiguousarray(occurring.indices[several], numbering.features.dtype)
-            counts = occurring.values[several] % _ONE_RANK
+            holders, counts = np.divmod(occurring.values[several], _ONE_RANK)
         self.slots = np.empty(len(counts), numbering.places.dtype)
         feature_numbers.order_by_count(counts, self.slots[:0], 0, self.slots)
+        self.holders = np.empty(len(counts), np.int64)
+        self.holders[self.slots] = holders
         numbering.arrange(self.features, self.slots.astype(np.int64), comm.size == 1)
 
     def __len__(self) -> int:
