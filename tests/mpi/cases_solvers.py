@@ -174,6 +174,22 @@ def case_options_of_rounds_that_differ_are_refused_on_all(comm):
         list(RoundTrainer(Hinge(), part(comm), comm, 0.1).run(part(comm) if comm.rank else None))
 
 
+@on_ranks(2, 3, 5)
+@each(loss=LOSSES)
+def case_what_ranks_add_up_never_lowers_the_dual_objective(comm, loss):
+    """Whatever features they have in common, and however weak the penalty."""
+    for seed, l2 in enumerate((1.0, 1e-2, 1e-4)):
+        rng = np.random.default_rng(seed)
+        shares = np.repeat([0.7, 0.05], [rng.integers(0, 8), rng.integers(1, 40)])
+        X = np.where(rng.random((60, len(shares))) < shares, rng.standard_normal((60, len(shares))), 0.0)
+        data = Dataset.from_scipy(scipy.sparse.csr_array(X), np.where(rng.random(60) < 0.5, 1.0, -1.0))
+        found = CoCoA(data, LOSSES[loss](), l2=l2, comm=comm, tolerance=1e-12, seed=seed)
+        for _ in range(8):
+            found.advance()
+        dual = np.array([each.dual for each in found.history])
+        assert np.all(np.diff(dual) >= -1e-12 * np.abs(dual[1:])), (l2, dual)
+
+
 @on_ranks(2, 3, 4)
 @each(loss=LOSSES)
 def case_a_gap_of_a_thousandth_takes_few_rounds_on_data_with_rare_features(comm, loss):
