@@ -13,6 +13,7 @@ from sparseallreduce.atomic_file import atomic_file
 from sparseallreduce.cli.bench import Setting as Benchmark
 from sparseallreduce.cli.bench import measured_results
 from sparseallreduce.cli.bench_sweep import swept
+from sparseallreduce.cli.numbers import Whole
 from sparseallreduce.cli.paper_figures import FIGURES, Settings
 from sparseallreduce.cli.pictures.drawing import draw
 from sparseallreduce.cli.pictures.panels import Picture
@@ -29,7 +30,7 @@ _EXPERIMENTS, _REPEATS = 5, 10  # as the thesis has them
 @click.option("--small", is_flag=True, help="Sizes that take seconds, to see what a figure looks like.")
 @click.option("--format", "ending", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Of the pictures.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path(), show_default="here", help="Folder for the files.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the data.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Seed of the data.")
 @click.pass_context
 def figures(context: click.Context, names: tuple[str, ...], listed: bool, small: bool, ending: str, out: Path, seed: int) -> None:
     """Repeat figures of the papers: NAME.png and NAME.json, in the folder --out.

@@ -215,7 +215,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option(
     "--folds",
-    type=click.IntRange(min=2),
+    type=Whole(min=2),
     metavar="K",
     help="Cross-validate every --C or --l2, in K equal parts of the samples and of each class. The one of the highest mean accuracy, or of "
     "the lowest loss if labels are numbers, is then trained on all samples.",

@@ -198,7 +198,7 @@ BAD = {
     "list": ("[1, 2]", "is not a report"),
     "foreign": ('{"loss": 1}', "is not a report"),
     "schema": ('{"schema": 99, "command": "train"}', "has schema 99"),
-    "command": ('{"schema": 1, "command": "doctor"}', "only those of train, bench and simulate"),
+    "command": ('{"schema": 1, "command": "doctor"}', "only those of train, bench, simulate and figures"),
     "empty": ('{"schema": 1, "command": "train", "epochs": []}', "nothing in its 'epochs'"),
     "bench": ('{"schema": 1, "command": "bench", "results": 3}', "nothing in its 'results.algorithms'"),
     "damaged": ('{"schema": 1, "command": "train", "epochs": [{"epoch": 1}]}', "damaged: KeyError 'loss'"),

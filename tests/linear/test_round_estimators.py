@@ -166,8 +166,8 @@ def test_defaults_may_be_said_and_other_solvers_are_refused():
     LogisticRegression(solver="cocoa", **said).fit(X, y)
     with pytest.raises(ValueError, match="solver must be one of auto, dual, cocoa, newton, sgd, not 'lbfgs'"):
         LinearSVM(solver="lbfgs").fit(X, y)
-    with pytest.raises(TypeError):
-        LinearRegression(solver="cocoa")
+    with pytest.raises(ValueError, match="solver must be one of"):
+        LinearRegression(solver="lbfgs").fit(X, np.arange(len(y), dtype=float))
 
 
 def test_there_is_no_partial_fit():
@@ -207,7 +207,8 @@ def test_lines_are_printed_on_demand(capsys):
     X, y = problem()
     model = LinearSVM(solver="cocoa", verbose=1).fit(X, y)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == model.n_iter_ and lines[-1].startswith(f"round {model.n_iter_}: loss ") and "gap" in lines[-1]
+    assert lines[0].startswith("solver cocoa")
+    assert len(lines) == 1 + model.n_iter_ and lines[-1].startswith(f"round {model.n_iter_}: loss ") and "gap" in lines[-1]
 
 
 def test_the_same_call_gives_the_same_bits_and_another_seed_others():

@@ -94,6 +94,8 @@ def _squared_epsilon_insensitive(score: Any, label: Any, parameter: Any) -> Any:
         found = 2.0 * (error - parameter)
     elif error < -parameter:
         found = 2.0 * (error + parameter)
+    elif error != error:
+        found = error
     return found
 
 
