@@ -159,7 +159,8 @@ def test_a_run_that_ends_before_it_averages_says_so(folder):
     assert said not in run(folder, *stopping, "--average", "2").output
 
 
-def test_figures_that_were_not_evaluated_are_null(folder, tmp_path):
+def test_figures_that_were_not_evaluated_are_null(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")  # room for all columns
     for every in (0, 2):
         output = run(folder, "--test", folder / "test.svm", "--evaluate-every", every, "--json", tmp_path / "out.json").output
         epochs = json.loads((tmp_path / "out.json").read_text())["epochs"]
