@@ -109,7 +109,7 @@ def explain(
 
 
 def _own(model: FittedModel, samples: Dataset, rows: list[int], number: int | None) -> dict[int, Explained]:
-    """What the scores of those of the rows are made of that are on this rank, with what is predicted and the label."""
+    """Return the contributions, the prediction and the label of each of the rows that this rank holds, by row."""
     found = {}
     for row in rows:
         own = row - samples.first_sample

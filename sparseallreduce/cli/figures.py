@@ -73,7 +73,7 @@ def _prepare(out: Path, names: Sequence[str], ending: str) -> None:
 
 
 def _measuring(comm: Any, small: bool, seed: int) -> Any:
-    """What measures, or simulates, points for the figures; collective."""
+    """Return the function by which figures measure or simulate their points; calling that is collective."""
     experiments, repeats = (1, 2) if small else (_EXPERIMENTS, _REPEATS)
 
     def measure(points: Sequence[Setting], names: Sequence[str], network: Any, simulate: bool = False) -> dict[str, Any]:

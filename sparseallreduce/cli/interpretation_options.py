@@ -70,7 +70,7 @@ def write_dictionary(path: Path, data: Data, comm: Any, features: int, chosen: d
 
 
 class Names:
-    """What features are called: by a dictionary if there is one, else as the model calls them."""
+    """The names of features by index, from a dictionary file if one is given, else from the model."""
 
     def __init__(self, model: FittedModel, path: Path | None) -> None:
         self._model = model

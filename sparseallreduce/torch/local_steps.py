@@ -95,7 +95,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     @abstractmethod
     def _combined(self, change: Array) -> Array | SparseStream:
-        """Return the change that all ranks make, from this rank's own, which may be overwritten. Collective."""
+        """Return the change that all ranks make, from this rank's own, which is left as it is. Collective."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the inner optimiser; after every ``H`` of them, combine the changes of all ranks, which is collective.
@@ -103,7 +103,8 @@ class LocalSteps(torch.optim.Optimizer):
         Raises
         ------
         SparseAllreduceError
-            On every rank the same, if the sum fails on any. The parameters are those before the sum then, and :meth:`synchronize` goes on.
+            On every rank the same, if the sum fails on any. The parameters are those before the sum then, to rounding where they had been
+            written, and :meth:`synchronize` goes on.
             What the inner optimiser raises on one rank is raised on the others in their next sum.
         """
         try:
@@ -121,16 +122,21 @@ class LocalSteps(torch.optim.Optimizer):
 
     def _combine(self) -> None:
         change, kept = agreed(self.comm, lambda: (self._change(), self._kept()))
+        before, written = self._anchor, False
         try:
             combined = self._combined(change)
-            anchor, rate = self._anchor.copy(), self._anchor.dtype.type(self.outer_lr)
+            anchor, rate = before.copy(), before.dtype.type(self.outer_lr)
             if isinstance(combined, SparseStream) and not combined.is_dense:
                 anchor[combined.indices] -= rate * combined.values
             else:
                 anchor -= rate * (combined.to_dense() if isinstance(combined, SparseStream) else combined)
+            written = True
             agreed(self.comm, lambda: self._take(anchor))
         except BaseException:
-            self._keep(kept, same_ranks=True)  # the parameters still have the change, which the next sum takes again
+            self._keep(kept, same_ranks=True)  # the parameters have the change again, which the next sum takes
+            if written:
+                self._take(before - change)
+                self._anchor = before
             raise
         self.sums += 1
 

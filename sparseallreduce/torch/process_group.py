@@ -154,8 +154,11 @@ def _open_store(ranks: int) -> int:
     """Open the store of rank 0, or keep the one that is open; return its port."""
     global _store
     if _store is None:
-        port = int(os.environ.get("MASTER_PORT", "0"))
-        _store = distributed.TCPStore("localhost", port, ranks, is_master=True, wait_for_workers=False)
+        given = os.environ.get("MASTER_PORT", "0")
+        try:
+            _store = distributed.TCPStore("localhost", int(given), ranks, is_master=True, wait_for_workers=False)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SparseAllreduceError(f"MASTER_PORT={given} cannot be opened: leave it unset, or name a free port") from error
     return int(_store.port)
 
 

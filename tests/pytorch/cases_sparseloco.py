@@ -161,6 +161,31 @@ def case_a_sum_that_fails_loses_nothing_and_counts_nothing_twice(comm, kind):
     assert bits(models[0]) == bits(models[1])
 
 
+@each(kind=KINDS, error=[MemoryError, KeyboardInterrupt])
+def case_a_rank_that_fails_as_it_writes_parameters_leaves_replicas_alike(comm, kind, error):
+    model = net()
+    optimizer = KINDS[kind](torch.optim.SGD(model.parameters(), 0.05), comm, 2)
+    train(model, optimizer, comm.rank, 3)
+    before, take = flat(model), optimizer._take
+
+    def fails(anchor):
+        optimizer._take = take
+        take(anchor)
+        raise error("struck")
+
+    if comm.rank == 1:
+        optimizer._take = fails
+    with pytest.raises((error, sar.SparseAllreduceError)):
+        optimizer.synchronize()
+    torch.testing.assert_close(flat(model), before, rtol=0, atol=1e-6)
+    try:
+        optimizer.synchronize()
+    except sar.SparseAllreduceError:  # of ranks that had not heard of it
+        optimizer.synchronize()
+    optimizer.check_replicas()
+    assert len(set(comm.allgather(bits(model)))) == 1
+
+
 def case_settings_that_differ_are_an_error_on_all_ranks(comm):
     model = net()
     with pytest.raises(sar.MismatchError, match="the ranks differ: H is 2 on rank 0"):

@@ -104,6 +104,15 @@ def test_an_address_that_does_not_answer_is_an_error_that_names_the_remedy(monke
         process_group.set_environment(sar.SERIAL)
 
 
+@pytest.mark.parametrize("port", ["a", "-1"])
+def test_a_port_that_cannot_be_opened_is_an_error_that_names_it(monkeypatch, port):
+    monkeypatch.setattr(process_group, "_store", None)
+    monkeypatch.setenv("MASTER_PORT", port)
+
+    with pytest.raises(sar.SparseAllreduceError, match=f"MASTER_PORT={port} cannot be opened"):
+        process_group.set_environment(sar.SERIAL)
+
+
 def test_addresses_between_hosts_are_those_of_the_network_not_of_the_loop(monkeypatch):
     monkeypatch.setattr(process_group.socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("127.0.1.1", 0)), (0, 0, 0, "", ("10.0.0.7", 0))])
     monkeypatch.setattr(process_group, "_address_of", {"lo": "127.0.0.1", "eth0": "10.0.0.9"}.get)

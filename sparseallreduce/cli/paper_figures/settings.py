@@ -19,7 +19,7 @@ ETHERNET = sar.Network(4.4e-4, 1.2e8, 2e-9, 3e-10)  # 1 Gbit/s: gTop-k's figure 
 
 @dataclass
 class Settings:
-    """What a figure is told."""
+    """The communicator, the measuring function and the size by which a figure is made."""
 
     comm: Any  # whose ranks measure what they are enough for
     measure: Callable[..., dict[str, Any]]  # points of a grid, see cli.bench_sweep.swept

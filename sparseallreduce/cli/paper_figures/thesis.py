@@ -35,7 +35,7 @@ def _points(
 
 
 def _caption(results: dict[str, Any], network: sar.Network) -> str:
-    """How the figures were obtained."""
+    """Return a caption that says which numbers of ranks were measured and which were simulated, and on which network."""
     points = [point for point in results["points"] if point]
     if not points:  # on other ranks than the first
         return ""
@@ -81,7 +81,7 @@ def _curves(results: dict[str, Any], name: str) -> list[Panel]:
 
 
 def _fixed(points: Sequence[dict[str, Any]], name: str) -> str:
-    """What all points of one panel have in common, where panels do not say it."""
+    """Return the number of ranks or the density that all points share, as text for a title; empty if they share none."""
     ranks, densities = {point["ranks"] for point in points}, {point["density"] for point in points}
     if name == "density" and len(ranks) == 1:
         return f", P = {ranks.pop()}"

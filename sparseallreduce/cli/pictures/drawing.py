@@ -149,7 +149,7 @@ class _Styles:
         self.width = 0.7 + _LEGEND_WIDTH * max((len(shortened(label)) for label in [*self._labels, *further]), default=0)
 
     def _of_cells(self, grids: Sequence[Grid]) -> dict[str, dict[str, Any]]:
-        """What matplotlib is told of each category of maps: algorithms have the colours of their lines."""
+        """Return matplotlib's settings for each category of a map, by name; algorithms take the colours of their lines."""
         names = dict.fromkeys(cell for grid in grids for row in grid.cells for cell in row if cell is not None)
         numbers = {name: self._numbers.get(name, _KNOWN.get(name)) for name in names}
         for name in names:

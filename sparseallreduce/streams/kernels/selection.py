@@ -115,9 +115,7 @@ def _gathered(
     except MemoryError:
         if clear:
             put_back(accumulator, indices[:n], values[:n])
-        if gradient is not None:
-            with np.errstate(all="ignore"):
-                np.add(accumulator[reached:], gradient[reached:], out=accumulator[reached:])
+        _add(accumulator[reached:], None if gradient is None else gradient[reached:])
         raise
     return indices, values, reached
 

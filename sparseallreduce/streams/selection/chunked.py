@@ -19,8 +19,8 @@ class ChunkTopK(Selector):
     al., *Communication efficient LLM pre-training with SparseLoCo* (2025), select so, after Peng et al., *DeMo* (2024).
 
     The algorithm has three steps. A pass over a chunk adds the gradient, and copies what is above a guess, which is somewhat less than what
-    the chunk before has chosen. A radix selection among the copied values finds the last one to be chosen. Where the guess was too high,
-    the chunk, which is in the cache, is read again.
+    the chunk before has chosen. Halving the range of the copied magnitudes finds the last one to be chosen. Where the guess was too high,
+    it is lowered, and the chunk, which is in the cache, is read again.
 
     Parameters
     ----------
