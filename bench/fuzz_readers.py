@@ -88,11 +88,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one input to repeat")
     parser.add_argument("--tables", action="store_true", help="try tables")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long one input may take; more on a busy machine")
     arguments = parser.parse_args()
     numbers = range(arguments.inputs) if arguments.only is None else [arguments.only]
     start = time.perf_counter()
     trial = (make_table, judge_table) if arguments.tables else (make, judge)
-    counts, failures = run(arguments.seed, tqdm(numbers, unit="input", disable=None), *trial)
+    counts, failures = run(arguments.seed, tqdm(numbers, unit="input", disable=None), *trial, seconds=arguments.seconds)
     print(f"{len(numbers)} inputs in {time.perf_counter() - start:.0f} s, seed {arguments.seed}")
     for (kind, outcome), count in sorted(counts.items()):
         print(f"{kind:18} {outcome:9} {count:7}")
@@ -103,7 +104,11 @@ def main() -> None:
 
 
 def run(
-    seed: int, numbers: Any, make: Callable[[np.random.Generator], Any] | None = None, judge: Callable[[Any, Path], str] | None = None
+    seed: int,
+    numbers: Any,
+    make: Callable[[np.random.Generator], Any] | None = None,
+    judge: Callable[[Any, Path], str] | None = None,
+    seconds: float = SECONDS,
 ) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
     """How often which kind of input was accepted or refused, and what went wrong with which input."""
     make, judge = make or globals()["make"], judge or globals()["judge"]
@@ -112,7 +117,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
             made = make(np.random.default_rng((seed, number)))
-            faulthandler.dump_traceback_later(SECONDS, exit=True)
+            faulthandler.dump_traceback_later(seconds, exit=True)
             try:
                 outcome = judge(made, Path(folder) / "input")
             except Exception as error:

@@ -19,6 +19,7 @@ import sparseallreduce as sar
 from sparseallreduce.linear import DatasetError, load
 from sparseallreduce.linear.data import line_blocks
 from sparseallreduce.linear.data.convert import convert
+from sparseallreduce.linear.data.tables import csv_text
 from sparseallreduce.linear.encoding import HASHED
 
 TEXTS = ["a", "b, c", 'say "x"', "line\nbreak", "caf\u00e9", " z ", "t;1", "tab\tbed", "'q'", "\u65e5\u672c", "\r\n"]
@@ -193,6 +194,13 @@ def test_what_is_wrong_is_said_with_its_line_and_column_on_all_ranks(text, optio
     assert "\n" not in str(raised.value)
     errors = on_ranks(2, lambda comm: load(tmp_path / "a.csv", comm=comm, **options))
     assert [str(each) for each in errors] == [str(raised.value)] * 2
+
+
+def test_lines_are_not_counted_unless_an_error_names_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(line_blocks, "_RECORDS", 8)
+    monkeypatch.setattr(csv_text, "line_number", lambda *_: pytest.fail("lines were counted"))
+    (tmp_path / "a.csv").write_text('n,t,b,y\n1,"a, b",true,yes\n,c,false,no\n2,,true,yes\n')
+    assert joined(on_ranks(3, lambda comm: load(tmp_path / "a.csv", comm=comm, target="y")[0]))[0].shape == (3, 7)
 
 
 def test_a_column_of_numbers_in_one_block_and_strings_in_another_is_categories(tmp_path, monkeypatch):

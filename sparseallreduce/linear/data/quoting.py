@@ -48,14 +48,28 @@ def end_of_quotes(text: Array, delimiter: int, state: int) -> tuple[int, int, in
     opened : int
         Where the quoted field begins that the end is in, if it is in one that began here; else -1.
     """
-    first, opened = -1, -1
-    for at in range(text.size):
+    first, opened, at = -1, -1, 0
+    while at < text.size:
+        if state == _IN_QUOTES:
+            while at < text.size and text[at] != _QUOTE:
+                at += 1
+            if at == text.size:
+                break
+        elif first >= 0:  # outside quotes a character counts by the one before it
+            begin = at
+            while at < text.size and text[at] != _QUOTE:
+                at += 1
+            if at > begin:
+                state = _after(_IN_FIELD, text[at - 1], delimiter)
+            if at == text.size:
+                break
         before = state
         state = _after(state, text[at], delimiter)
         if state == _IN_QUOTES and before == _FIELD_START:
             opened = at
         elif state == _FIELD_START and first < 0 and text[at] == _NEWLINE:
             first = at + 1
+        at += 1
     return state, first, opened
 
 

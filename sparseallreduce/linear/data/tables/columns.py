@@ -7,6 +7,7 @@ nothing but the table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from sparseallreduce.linear.data.tables.extra import arrow
 from sparseallreduce.linear.data.tables.hashing import hashes_of
 from sparseallreduce.linear.encoding import CATEGORY, HASHED, Column
 
-__all__ = ["UNSEEN", "Found", "KnownColumn", "LearnedColumn", "Stored", "TargetColumn", "agreed_column", "mixed", "target_names"]
+__all__ = ["UNSEEN", "Found", "KnownColumn", "LearnedColumn", "Stored", "TargetColumn", "agreed_column", "mixed"]
 
 Array = NDArray[Any]
 
@@ -40,11 +41,10 @@ class Stored(NamedTuple):
 class Found(NamedTuple):
     """What one rank has found of a column."""
 
-    kinds: dict[str, str]  # each with how the first row that has it is named
+    kinds: dict[str, str]  # each with how the first row that has it is named, if an error may name it: of dates
     missing: bool
     words: list[str] | None  # None if there are too many
     fault: str = ""  # what is wrong if it is a column of numbers
-    example: str = ""  # of a target of strings, the first that is no number, and where it is
 
 
 class LearnedColumn:
@@ -74,7 +74,7 @@ class LearnedColumn:
         """Note what cells say of the column, and return them as they are kept."""
         self._missing |= cells.is_missing
         if cells.kind != NOTHING and cells.kind not in self._kinds:
-            self._kinds[cells.kind] = where(0)
+            self._kinds[cells.kind] = where(0) if cells.kind == DATE else ""  # it takes a reading of all lines before
         if cells.numbers is not None:
             try:
                 return Stored(numbers=_of_dtype(cells, self._dtype, self.name, where))
@@ -210,6 +210,7 @@ class TargetColumn:
         self._kinds: dict[str, str] = {}
         self.places: dict[str, int] = {}
         self._example = ""
+        self._where: Callable[[], str] = str  # how an error names the row of the example
 
     def take(self, cells: Cells, rows: int, where: Callable[[int], str]) -> Array:
         """The labels of cells as float64: numbers, or places among the names so far; NaN where they are missing."""
@@ -217,8 +218,8 @@ class TargetColumn:
             raise DatasetError(f"{where(first_missing(cells))}: the target {self.name!r} is missing")
         if cells.kind == DATE:
             raise DatasetError(f"{where(0)}: the target {self.name!r} holds dates or times, and must be numbers or names of classes")
-        if cells.kind != NOTHING and cells.kind not in self._kinds:
-            self._kinds[cells.kind] = where(0)
+        if cells.kind != NOTHING:
+            self._kinds[cells.kind] = ""
         if cells.fault:
             raise DatasetError(cells.fault)
         if cells.numbers is not None:
@@ -228,32 +229,31 @@ class TargetColumn:
         places = []
         for code, word in enumerate(words_of(cells, self.name, where)):
             if not self._example and not NUMBER_TEXT.fullmatch(word.encode()):
-                self._example = f"{where(int((cells.codes == code).argmax()))}: the target {self.name!r} is {word!r}"
+                self._example = word
+                self._where = functools.partial(where, int((cells.codes == code).argmax()))
             places.append(self.places.setdefault(word, len(self.places)))
         return np.array([*places, np.nan])[cells.codes]
 
     def found(self) -> Found:
-        return Found(self._kinds, False, list(self.places), example=self._example)
+        return Found(self._kinds, False, list(self.places))
 
+    def names(self, ranks: list[Found], as_text: bool) -> list[str] | None:
+        """Return the names of the classes, sorted, of what each rank has found of the target; None if they are numbers.
 
-def target_names(ranks: list[Found], as_text: bool) -> list[str] | None:
-    """Return the names of the classes, sorted, of what each rank has found of the target; None if they are numbers.
-
-    Raises
-    ------
-    DatasetError
-        If some are numbers and some are names.
-    """
-    merged = _merged(ranks)
-    if not set(merged.first) - {NUMBER}:
-        return None
-    words = set().union(*(found.words or () for found in ranks))
-    numbers = NUMBER in merged.first or any(NUMBER_TEXT.fullmatch(word.encode()) for word in words)
-    example = next((found.example for found in ranks if found.example), "")
-    if numbers and example and not as_text:
-        said = f"{example}, and others are numbers: labels are all numbers or all names; {{option}} takes all as names"
-        raise naming_option(said, "categorical", "--categorical")
-    return sorted(words)
+        Raises
+        ------
+        DatasetError
+            If some are numbers and some are names, on a rank that has met such a name.
+        """
+        merged = _merged(ranks)
+        if not set(merged.first) - {NUMBER}:
+            return None
+        words = set().union(*(found.words or () for found in ranks))
+        numbers = NUMBER in merged.first or any(NUMBER_TEXT.fullmatch(word.encode()) for word in words)
+        if numbers and self._example and not as_text:
+            said = f"{self._where()}: the target {self.name!r} is {self._example!r}, and others are numbers: labels are all numbers or"
+            raise naming_option(said + " all names; {option} takes all as names", "categorical", "--categorical")
+        return sorted(words)
 
 
 def _of_dtype(cells: Cells, dtype: np.dtype[Any], name: str, where: Callable[[int], str]) -> Array:

@@ -164,8 +164,8 @@ class _Block:
         places = {name: self._layout.names.index(name) for name in names}
         strings = {place for name, place in places.items() if name in texts}
         table = self._table(list(places.values()), strings)
-        if b"0x" in self._text or b"0X" in self._text:  # pyarrow takes 0x1F for a number where all others in the block are integers
-            integers = [place for place in places.values() if arrow().types.is_integer(table.column(f"f{place}").type)]
+        integers = [place for place in places.values() if arrow().types.is_integer(table.column(f"f{place}").type)]
+        if integers and (b"0x" in self._text or b"0X" in self._text):  # pyarrow takes 0x1F for a number among integers
             strings |= {place for place in integers if self._has_hexadecimal(place)}
             table = self._table(list(places.values()), strings)
         if any(arrow().types.is_binary(kind) for kind in table.schema.types):  # which pyarrow takes strings for that are no UTF-8

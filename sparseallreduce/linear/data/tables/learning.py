@@ -26,7 +26,6 @@ from sparseallreduce.linear.data.tables.columns import (
     TargetColumn,
     agreed_column,
     mixed,
-    target_names,
 )
 from sparseallreduce.linear.data.tables.rows import block_of
 from sparseallreduce.linear.encoding import CATEGORY, HASHED, Encoding
@@ -93,7 +92,7 @@ def learn(
             break
         texts |= again
     encoding = known or agreed(comm, lambda: _encoding(chosen, ranks, reading, bits))
-    names = agreed(comm, lambda: _names(chosen, ranks, texts))
+    names = agreed(comm, lambda: _names(done.target, ranks, texts))
     if keep:
         return Learned(encoding, names, _from_kept(done, encoding, names, dtype))
     columns = [KnownColumn(column, dtype) for column in encoding.columns]
@@ -162,9 +161,8 @@ def _encoding(chosen: Chosen, ranks: list[tuple[list[Found], Found | None]], rea
     return Encoding(tuple(columns), chosen.target)
 
 
-def _names(chosen: Chosen, ranks: list[tuple[Any, Found | None]], texts: frozenset[str]) -> list[str] | None:
-    targets = [target for _, target in ranks if target is not None]
-    return target_names(targets, chosen.target in texts) if targets else None
+def _names(own: TargetColumn | None, ranks: list[tuple[Any, Found | None]], texts: frozenset[str]) -> list[str] | None:
+    return None if own is None else own.names([target for _, target in ranks if target is not None], own.name in texts)
 
 
 def _from_kept(done: _Pass, encoding: Encoding, names: list[str] | None, dtype: np.dtype[Any]) -> Generator[Block]:
