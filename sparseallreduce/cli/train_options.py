@@ -218,8 +218,8 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
     factors = [factor for factor in values if name == "l2"]
     rounds, dual = in_rounds(solver), solver in (DUAL, COCOA) and chosen["solver_is_said"]
     wrong = {
-        "--C and --l2 both say what the penalty is: leave one of them out": chosen["C"] is not None and bool(factors),
-        "--C and --l1 both say what the penalty is: leave one of them out": chosen["C"] is not None and chosen["l1"] > 0,
+        "--C and --l2 both set the penalty: leave one of them out": chosen["C"] is not None and bool(factors),
+        "--C and --l1 both set the penalty: leave one of them out": chosen["C"] is not None and chosen["l1"] > 0,
         f"--solver {solver} knows no loss of --model {chosen['model']}: take --solver sgd": dual and not MODELS[chosen["model"]].classifies,
         f"--solver {solver} needs a penalty: give a --l2 above 0, or leave it out": dual and not all(factor > 0 for factor in factors),
         "--beta is of --update ftrl: leave it out, or take that": bool(chosen["beta"]) and chosen["update"] != "ftrl",
@@ -256,7 +256,7 @@ def check(chosen: dict[str, Any], tested: bool) -> None:
         and chosen["checkpoint"] is not None,
         "--folds compares models of several penalties: give these, as --C 0.01,0.1,1,10, or --C search": folds is not None
         and values == (None,),
-        "--folds and --validation both say which samples are held out: leave one of them out": folds is not None
+        "--folds and --validation both set the samples to hold out: leave one of them out": folds is not None
         and chosen["validation"] is not None,
         "--folds compares models that are trained: raise --epochs": folds is not None and chosen["epochs"] == 0,
         "--resume and the options of checkpoints need --checkpoint": chosen["checkpoint"] is None

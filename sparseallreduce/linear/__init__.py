@@ -127,7 +127,7 @@ _ESTIMATORS = ("LinearRegression", "LinearSVM", "LogisticRegression")
 
 
 def __getattr__(name: str) -> Any:
-    # Not before they are asked for: scikit-learn takes two seconds to load, on every rank, and no command needs it.
+    # Imported on first access: scikit-learn takes two seconds to load on every rank, and no command needs it.
     if name in _ESTIMATORS:
         from sparseallreduce.linear import estimators
 

@@ -1,4 +1,4 @@
-"""What is chosen where users leave it open, for the estimators and the command `train` alike: the solver and the penalties."""
+"""Default solver and penalties of the estimators and of the ``train`` command."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ __all__ = [
 ]
 
 AUTO, COCOA, SGD = "auto", "cocoa", "sgd"
-#: Names of solvers: dual coordinate ascent in rounds, the same with an intercept that is penalised as LIBLINEAR's is, Newton's method, and
-#: steps. "auto" takes Newton's method where features are few.
+#: Names of solvers: dual coordinate ascent in rounds, the same with a penalised intercept as in LIBLINEAR, Newton's method, and mini-batch
+#: SGD. "auto" selects Newton's method if there are few features.
 SOLVERS = (AUTO, DUAL, COCOA, NEWTON, SGD)
 PENALTIES = (AUTO, "l2", "l1", "elasticnet", None)
-_STANDARD = 10_000  # samples that a C of one is meant for where nobody says how many there will be, or C is None
+_STANDARD = 10_000  # number of samples assumed by the penalty if the number is unknown, or C is None
 
 
 class Factors(NamedTuple):
-    """Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1`` beside the mean loss of a sample."""
+    """Factors of the penalties ``l2 / 2 * |w|^2`` and ``l1 * |w|_1`` that are added to the mean loss of the samples."""
 
     l2: float
     l1: float
 
 
 class Penalty(NamedTuple):
-    """A penalty as users say it: by C, as scikit-learn and LIBLINEAR do, or by its factors beside the mean loss.
+    """A penalty given by C, as in scikit-learn and LIBLINEAR, or by its factors relative to the mean loss.
 
-    With C, ``(1 - l1_ratio) / 2 * |w|^2 + l1_ratio * |w|_1 + C * sum of losses`` is least. The penalty is "l2" for an ``l1_ratio`` of 0,
-    "l1" for 1, "elasticnet" for any, and None for none, as an infinite C; "auto" goes by ``l1_ratio``.
+    With C, the objective is ``(1 - l1_ratio) / 2 * |w|^2 + l1_ratio * |w|_1 + C * sum of losses``. The penalty "l2" means an ``l1_ratio``
+    of 0, "l1" an ``l1_ratio`` of 1, "elasticnet" allows any ratio, and None, like an infinite C, means no penalty; "auto" uses
+    ``l1_ratio``.
     """
 
-    C: float | None = 1.0  # None: a penalty of the mean loss that does not depend on how many samples there are
+    C: float | None = 1.0  # None: a penalty relative to the mean loss, which does not depend on the number of samples
     l1_ratio: float = 0.0
     penalty: str | None = AUTO
     l2: float | None = None
     l1: float = 0.0
 
     def check(self) -> None:
-        """Refuse what is out of range, or says two things.
+        """Raise an error if a value is out of range, or two of them contradict each other.
 
         Raises
         ------
@@ -70,29 +71,29 @@ class Penalty(NamedTuple):
         for name, value in (("l2", self.l2 or 0.0), ("l1", self.l1)):
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, not {value!r}")
-        said = {"C": self.C not in (1.0, None), "l1_ratio": self.l1_ratio != 0.0, "penalty": self.penalty != AUTO}
+        given = {"C": self.C not in (1.0, None), "l1_ratio": self.l1_ratio != 0.0, "penalty": self.penalty != AUTO}
         by_factor = "l2" if self.l2 is not None else "l1" if self.l1 else None
-        other = next((name for name, is_said in said.items() if is_said), None)
+        other = next((name for name, is_given in given.items() if is_given), None)
         if by_factor and other:
-            raise ValueError(f"{by_factor} and {other} both say what the penalty is: leave one of them out")
+            raise ValueError(f"{by_factor} and {other} both set the penalty: leave one of them out")
         if self.penalty is None and self.l1_ratio:
-            raise ValueError(f"penalty=None has no l1_ratio, and it is {self.l1_ratio!r}: leave one of them out")
+            raise ValueError(f"penalty=None takes no l1_ratio, but l1_ratio is {self.l1_ratio!r}: leave one of them out")
         only = {"l2": 0.0, "l1": 1.0}.get(self.penalty or "")
         if only is not None and self.l1_ratio not in (0.0, only):
-            raise ValueError(f"penalty={self.penalty!r} is an l1_ratio of {only:g}, not {self.l1_ratio!r}: leave one of them out")
+            raise ValueError(f"penalty={self.penalty!r} means l1_ratio={only:g}, not {self.l1_ratio!r}: leave one of them out")
 
     @property
     def by_factors(self) -> bool:
-        """True if ``l2`` or ``l1`` is given, in place of ``C``."""
+        """True if ``l2`` or ``l1`` is given instead of ``C``."""
         return self.l2 is not None or self.l1 > 0
 
     def factors(self, counted: float | None) -> Factors:
-        """Return the factors beside the mean loss.
+        """Return the factors of the penalties relative to the mean loss.
 
         Parameters
         ----------
         counted : float or None
-            What all samples that are trained on count together; None if they come call by call, and nobody knows.
+            Sum of the weights of all training samples; None if it is unknown, as in ``partial_fit``.
 
         Examples
         --------
@@ -111,15 +112,15 @@ class Penalty(NamedTuple):
 
 
 def in_rounds(solver: str) -> bool:
-    """Return True if a solver (not "auto") trains in rounds over samples in memory, and False if it takes steps."""
+    """Return True if ``solver`` (not "auto") trains in rounds over samples in memory, and False if it takes SGD steps."""
     return solver in (DUAL, COCOA, NEWTON)
 
 
 def svm_loss(solver: str, asks_for_steps: bool) -> str:
-    """Return the loss of a support vector machine where none is said.
+    """Return the default loss of a support vector machine.
 
-    It is the squared hinge, as of LIBLINEAR and scikit-learn's ``LinearSVC``, which is as accurate and whose optimum takes fewer rounds;
-    but the hinge of steps that are asked for, whose rates are tuned to it, and of "cocoa", which is the published method.
+    It is the squared hinge, as in LIBLINEAR and scikit-learn's ``LinearSVC``: it is as accurate as the hinge and needs fewer rounds to
+    converge. It is the hinge if SGD steps are requested, whose learning rates are tuned to it, and for "cocoa", the published method.
 
     Examples
     --------
@@ -132,10 +133,10 @@ def svm_loss(solver: str, asks_for_steps: bool) -> str:
 def chosen_solver(
     solver: str, model: LinearModel, features: int, density: float, factors: Factors, asks_for_steps: bool, holds_out: bool
 ) -> str:
-    """Return the solver that "auto" stands for, or the one that is asked for.
+    """Return ``solver``, or the solver that "auto" selects for this training.
 
-    It is Newton's method where a score has few weights, and for least squares; else dual coordinate ascent, if the loss and the penalty are
-    such that it can be; otherwise, steps.
+    "auto" selects Newton's method for few weights per score and for least squares; otherwise dual coordinate ascent, if loss and penalty
+    allow it; otherwise SGD.
 
     Parameters
     ----------
@@ -144,12 +145,12 @@ def chosen_solver(
     model : LinearModel
     features : int
     density : float
-        The share of values that are not zero, of which more features are few.
+        Fraction of the values that are not zero. The sparser the samples, the fewer features still count as few.
     factors : Factors
     asks_for_steps : bool
-        Whether something else is asked for, or is so, that steps alone can do: a learning rate, samples that are not in memory, ...
+        Whether the training needs something that only SGD steps provide: a learning rate, samples that are not in memory, ...
     holds_out : bool
-        Whether samples are held out, by which training ends early: then it must not take few large steps.
+        Whether held-out samples end the training early, which rules out methods of few large steps.
 
     Examples
     --------
@@ -168,5 +169,5 @@ def chosen_solver(
     if has_few_weights(base, features, density) and has_curvature(base) and not holds_out:
         return NEWTON
     if type(base) is Squared and factors.l2 and not holds_out:
-        return NEWTON  # by products with the second derivatives
+        return NEWTON  # truncated: it multiplies by the second derivatives, and does not store them
     return DUAL if factors.l2 and has_dual(base) else SGD

@@ -1,8 +1,8 @@
-"""How columns of a table become features, and what the features are called: it travels with a model, so that others are encoded alike.
+"""Encoding of the columns of a table as features, and the names of the features. It is stored in the model file.
 
-A column has at most one non-zero in a sample. A number is a feature itself; a string, a boolean or a category is a one in the feature
-that stands for it; a missing value is a one in the column's last feature, if the column had such in training. What training has not
-seen is zero.
+A column has at most one non-zero in a sample. A number is a feature by itself; a string, a boolean or a category is a one in the feature of
+that value; a missing value is a one in the column's last feature, if the column had missing values in training. Values that did not occur
+in training are encoded as zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BITS = 30
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of a table is encoded.
+    """The encoding of one column of a table.
 
     Examples
     --------
@@ -35,8 +35,8 @@ class Column:
     name: str
     kind: str = NUMBER
     categories: tuple[str, ...] = ()  # sorted; of booleans "false", "true" or one of them
-    bits: int = 0  # of a hashed column: it has two to the power of it features
-    missing: bool = False  # whether its last feature says that the value is missing
+    bits: int = 0  # a hashed column has 2**bits features
+    missing: bool = False  # whether its last feature stands for a missing value
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or not 0 <= self.bits <= _MOST_BITS or (self.kind == HASHED) != (self.bits > 0):
@@ -44,12 +44,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Number of its features."""
+        """The number of features of the column."""
         values = 1 if self.kind == NUMBER else 1 << self.bits if self.kind == HASHED else len(self.categories)
         return values + self.missing
 
     def name_of(self, place: int) -> str:
-        """Return the name of one of its features, counted from 0."""
+        """Return the name of the column's feature number ``place``, counted from 0."""
         if self.missing and place == self.width - 1:
             return f"{self.name} (missing)"
         if self.kind == NUMBER:
@@ -59,14 +59,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the columns of a table become features, column by column.
+    """The encoding of all columns of a table, one :class:`Column` each.
 
     Parameters
     ----------
     columns : sequence of Column
         In the order of their features.
     target : str, optional
-        The column that was the label.
+        Name of the column that holds the label.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class Encoding:
 
     columns: tuple[Column, ...]
     target: str | None = None
-    #: The first feature of each column, and behind them the number of all.
+    #: The first feature of each column, followed by the total number of features.
     bounds: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,11 +88,11 @@ class Encoding:
 
     @property
     def features(self) -> int:
-        """Dimension N."""
+        """The number of features, N."""
         return self.bounds[-1]
 
     def name_of(self, index: int) -> str:
-        """Return the name of a feature, counted from 0, such as ``age``, ``color=red``, ``age (missing)`` or, hashed, ``user#123``.
+        """Return the name of feature ``index``, counted from 0: ``age``, ``color=red``, ``age (missing)`` or, if hashed, ``user#123``.
 
         Raises
         ------
@@ -103,11 +103,11 @@ class Encoding:
         return self.columns[place].name_of(index - self.bounds[place])
 
     def column_of(self, index: int) -> str:
-        """Return the name of the column that a feature belongs to; raises as :meth:`name_of`."""
+        """Return the name of the column that feature ``index`` belongs to. Raises the errors of :meth:`name_of`."""
         return self.columns[self._place(index)].name
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all features in their order."""
+        """Yield the names of all features in order."""
         for column in self.columns:
             yield from map(column.name_of, range(column.width))
 
@@ -117,7 +117,7 @@ class Encoding:
         return int(np.searchsorted(self.bounds, index, "right")) - 1
 
     def to_json(self) -> str:
-        """Return a text of which :meth:`from_json` makes the same again."""
+        """Return the encoding as JSON text, which :meth:`from_json` reads."""
         columns = [
             {name: value for name, value in vars(column).items() if value or name in ("name", "kind")} for column in self.columns
         ]
@@ -125,18 +125,18 @@ class Encoding:
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
-        """Return the encoding that :meth:`to_json` has written.
+        """Return the encoding that :meth:`to_json` wrote as ``text``.
 
         Raises
         ------
         ValueError
-            If the text is no such.
+            If the text is not such an encoding.
         """
         try:
             found = json.loads(text)
             return cls(tuple(map(_column, found["columns"])), _checked(found["target"], str, optional=True))
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"this is no encoding of columns: {error}") from None
+            raise ValueError(f"this is not an encoding of columns: {error}") from None
 
 
 def _column(found: dict[str, Any]) -> Column:
@@ -149,5 +149,5 @@ def _column(found: dict[str, Any]) -> Column:
 
 def _checked(value: Any, kind: type, optional: bool = False) -> Any:
     if not isinstance(value, kind) and not (optional and value is None):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Models as fitted estimators of scikit-learn, for all that takes those."""
+"""Conversion of models to fitted scikit-learn estimators."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Array = NDArray[Any]
 
 
 def sklearn_estimator(kind: str, loss: str, weights: Any, intercept: Array, classes: Array) -> Any:
-    """Return a fitted estimator of scikit-learn that predicts as a model does, probabilities included.
+    """Return a fitted scikit-learn estimator with the same predictions and probabilities as a model.
 
     Parameters
     ----------
     kind, loss : str
-        The names of the model and of its loss, as of :class:`~sparseallreduce.linear.FittedModel`.
+        Names of the model and of its loss, as in :class:`~sparseallreduce.linear.FittedModel`.
     weights : ndarray or scipy.sparse array, shape (n_features,) or (rows, n_features)
-        Sparse for classifiers alone.
+        Only classifiers may have sparse weights.
     intercept : ndarray, shape () or (rows,)
     classes : ndarray
-        Labels, none of models of numbers.
+        Labels; empty for regression models.
 
     Returns
     -------
     sklearn.linear_model.LogisticRegression
-        Of logistic models of two classes, and of more by a softmax.
+        For logistic models of two classes, and for multinomial models.
     sklearn.multiclass.OneVsRestClassifier
-        Of ``LogisticRegression``, of logistic models of more classes, each against the rest.
+        With ``LogisticRegression`` as its estimator, for one-versus-rest logistic models of more than two classes.
     sklearn.svm.LinearSVC
-        Of other classifiers.
+        For other classifiers.
     sklearn.linear_model.Ridge or PoissonRegressor
-        Of models of numbers, the latter of the loss "poisson".
+        For regression models; ``PoissonRegressor`` for the loss "poisson".
     """
     if not len(classes):
         return _regression(loss, np.asarray(weights), float(intercept))
@@ -56,7 +56,7 @@ def sklearn_estimator(kind: str, loss: str, weights: Any, intercept: Array, clas
 
 
 def _filled(estimator: Any, coefficients: Any, intercepts: Any, **attributes: Any) -> Any:
-    """Give an estimator what fitting would."""
+    """Set the attributes that fitting would set, and return the estimator."""
     estimator.coef_, estimator.intercept_, estimator.n_features_in_ = coefficients, intercepts, coefficients.shape[-1]
     for name, value in attributes.items():
         setattr(estimator, name, value)
@@ -83,5 +83,5 @@ def _regression(loss: str, weights: Array, intercept: float) -> Any:
 
     if loss != Poisson.loss_name:
         return _filled(Ridge(), weights, intercept, n_iter_=None, solver_="auto")
-    # Fitted to anything, it has the link of its loss, which no public attribute sets.
+    # Only fitting sets the link function, which no public attribute does: any samples will do.
     return _filled(PoissonRegressor().fit(np.array([[0.0], [1.0]]), np.array([1.0, 2.0])), weights, intercept, n_iter_=1)

@@ -1,4 +1,4 @@
-"""What a model has learned, and what a score is made of: its largest weights, and the contributions of a sample's features."""
+"""Interpretation of a model: its largest weights, and the contribution of each feature to a sample's score."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Array = NDArray[Any]
 
 
 class Weight(NamedTuple):
-    """A weight of a model."""
+    """One weight of a model."""
 
-    feature: int  # its number from 0
+    feature: int  # counted from 0
     weight: float
-    number: int  # of the class whose score it is of; of the second of two classes; 0 where there are no classes
+    number: int  # of the class whose score it contributes to: with two classes the second, without classes 0
 
 
 class Contributions(NamedTuple):
-    """What the score of a sample is made of: the sum of all contributions and the intercept."""
+    """The terms of a sample's score, which is the sum of all contributions and the intercept."""
 
-    indices: Array  # int64, features of the sample, those of the largest magnitude of contribution first
-    values: Array  # float64, of these features
-    weights: Array  # float64, of these features
-    products: Array  # float64, value times weight
+    indices: Array  # int64, features of the sample, by descending magnitude of their contributions
+    values: Array  # float64, values of these features
+    weights: Array  # float64, weights of these features
+    products: Array  # float64, contributions: value times weight
     intercept: float
     score: float  # their sum
 
 
 def class_number(model: FittedModel, label: str) -> int:
-    """Return the number of the class whose label is written so.
+    """Return the number of the class with this label, given as text.
 
     Raises
     ------
@@ -54,16 +54,16 @@ def class_number(model: FittedModel, label: str) -> int:
 
 
 def largest_weights(model: FittedModel, top: int | None = 20, number: int | None = None) -> list[Weight]:
-    """Return the weights of the largest magnitude, the largest first, of the same magnitude those of the first features.
+    """Return the weights of largest magnitude in descending order, ties by ascending feature.
 
     Parameters
     ----------
     model : FittedModel
     top : int, optional
-        How many at most; all that are not zero if None.
+        Maximum number of weights to return; all that are not zero if None.
     number : int, optional
-        The class whose score they are of; all classes if not given. The score of the first of two classes is that of the second with the
-        opposite sign.
+        The class to return the weights of; all classes by default. With two classes, the weights of the first are those of the second
+        with the opposite sign.
 
     Examples
     --------
@@ -91,14 +91,14 @@ def largest_weights(model: FittedModel, top: int | None = 20, number: int | None
 
 
 def contributions(model: FittedModel, sample: Any, number: int | None = None) -> Contributions:
-    """Return what the score of a sample is made of, as float64.
+    """Return the terms that a sample's score is the sum of, as float64.
 
     Parameters
     ----------
     model : FittedModel
     sample : scipy.sparse matrix or array, shape (1, n_features)
     number : int, optional
-        The class whose score it is; of more than two classes the predicted one by default, of two the second.
+        The class to explain the score of. By default it is the predicted one of more than two classes, and the second of two.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def contributions(model: FittedModel, sample: Any, number: int | None = None) ->
 
 
 def _nonzero(model: FittedModel, row: int) -> tuple[Array, Array]:
-    """The features of a score whose weights are not zero, and these."""
+    """Return the features whose weights in a score are not zero, and these weights."""
     if issparse(model.weights):
         rows: Any = model.weights
         own = slice(*rows.indptr[row : row + 2])
@@ -134,7 +134,7 @@ def _nonzero(model: FittedModel, row: int) -> tuple[Array, Array]:
 
 
 def _some(model: FittedModel, row: int, indices: Array) -> Array:
-    """The weights of these features in a score."""
+    """Return the weights that the features ``indices`` have in a score."""
     if not issparse(model.weights):
         return np.asarray(np.atleast_2d(model.weights)[row, indices])
     found, weights = _nonzero(model, row)
@@ -148,5 +148,5 @@ def _some(model: FittedModel, row: int, indices: Array) -> Array:
 
 
 def shown_label(label: Any) -> str:
-    """Return how a label of a class is written: whole numbers without a fraction."""
+    """Return the label of a class as text, whole numbers without a fraction."""
     return label.decode(errors="backslashreplace") if isinstance(label, bytes) else str(label).removesuffix(".0")

@@ -1,25 +1,25 @@
 """The model file: a NumPy ``.npz`` with all that prediction needs. It is read without MPI and without pickle.
 
 ===============  =========================  ==================================================================================
-array            dtype, shape               what it holds
+array            dtype, shape               content
 ===============  =========================  ==================================================================================
-format           string                     "sparseallreduce linear model 1"; or 2, where predictions are not the scores, or
-                                            weights are left out that are zero
+format           string                     "sparseallreduce linear model 1"; or 2, if predictions differ from the scores, or
+                                            weights of zero are left out
 library          string                     version of sparseallreduce that wrote the file
-model            string                     "logistic", "multinomial", "svm", "linear", or the name of a model of one's own
+model            string                     "logistic", "multinomial", "svm", "linear", or the name of a user's model
 n_features       int64                      N
-weights          float32/64, (N,) or (K,N)  of the one score, or with more than two classes of the score of each
-indices, values  uint32/64, float32/64, (k,)  instead of weights, where that is smaller by a mebibyte: places, increasing, of the
-                                            weights that are not zero, among those of all scores one after the other
-intercept        float64, () or (K,)        what is added to each score
-classes          number or string, (K,)     the labels, sorted; of two, those that a score up to zero and above it stands for;
-                                            none if the score is the prediction
-loss             string                     of the losses that the model may have, which; left out for the first
-parameter        float64, ()                the epsilon or quantile of the loss; left out if it has none
-zero_based       bool                       whether indices count from 0 in the svmlight text that it was trained on; left out
-                                            if it was not trained on such
-encoding         uint8, (bytes,)            how columns of a table are encoded, as UTF-8 of JSON: see linear/encoding.py; left out
-                                            if it was not trained on a table
+weights          float32/64, (N,) or (K,N)  of the only score, or with more than two classes of the score of each
+indices, values  uint32/64, float32/64, (k,)  instead of weights, if that saves at least a mebibyte: increasing positions of the
+                                            weights that are not zero, in the weights of all scores one after the other
+intercept        float64, () or (K,)        the term added to each score
+classes          number or string, (K,)     sorted labels; with two classes, a score above zero means the second;
+                                            empty if the score is the prediction
+loss             string                     name of the loss if it is not the first that the model may have
+parameter        float64, ()                epsilon or quantile of the loss; left out if it has none
+zero_based       bool                       whether indices count from 0 in the svmlight text of the training data; left out
+                                            for other training data
+encoding         uint8, (bytes,)            encoding of the columns of a table, as JSON in UTF-8: see linear/encoding.py; left
+                                            out for other training data
 ===============  =========================  ==================================================================================
 """
 
@@ -50,11 +50,11 @@ __all__ = ["FittedModel", "ModelFileError", "dense_weights", "fitted", "is_spars
 
 Array = NDArray[Any]
 
-_ARCHIVE = b"PK"  # how a file of type .npz begins
+_ARCHIVE = b"PK"  # first bytes of a .npz file
 _FORMAT = "sparseallreduce linear model 1"
-_SECOND = "sparseallreduce linear model 2"  # what version 1 would misunderstand
-_WORTH = 1 << 20  # bytes that leaving out zeros has to save: files of few weights are read by NumPy alone
-# Bytes of dense weights from which on weights of a file are sparse, if they are so many times what is stored of them.
+_SECOND = "sparseallreduce linear model 2"  # for content that readers of format 1 would misunderstand
+_WORTH = 1 << 20  # bytes that leaving out zeros has to save; smaller files can be read by NumPy alone
+# Loaded weights stay sparse if they took at least this many bytes as a dense array, and this many times the stored bytes.
 _LARGE, _MANY_ZEROS = 1 << 27, 8
 _WORDS = ("format", "library", "model", "loss")
 _NUMBERS = ("n_features", "parameter", "zero_based")
@@ -63,12 +63,12 @@ _LONGEST_WORD = 1 << 12  # bytes
 
 
 class ModelFileError(SparseAllreduceError, ValueError):
-    """A file is no model file, is damaged, or does not fit what it is used for."""
+    """Raised for a file that is not a model file or is damaged, and for a model that does not fit the samples it is used with."""
 
 
 @dataclass(frozen=True)
 class FittedModel:
-    """What training ends with, and what it says of samples.
+    """A trained model, which predicts labels, numbers or probabilities.
 
     Examples
     --------
@@ -80,15 +80,15 @@ class FittedModel:
     """
 
     model: str  # name of the LinearModel
-    weights: Any  # float32 or float64, (n_features,), or (classes, n_features) if there are more than two classes; or a SciPy sparse
-    # array of two dimensions, where dense weights would be larger than the samples that they are learned from
-    intercept: Array | float = 0.0  # one number, or one a class
-    classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; none if the score is the prediction
-    library: str = __version__  # that trained it
-    loss: str = ""  # which of the losses that a model of this name may have; the first if none is said
-    parameter: float | None = None  # of the loss: epsilon or quantile
-    zero_based: bool | None = None  # whether indices count from 0 in the svmlight text that it was trained on; None for other data
-    encoding: Encoding | None = field(default=None, repr=False)  # how the columns of a table become features; None for other data
+    weights: Any  # float32 or float64, (n_features,), or (classes, n_features) for more than two classes; or a two-dimensional SciPy
+    # sparse array, if dense weights would be larger than the training samples
+    intercept: Array | float = 0.0  # one number, or one per class
+    classes: Array = field(default_factory=lambda: np.empty(0))  # sorted labels; empty if the score is the prediction
+    library: str = __version__  # version that trained the model
+    loss: str = ""  # name of the loss; the empty string means the first that a model of this name may have
+    parameter: float | None = None  # epsilon or quantile of the loss
+    zero_based: bool | None = None  # whether indices count from 0 in the svmlight text of the training data; None for other data
+    encoding: Encoding | None = field(default=None, repr=False)  # encoding of the columns of a table; None for other data
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "intercept", np.asarray(self.intercept, np.float64))
@@ -96,24 +96,24 @@ class FittedModel:
 
     @property
     def n_features(self) -> int:
-        """Dimension N."""
+        """The number of features, N."""
         return int(self.weights.shape[-1])
 
     def name_of(self, index: int) -> str:
-        """Return what a feature, counted from 0, is called: by its column, or by its index in the text that the model was trained on."""
+        """Return the name of feature ``index``, counted from 0: that of its column, or its index in the text of the training data."""
         return str(index + (self.zero_based is False)) if self.encoding is None else self.encoding.name_of(index)
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether scores are the log-odds of classes."""
+        """True if the model predicts probabilities: a logistic or multinomial model with classes."""
         return self.model in (Logistic.name, Multinomial.name) and len(self.classes) >= 2
 
     def to_sklearn(self) -> Any:
-        """Return a fitted estimator of scikit-learn with the same predictions and probabilities.
+        """Return a fitted scikit-learn estimator with the same predictions and probabilities.
 
-        It is a ``LogisticRegression``, ``LinearSVC`` or ``Ridge``; of a logistic model of more than two classes, each against the rest, a
-        ``OneVsRestClassifier`` of ``LogisticRegression``, as that itself is a softmax of several classes; and of the loss "poisson" a
-        ``PoissonRegressor``. It does not need this library, also where it is unpickled.
+        It is a ``LogisticRegression``, ``LinearSVC`` or ``Ridge``; a ``OneVsRestClassifier`` of ``LogisticRegression`` for a
+        one-versus-rest logistic model of more than two classes, because ``LogisticRegression`` itself is then a softmax; and a
+        ``PoissonRegressor`` for the loss "poisson". The estimator does not need this library, not even for unpickling.
 
         Examples
         --------
@@ -126,7 +126,7 @@ class FittedModel:
         return sklearn_estimator(self.model, self.loss, weights, np.asarray(self.intercept), self.classes)
 
     def decision_function(self, samples: Any) -> Array:
-        """The scores ``w.x + intercept``.
+        """Return the scores ``w.x + intercept``.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class FittedModel:
         Returns
         -------
         ndarray
-            Of the weights' dtype; shape (samples,), or (samples, classes) if there are more than two classes.
+            In the weights' dtype; shape (samples,), or (samples, classes) for more than two classes.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class FittedModel:
         return scores.astype(self.weights.dtype, copy=False)
 
     def _sparse_products(self, samples: Any) -> Array:
-        """The products of samples and sparse weights, at the cost of both their non-zeros."""
+        """Return the products of samples and sparse weights, in time proportional to the non-zeros of both."""
         features, places = np.unique(self.weights.indices, return_inverse=True)
         known: Array = csr_array((self.weights.data, places, self.weights.indptr), shape=(self.weights.shape[0], len(features))).toarray()
         if is_sparse(samples):
@@ -164,21 +164,21 @@ class FittedModel:
         return scores if self.intercept.ndim else scores[:, 0]  # type: ignore[union-attr]
 
     def predict(self, samples: Any) -> Array:
-        """The label of every sample, or the number that its score stands for if the model has no classes; shape (samples,)."""
+        """Return the label of each sample, or the predicted number if the model has no classes; shape (samples,)."""
         return self.labels_of(self.decision_function(samples))
 
     def predict_proba(self, samples: Any) -> Array:
-        """The probability of every class, float64 of shape (samples, classes).
+        """Return the probability of each class, as float64 of shape (samples, classes).
 
         Raises
         ------
         ModelFileError
-            If the model is not logistic, whose scores alone are log-odds.
+            If the model is not logistic: other scores are not log-odds.
         """
         return self.probabilities_of(self.decision_function(samples))
 
     def labels_of(self, scores: Array) -> Array:
-        """The predictions that scores stand for."""
+        """Return the labels or numbers predicted for given scores."""
         if len(self.classes) == 0:
             return self._linked(scores)
         chosen = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(np.intp)
@@ -186,37 +186,40 @@ class FittedModel:
         return labels
 
     def _linked(self, scores: Array) -> Array:
-        """The numbers that scores stand for, which are themselves but for losses that say otherwise."""
+        """Return the numbers predicted for given scores: the scores themselves, unless the loss has a link function."""
         losses = LOSSES.get(self.model, {})
         return model_of(self.model, self.loss, self.parameter).prediction(scores) if self.loss in losses else scores
 
     def probabilities_of(self, scores: Array) -> Array:
-        """The probabilities that scores stand for: their softmax, or of classes each against the rest, scaled to a sum of one."""
+        """Return the class probabilities for given scores.
+
+        They are the softmax of a multinomial model's scores. One-versus-rest probabilities are scaled to a sum of one.
+        """
         if not self.gives_probabilities:
-            raise ModelFileError(f"only a logistic classifier gives probabilities, and this model is {self.model!r}")
+            raise ModelFileError(f"only a logistic classifier gives probabilities, but this model is {self.model!r}")
         if self.model == Multinomial.name:
             return Multinomial.probabilities(scores.astype(np.float64))
         positive = Logistic().prediction(scores.astype(np.float64))
         if positive.ndim == 1:
             return np.column_stack([1 - positive, positive])
         sums = positive.sum(axis=1, keepdims=True)
-        # All classes may be out of the question by so much that every probability is rounded to zero.
+        # If every probability is rounded to zero, all classes get the same.
         shares: Array = np.divide(positive, sums, out=np.full_like(positive, 1 / len(self.classes)), where=sums > 0)
         return shares
 
 
 def fitted(model: LinearModel, weights: Array, intercept: Array | float, classes: Array) -> FittedModel:
-    """What training has come to.
+    """Return the result of a training as a :class:`FittedModel`.
 
     Parameters
     ----------
     model : LinearModel
-        That was trained.
+        The model that was trained.
     weights : ndarray, shape (n_features,) or (n_features, K)
     intercept : float or ndarray
-        One number, or one a column.
+        One number, or one per column.
     classes : ndarray
-        Labels, as for :class:`FittedModel`. The two scores of a multinomial model of two classes become one, their difference, which
+        Labels, as in :class:`FittedModel`. The two scores of a multinomial model of two classes are replaced by their difference, which
         gives the same labels and probabilities.
 
     Examples
@@ -225,17 +228,17 @@ def fitted(model: LinearModel, weights: Array, intercept: Array | float, classes
     >>> fitted(Multinomial(2), np.float32([[-1, 1], [2, -2]]), np.array([0.5, -0.5]), np.array([3, 7])).weights
     array([ 2., -4.], dtype=float32)
     """
-    said: dict[str, Any] = {"loss": model.variant, "parameter": model.parameter}
+    variant: dict[str, Any] = {"loss": model.variant, "parameter": model.parameter}
     if weights.ndim == 1:
-        return FittedModel(model.name, weights, intercept, classes, **said)
+        return FittedModel(model.name, weights, intercept, classes, **variant)
     shifts = np.asarray(intercept)
     if model.name == Multinomial.name and len(classes) == 2:
         return FittedModel(Logistic.name, weights[:, 1] - weights[:, 0], shifts[1] - shifts[0], classes)
-    return FittedModel(model.name, np.ascontiguousarray(weights.T), shifts, classes, **said)
+    return FittedModel(model.name, np.ascontiguousarray(weights.T), shifts, classes, **variant)
 
 
 def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
-    """Weights and intercepts for a training of this model to go on from: the inverse of :func:`fitted`.
+    """Return weights and intercepts from which a training of ``model`` continues. This is the inverse of :func:`fitted`.
 
     Returns
     -------
@@ -251,7 +254,7 @@ def scores_for(model: LinearModel, found: FittedModel) -> tuple[Array, Array]:
 
 
 def dense_weights(model: FittedModel) -> Array:
-    """Return the weights of a model as an array of shape (n_features,) or (classes, n_features), whatever memory it takes."""
+    """Return the weights of a model as a dense array of shape (n_features,) or (classes, n_features)."""
     if not is_sparse(model.weights):
         return np.asarray(model.weights)
     whole: Array = model.weights.toarray()
@@ -259,12 +262,12 @@ def dense_weights(model: FittedModel) -> Array:
 
 
 def is_sparse(array: Any) -> bool:
-    """Return True for a SciPy sparse matrix or array."""
+    """Return True if ``array`` is a SciPy sparse matrix or array."""
     return bool(issparse(array))
 
 
 def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
-    """Write a model file; it appears under its name when it is complete.
+    """Write a model file, which appears under its name when it is complete.
 
     Raises
     ------
@@ -292,7 +295,7 @@ def save_model(path: str | os.PathLike[str], model: FittedModel) -> None:
 
 
 def _packed(weights: Any) -> dict[str, Any]:
-    """The arrays that stand for weights: themselves, or places and values of those that are not zero."""
+    """Return the arrays to store for the weights: the weights, or positions and values of those that are not zero."""
     if is_sparse(weights):
         scores, features = weights.shape
         rows = np.repeat(np.arange(scores, dtype=np.uint64), np.diff(weights.indptr))
@@ -307,12 +310,12 @@ def _packed(weights: Any) -> dict[str, Any]:
 
 
 def _unpacked(arrays: dict[str, Array]) -> Any:
-    """The weights that the arrays of a file stand for, sparse where they are many and nearly all are zero.
+    """Return the weights stored in the arrays of a file, as a sparse array if they are large and nearly all zero.
 
     Raises
     ------
     KeyError, ValueError
-        If they stand for none.
+        If the arrays do not describe weights.
     """
     if "indices" not in arrays:
         return arrays["weights"]
@@ -333,7 +336,7 @@ def _unpacked(arrays: dict[str, Array]) -> Any:
 
 
 def _sparse(indices: Array, values: Array, shape: tuple[int, ...]) -> Any:
-    """Weights of this shape as a sparse array, by their places among those of all scores."""
+    """Return weights of this shape as a sparse array, given their positions in the flattened array."""
     rows, features = math.prod(shape[:-1]), shape[-1]
     if len(indices) and ((indices[1:] <= indices[:-1]).any() or int(indices[-1]) >= rows * features):
         raise ValueError(f"the indices of weights do not increase up to {rows * features}")
@@ -343,7 +346,7 @@ def _sparse(indices: Array, values: Array, shape: tuple[int, ...]) -> Any:
 
 
 def _optional(model: FittedModel) -> dict[str, Any]:
-    """What is written where there is any."""
+    """Return the optional arrays that this model needs."""
     encoding = None if model.encoding is None else np.frombuffer(model.encoding.to_json().encode(), np.uint8)
     given = {"loss": model.loss or None, "parameter": model.parameter, "zero_based": model.zero_based, "encoding": encoding}
     return {name: value for name, value in given.items() if value is not None}
@@ -355,7 +358,7 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
     Raises
     ------
     ModelFileError
-        If there is none, or it is damaged, foreign, or of a layout that this version does not know.
+        If the file does not exist, is damaged, is not a model file, or has a format that this version does not know.
     """
     try:
         with open_regular(path) as file:
@@ -372,7 +375,7 @@ def load_model(path: str | os.PathLike[str]) -> FittedModel:
 
 
 def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
-    """The model that the arrays of a file stand for, which are not read before the file is known to be of a layout of ours."""
+    """Return the model stored in a file. Check the format before reading any array."""
     layout = _word(file, "format") if "format" in file.names else ""
     if layout not in (_FORMAT, _SECOND):
         known = layout.rpartition(" ")[0] == _FORMAT.rpartition(" ")[0]
@@ -382,7 +385,7 @@ def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
     words = {name: _word(file, name) for name in _WORDS if name in file.names}
     arrays = {name: file.array(name) for name in (*_ARRAYS, *_NUMBERS) if name in file.names}
     if (ragged := next((name for name in _NUMBERS if name in arrays and arrays[name].shape), None)) is not None:
-        raise Damaged(f"{ragged!r} is no number")
+        raise Damaged(f"{ragged!r} is not a number")
     with damage():
         try:
             model = FittedModel(
@@ -405,23 +408,23 @@ def _model(path: str | os.PathLike[str], file: Npz) -> FittedModel:
 
 
 def _encoding(array: Array) -> Encoding:
-    """How columns are encoded, of the bytes of JSON in a file."""
+    """Return the encoding of columns stored as JSON bytes."""
     if array.dtype != np.uint8 or array.ndim != 1:
         raise ValueError(f"the encoding of columns is {array.dtype} of {array.ndim} dimensions, not bytes")
     return Encoding.from_json(array.tobytes().decode())
 
 
 def _word(file: Npz, name: str) -> str:
-    """A string that stands by itself."""
+    """Return a scalar string of the file."""
     word = file.array(name, _LONGEST_WORD)
     if word.shape or word.dtype.kind not in "US":
-        raise Damaged(f"{name!r} is no word")
+        raise Damaged(f"{name!r} is not a string")
     with damage():
         return str(word)
 
 
 def _plain_labels(classes: Array) -> Array:
-    """Labels as an array that is written without pickle."""
+    """Return the labels as an array that NumPy writes without pickle."""
     if classes.dtype.kind == "O" and all(isinstance(label, str) for label in classes):
         classes = classes.astype(np.str_)
     if classes.dtype.kind not in "biufUS":
@@ -430,7 +433,7 @@ def _plain_labels(classes: Array) -> Array:
 
 
 def _fault(model: FittedModel, n_features: int | None = None) -> str | None:
-    """What is wrong with the shapes and values of a model, None if nothing is."""
+    """Return a description of what is wrong with the shapes and values of a model, or None."""
     weights, intercept, classes = model.weights, np.asarray(model.intercept), model.classes
     sparse = is_sparse(weights)
     numbers: Array = weights.data if sparse else weights

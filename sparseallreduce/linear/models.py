@@ -1,4 +1,4 @@
-"""Linear models: a loss of the score, its derivative and a prediction (thesis section 2.2)."""
+"""Linear models: the loss of a score, its derivative, and the prediction (thesis section 2.2)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ __all__ = [
 
 Array = NDArray[Any]
 
-_HIGHEST = 80.0  # score of which the exponential is taken: float32 holds that up to 88
-_LEAST_MEAN = 1e-3  # of counts, whose logarithm a training starts from
+_HIGHEST = 80.0  # largest score that is exponentiated: float32 overflows above 88
+_LEAST_MEAN = 1e-3  # lower bound on the mean count, whose logarithm is the initial score
 
 
 class LinearModel(ABC):
-    """What a loss says of a score ``w.x`` and a label ``y``; all methods take and return arrays of one value a sample.
+    """Base class of models, which define the loss of a score ``w.x`` and a label ``y``.
 
-    A model of your own is a subclass with a name and two methods; the loops over the non-zeros know none of them.
+    All methods take and return arrays with one value per sample. To add a model, write a subclass with a name and the two abstract methods;
+    the loops over the non-zeros work with any model.
 
     Examples
     --------
@@ -52,39 +53,39 @@ class LinearModel(ABC):
     """
 
     name: str
-    #: Which of the losses that a model of this name may have.
+    #: Name of the loss, as models of one name may have several.
     loss_name: str = ""
-    #: What this loss is told beside labels and scores; None if there is nothing.
+    #: The loss's parameter; None if it has none.
     parameter: float | None = None
-    #: The largest second derivative of the loss by the score, where it is the same for all labels.
+    #: Upper bound of the second derivative of the loss with respect to the score, if it is the same for all labels.
     curvature: float = 1.0
-    #: Whether labels are the two classes -1 and +1; otherwise they are the numbers that the scores shall come near.
+    #: Whether the model is a classifier, with labels -1 and +1; otherwise it is a regression, and labels are the numbers to predict.
     classifies: bool = True
-    #: Scores of a sample where it has several, each by weights of its own: labels are then the numbers of classes, from 0.
+    #: Number of scores per sample, each with its own weights, if there are several; labels are then class numbers from 0.
     columns: int | None = None
 
     @abstractmethod
     def loss(self, scores: Array, labels: Array) -> Array:
-        """f(w) of each sample."""
+        """Return the loss f(w) of each sample."""
 
     @abstractmethod
     def derivative(self, scores: Array, labels: Array) -> Array:
-        """The derivative of the loss by the score: the gradient of a sample is this times its features."""
+        """Return the derivative of each sample's loss with respect to its score. The sample's gradient is this times its features."""
 
     def prediction(self, scores: Array) -> Array:
-        """What the model says of a sample: a class, a probability or a number; here the sign of the score."""
+        """Return the prediction for each score: a class, a probability or a number. By default it is the sign of the score."""
         return np.where(scores > 0, 1.0, -1.0)
 
     def constant_score(self, mean: float) -> float:
-        """The score to start from where the mean label is this; of models that predict numbers."""
+        """Return the initial score of a regression, given the mean label."""
         return mean
 
     def label_fault(self, labels: Array) -> Array:
-        """Of each label, whether the loss has no meaning for it; of models that predict numbers."""
+        """Return a mask of the labels for which the loss of a regression is undefined."""
         return np.zeros(len(labels), bool)
 
     def curvature_at(self, spread: float, highest: float) -> float:
-        """A curvature for choosing a learning rate by.
+        """Return a curvature of the loss from which to choose a learning rate.
 
         Parameters
         ----------
@@ -97,30 +98,30 @@ class LinearModel(ABC):
 
     @property
     def in_units_of_labels(self) -> bool:
-        """Whether scores have the units of the labels."""
+        """True if scores have the units of the labels."""
         return not self.classifies
 
     @property
     def codes(self) -> Array | None:
-        """The labels that classes have: -1 and 1 of two, numbers from 0 of several; None of models that predict numbers."""
+        """The labels that stand for the classes: -1 and 1 for two, numbers from 0 for more; None for regression."""
         if not self.classifies:
             return None
         return np.array([-1.0, 1.0]) if self.columns is None else np.arange(float(self.columns))
 
     @property
     def variant(self) -> str:
-        """The name of the loss, if it is not the first of those that a model of this name may have."""
+        """The name of the loss if it is not the default one of the model, otherwise the empty string."""
         return self.loss_name if self.loss_name in list(LOSSES.get(self.name, ()))[1:] else ""
 
     @property
     def title(self) -> str:
-        """Name, loss and parameter, for what must not differ between ranks or runs."""
+        """The name, loss and parameter as text, to compare models between ranks or runs."""
         parameter = "" if self.parameter is None else f" of {self.parameter!r}"
         return f"{self.name}, {self.variant}{parameter}" if self.variant else self.name
 
 
 class Logistic(LinearModel):
-    """Logistic regression, ln(1 + exp(-y w.x)); it predicts the probability of class +1 (thesis section 2.2.1).
+    """Logistic regression with the loss ln(1 + exp(-y w.x)). It predicts the probability of class +1 (thesis section 2.2.1).
 
     >>> Logistic().prediction(np.array([0.0]))
     array([0.5])
@@ -141,7 +142,7 @@ class Logistic(LinearModel):
 
 
 class Hinge(LinearModel):
-    """A linear support vector machine, max(0, 1 - y w.x) (thesis section 2.2.2)."""
+    """A linear support vector machine with the loss max(0, 1 - y w.x) (thesis section 2.2.2)."""
 
     name = "svm"
     loss_name = "hinge"
@@ -153,12 +154,12 @@ class Hinge(LinearModel):
         return np.where(labels * scores < 1.0, -labels, 0.0)
 
     def violation(self, scores: Array, labels: Array) -> Array:
-        """The derivative of ``max(0, 1 - y w.x)**2 / 2``, whichever of the losses it is: what AROW goes by."""
+        """Return the derivative of ``max(0, 1 - y w.x)**2 / 2``, also in subclasses with another loss. AROW uses it."""
         return np.asarray(-labels * np.maximum(0.0, 1.0 - labels * scores))
 
 
 class SquaredHinge(Hinge):
-    """A linear support vector machine, max(0, 1 - y w.x)^2, which has a derivative everywhere."""
+    """A linear support vector machine with the loss max(0, 1 - y w.x)^2, which is differentiable everywhere."""
 
     loss_name = "squared_hinge"
     curvature = 2.0
@@ -171,7 +172,7 @@ class SquaredHinge(Hinge):
 
 
 class Squared(LinearModel):
-    """Linear regression, (w.x - y)^2 / 2; it predicts the score."""
+    """Linear regression with the loss (w.x - y)^2 / 2. It predicts the score."""
 
     name = "linear"
     loss_name = "squared"
@@ -187,15 +188,15 @@ class Squared(LinearModel):
         return scores
 
 
-#: Losses whose parameter is an epsilon.
+#: Losses with the parameter epsilon.
 OF_EPSILON = ("huber", "epsilon_insensitive", "squared_epsilon_insensitive")
 
 
 class Huber(Squared):
-    """Linear regression that outliers draw less: the squared error up to ``epsilon``, and linear with the same slope beyond.
+    """Linear regression that is robust to outliers: errors up to ``epsilon`` are squared, larger ones count linearly.
 
-    As the loss of that name of scikit-learn's ``SGDRegressor``, and, with ``epsilon`` times the scale that it finds,
-    ``HuberRegressor``'s.
+    This is the "huber" loss of scikit-learn's ``SGDRegressor``, and the loss of its ``HuberRegressor`` if ``epsilon`` is multiplied by the
+    scale that it estimates.
 
     Parameters
     ----------
@@ -225,9 +226,9 @@ class Huber(Squared):
 
 
 class Quantile(Squared):
-    """Quantile regression: a share ``quantile`` of labels is to be below the score; 0.5 for the median.
+    """Quantile regression: a fraction ``quantile`` of the labels is to lie below the score; 0.5 gives the median.
 
-    The loss is ``quantile * (y - w.x)`` where the label is above the score, and ``(1 - quantile) * (w.x - y)`` where it is below, as of
+    The loss is ``quantile * (y - w.x)`` if the label is above the score, and ``(1 - quantile) * (w.x - y)`` if it is below, as in
     scikit-learn's ``QuantileRegressor``.
 
     Parameters
@@ -256,16 +257,16 @@ class Quantile(Squared):
         return np.where(scores < labels, -self.quantile, np.where(scores > labels, 1 - self.quantile, 0.0))
 
     def curvature_at(self, spread: float, highest: float) -> float:
-        # There is none, and gradients do not grow with labels: a step must.
+        # The curvature is zero, and gradients do not grow with the labels: the steps have to.
         return 1.0 / spread if spread > 0 else 1.0
 
 
 class Poisson(Squared):
-    """Poisson regression of counts, whose mean is ``exp(w.x)``, which it predicts.
+    """Poisson regression of counts. It predicts their mean, ``exp(w.x)``.
 
-    The loss is half the deviance, ``exp(w.x) - y + y (ln y - w.x)``, which is 0 where the mean is the label; as of scikit-learn's
-    ``PoissonRegressor``. Above a score of 80 the exponential goes on as a straight line of the same slope, and the prediction stays
-    what it is at 80, 5.5e34: so that no score overflows.
+    The loss is half the deviance, ``exp(w.x) - y + y (ln y - w.x)``, which is 0 if the mean equals the label, as in scikit-learn's
+    ``PoissonRegressor``. For scores above 80 the exponential is continued as a straight line of the same slope, and the prediction stays
+    5.5e34, so that no score overflows.
 
     Examples
     --------
@@ -301,9 +302,9 @@ class Poisson(Squared):
 
 
 class EpsilonInsensitive(Squared):
-    """Support vector regression: errors up to ``epsilon`` count nothing, and others by what they are above it.
+    """Support vector regression: errors up to ``epsilon`` are ignored, larger ones count by their excess over it.
 
-    As LIBLINEAR's ``-s 13``, and of that name in scikit-learn's ``LinearSVR`` and ``SGDRegressor``.
+    This is LIBLINEAR's ``-s 13``, and the loss of the same name in scikit-learn's ``LinearSVR`` and ``SGDRegressor``.
 
     Parameters
     ----------
@@ -331,12 +332,12 @@ class EpsilonInsensitive(Squared):
         return np.where(np.abs(errors) > self.epsilon, np.sign(errors), 0.0)
 
     def curvature_at(self, spread: float, highest: float) -> float:
-        # There is none, and gradients do not grow with labels: a step must.
+        # The curvature is zero, and gradients do not grow with the labels: the steps have to.
         return 1.0 / spread if spread > 0 else 1.0
 
 
 class SquaredEpsilonInsensitive(EpsilonInsensitive):
-    """As :class:`EpsilonInsensitive`, by the square of what errors are above ``epsilon``: LIBLINEAR's ``-s 11`` and ``-s 12``.
+    """Support vector regression with the squared excess of errors over ``epsilon``: LIBLINEAR's ``-s 11`` and ``-s 12``.
 
     Examples
     --------
@@ -358,7 +359,7 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
 
 
 MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (Logistic, Hinge, Squared)}
-#: The losses of each, by the names that ``train --loss`` and the estimators' ``loss`` know; the first is the default.
+#: The losses of each model, by the names in ``train --loss`` and the estimators' ``loss``; the first is the default.
 LOSSES: dict[str, dict[str, type[LinearModel]]] = {
     Logistic.name: {Logistic.loss_name: Logistic},
     Hinge.name: {kind.loss_name: kind for kind in (Hinge, SquaredHinge)},
@@ -369,21 +370,21 @@ LOSSES: dict[str, dict[str, type[LinearModel]]] = {
 
 
 def model_of(name: str, loss: str | None = None, parameter: float | None = None) -> LinearModel:
-    """A model by the names of it and of its loss, the default if there is none.
+    """Return the model with this name, loss (by default the model's first) and parameter.
 
     Parameters
     ----------
     name : str
         A key of :data:`MODELS`.
     loss : str, optional
-        A key of :data:`LOSSES` of it.
+        A key of ``LOSSES[name]``.
     parameter : float, optional
         The ``epsilon`` of Huber's and the epsilon-insensitive losses, or the ``quantile``.
 
     Raises
     ------
     ValueError
-        If there is no such loss, or it takes no such parameter.
+        If the model has no such loss, or the parameter is invalid or not expected.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Models of more than two classes at once: a score for each class, and one pass over the data for all of them."""
+"""Models of more than two classes, with one score per class, all trained in one pass over the data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["CHOICES", "Multinomial", "OneVsRest", "model_of_classes"]
 
 Array = NDArray[Any]
 
-#: How more than two classes are told apart.
+#: Methods for more than two classes.
 CHOICES = ("auto", "ovr", "multinomial")
 
 
 class ClassModel(LinearModel):
-    """A model of K scores a sample; labels are the numbers of classes, 0 to K - 1.
+    """Base class of models with K scores per sample. Labels are class numbers, 0 to K - 1.
 
     Losses have the shape (samples,), scores and derivatives (samples, K).
     """
@@ -31,25 +31,25 @@ class ClassModel(LinearModel):
         self.columns = columns
 
     def prediction(self, scores: Array) -> Array:
-        """The number of the class with the highest score, of several the first."""
+        """Return the number of the class with the highest score, the first of several."""
         return np.asarray(scores.argmax(axis=1))
 
 
 class Multinomial(ClassModel):
-    """Multinomial logistic regression: the loss is -ln p(y), where the softmax of the scores gives every class its probability p.
+    """Multinomial logistic regression with the loss -ln p(y), where p is the softmax of the scores.
 
     >>> Multinomial(3).derivative(np.zeros((1, 3)), np.array([2.0])).round(3)
     array([[ 0.333,  0.333, -0.667]])
     """
 
     name = "multinomial"
-    # The second derivatives by the scores are those of probabilities p: diag(p) - p p^T, with eigenvalues up to 1/2.
+    # The second derivatives with respect to the scores are diag(p) - p p^T, with eigenvalues up to 1/2.
     curvature = 0.5
 
     def loss(self, scores: Array, labels: Array) -> Array:
         own = scores[np.arange(len(labels)), labels.astype(np.intp)]
         highest = scores.max(axis=1)
-        with np.errstate(invalid="ignore"):  # of infinite scores, which end a training, the loss is no number
+        with np.errstate(invalid="ignore"):  # infinite scores, which end a training, give a loss of NaN
             return np.asarray(np.log(np.exp(scores - highest[:, np.newaxis]).sum(axis=1)) + (highest - own))
 
     def derivative(self, scores: Array, labels: Array) -> Array:
@@ -59,7 +59,7 @@ class Multinomial(ClassModel):
 
     @staticmethod
     def probabilities(scores: Array) -> Array:
-        """The softmax of each row."""
+        """Return the softmax of each row."""
         with np.errstate(invalid="ignore"):
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
@@ -67,14 +67,14 @@ class Multinomial(ClassModel):
 
 
 class OneVsRest(ClassModel):
-    """Each class against all others by a model of two classes; the loss of a sample is the sum over the classes.
+    """One binary model per class, which separates it from all others. The loss of a sample is the sum over the classes.
 
     Parameters
     ----------
     base : LinearModel
-        Of two classes, such as :class:`~sparseallreduce.linear.Hinge`.
+        A binary model, such as :class:`~sparseallreduce.linear.Hinge`.
     columns : int
-        Classes, K.
+        Number of classes, K.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class OneVsRest(ClassModel):
     def __init__(self, base: LinearModel, columns: int) -> None:
         super().__init__(columns)
         if not base.classifies:
-            raise ValueError(f"the model {base.name!r} has no classes to tell from each other")
+            raise ValueError(f"the model {base.name!r} is not a classifier")
         self.base = base
         self.name, self.loss_name, self.parameter, self.curvature = base.name, base.loss_name, base.parameter, base.curvature
 
@@ -97,34 +97,34 @@ class OneVsRest(ClassModel):
         return self.base.derivative(scores.reshape(-1), self._signs(labels).reshape(-1)).reshape(scores.shape)
 
     def _signs(self, labels: Array) -> Array:
-        """+1 for the class of each sample, -1 for the others."""
+        """Return labels of shape (samples, K): +1 for the class of each sample, -1 for the others."""
         signs = np.full((len(labels), self.columns), -1.0)
         signs[np.arange(len(labels)), labels.astype(np.intp)] = 1.0
         return signs
 
 
 def model_of_classes(base: LinearModel, classes: int, choice: str = "auto") -> LinearModel:
-    """The model that tells so many classes apart: ``base`` itself if they are two, unless ``choice`` says that each has a score.
+    """Return a model for this many classes: ``base`` itself for two, unless ``choice`` is "multinomial".
 
     Parameters
     ----------
     base : LinearModel
-        Of two classes.
+        A binary model.
     classes : int
     choice : str
-        One of :data:`CHOICES`: "auto" is multinomial for :class:`~sparseallreduce.linear.Logistic`, as scikit-learn's is, and each
-        class against the rest for others; two classes are told apart by one score with "auto" and "ovr".
+        One of :data:`CHOICES`: "auto" means multinomial for :class:`~sparseallreduce.linear.Logistic`, as in scikit-learn, and
+        one-versus-rest for others. With "auto" and "ovr", two classes have one score.
 
     Raises
     ------
     ValueError
-        If the choice is not known, or is multinomial with a loss that is not logistic.
+        If the choice is unknown, or is multinomial with a loss that is not logistic.
     """
     if choice not in CHOICES:
         raise ValueError(f"multi_class must be one of {', '.join(CHOICES)}, not {choice!r}")
     logistic = base.name == Logistic.name
     if choice == "multinomial" and not logistic:
-        raise ValueError(f"multinomial is a logistic model, and this is {base.name!r}: take 'ovr', each class against the rest")
+        raise ValueError(f"multinomial is a logistic model, but this model is {base.name!r}: use 'ovr' (one-versus-rest)")
     if classes == 2 and choice != "multinomial":
         return base
     if choice == "multinomial" or (choice == "auto" and logistic):

@@ -65,7 +65,7 @@ BAD = {
     "weights missing": (lambda: replace(GOOD, weights=np.ones(9)), "there are weights of 9 samples"),
     "negative weight": (lambda: replace(GOOD, weights=np.linspace(-1, 1, 10)), "the weight of sample 0 is -1.0"),
     "NaN weight": (lambda: replace(GOOD, weights=np.full(10, np.nan)), "the weight of sample 0 is nan"),
-    "nothing counts": (lambda: replace(GOOD, weights=np.zeros(10)), "no sample whose weight is not zero"),
+    "nothing counts": (lambda: replace(GOOD, weights=np.zeros(10)), "no rank has a sample with a weight"),
     "no samples": (lambda: Dataset.from_scipy(X[:0], []), "there are no samples on any rank"),
 }
 
@@ -274,7 +274,7 @@ def test_class_weights_of_a_whole_data_set_are_those_of_one_rank(weights):
     for given in on_ranks(3, lambda comm: of_mean_one(weighted_by_class(GOOD, weights, comm), comm).weights):
         np.testing.assert_allclose(given, alone)
     assert alone.mean() == pytest.approx(1)
-    with pytest.raises(DatasetError, match="no sample whose weight is not zero"):
+    with pytest.raises(DatasetError, match="no rank has a sample with a weight"):
         of_mean_one(weighted_by_class(GOOD, {-1.0: 0.0, 1.0: 0.0}, sar.SERIAL), sar.SERIAL)
 
 

@@ -51,11 +51,11 @@ def test_no_penalty_is_an_infinite_c():
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        ({"l2": 0.1, "C": 2.0}, "l2 and C both say"),
-        ({"l1": 0.1, "l1_ratio": 0.5}, "l1 and l1_ratio both say"),
-        ({"l2": 0.1, "penalty": "l2"}, "l2 and penalty both say"),
-        ({"penalty": "l2", "l1_ratio": 0.5}, "penalty='l2' is an l1_ratio of 0"),
-        ({"penalty": None, "l1_ratio": 0.5}, "penalty=None has no l1_ratio"),
+        ({"l2": 0.1, "C": 2.0}, "l2 and C both set"),
+        ({"l1": 0.1, "l1_ratio": 0.5}, "l1 and l1_ratio both set"),
+        ({"l2": 0.1, "penalty": "l2"}, "l2 and penalty both set"),
+        ({"penalty": "l2", "l1_ratio": 0.5}, "penalty='l2' means l1_ratio=0"),
+        ({"penalty": None, "l1_ratio": 0.5}, "penalty=None takes no l1_ratio"),
         ({"C": 0.0}, "C must be above 0"),
         ({"l1_ratio": 2}, "l1_ratio must be between"),
         ({"penalty": "ridge"}, "penalty must be one of"),
@@ -190,7 +190,7 @@ def test_c_on_the_command_line_is_that_of_the_estimators_and_goes_with_no_factor
     assert CliRunner().invoke(main, [*run, "--C", "4"]).exit_code == 0
     assert json.loads((tmp_path / "out.json").read_text())["results"]["l2"] == pytest.approx(1 / 600)
     refused = CliRunner().invoke(main, [*run, "--C", "4", "--l2", "0.1"])
-    assert refused.exit_code == 2 and "--C and --l2 both say" in refused.output
+    assert refused.exit_code == 2 and "--C and --l2 both set" in refused.output
 
 
 def test_the_dual_of_several_classes_never_falls():

@@ -59,7 +59,7 @@ def test_numbers_that_scikit_learn_does_not_score_are_refused(y):
 
 @pytest.mark.parametrize("model,y", [(CLASSIFIER, CLASSES), (REGRESSION, NUMBERS)], ids=["classifier", "regression"])
 def test_weights_that_are_all_zero_are_an_error_that_says_so(model, y):
-    with pytest.raises(ValueError, match="no sample whose weight is not zero"):
+    with pytest.raises(ValueError, match="no rank has a sample with a weight"):
         model.score(X, y, np.zeros(30))
 
 

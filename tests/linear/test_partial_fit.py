@@ -378,7 +378,7 @@ def test_samples_that_cannot_be_trained_on_change_nothing():
     wrong = [
         (lambda: model.partial_fit(X[:, :-1], y), ValueError, "features"),
         (lambda: model.partial_fit(X[:0], y[:0]), ValueError, "0 sample"),
-        (lambda: model.partial_fit(X, y, sample_weight=np.zeros(len(y))), ValueError, "no sample whose weight is not zero"),
+        (lambda: model.partial_fit(X, y, sample_weight=np.zeros(len(y))), ValueError, "no rank has a sample with a weight"),
         (lambda: model.partial_fit(X, y, sample_weight=-np.ones(len(y))), ValueError, "negative"),
         (lambda: model.partial_fit(X, y + 5), ValueError, "not among the classes"),
         (lambda: model.partial_fit(broken, y), (DatasetError, ValueError, IndexError), "ind"),

@@ -319,7 +319,7 @@ def case_what_cannot_be_scored_on_one_rank_is_the_same_error_on_all(comm, estima
     column = y[own].reshape(-1, 1) if last else y[own]
     assert model.score(X[own], column) == before
     weights = np.zeros(len(y[own]))
-    assert "no sample whose weight is not zero" in told(comm, lambda: model.score(X[own], y[own], weights))
+    assert "no rank has a sample with a weight" in told(comm, lambda: model.score(X[own], y[own], weights))
     assert same(comm, model.score(X[own], y[own], weights if last else None))
 
 

@@ -197,7 +197,7 @@ def check_parts(dataset: Dataset, comm: Any, holders: int) -> None:
     if found == 0:
         raise DatasetError(f"{dataset.source}: there are no samples on any rank")
     if sum(weight for *_, weight in ranks) <= 0:
-        raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
+        raise DatasetError(f"{dataset.source}: no rank has a sample with a weight other than zero")
 
 
 def own_test_samples(test: Dataset | None, training: Dataset, model: LinearModel, comm: Any, holders: int) -> Dataset | None:

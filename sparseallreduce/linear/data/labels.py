@@ -233,7 +233,7 @@ def of_mean_one(dataset: Dataset, comm: Any) -> Dataset:
     if not np.isfinite(overall):
         raise DatasetError(f"{dataset.source}: the sum of all weights of samples is {overall:g}: divide them by a number")
     if not overall > 0:
-        raise DatasetError(f"{dataset.source}: there is no sample whose weight is not zero on any rank")
+        raise DatasetError(f"{dataset.source}: no rank has a sample with a weight other than zero")
     return replace(dataset, weights=counts * (samples / overall))
 
 

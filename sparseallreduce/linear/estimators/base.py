@@ -327,4 +327,4 @@ def goes_on(estimator: LinearEstimator) -> bool:
 
 
 def _no_sample() -> ValueError:
-    return ValueError("there is no sample whose weight is not zero on any rank")
+    return ValueError("no rank has a sample with a weight other than zero")

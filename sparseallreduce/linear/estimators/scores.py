@@ -121,4 +121,4 @@ def determination(own: Predicted, comm: Any) -> float:
 
 
 def _no_sample() -> ValueError:
-    return ValueError("there is no sample whose weight is not zero on any rank")
+    return ValueError("no rank has a sample with a weight other than zero")

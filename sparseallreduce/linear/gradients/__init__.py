@@ -1,1 +1,1 @@
-"""The gradient of a batch on one rank: as a dense array, or of the features that occur in it."""
+"""The gradient of a batch on one rank, as a dense array or restricted to the features that occur in the batch."""

@@ -1,4 +1,4 @@
-"""A batch in terms of the features that occur in it, for weights of K columns: its gradient is a row-sparse stream of width K."""
+"""Batches for weights with K columns, restricted to the features that occur. The gradient is a row-sparse stream of width K."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Array = NDArray[Any]
 
 
 class ColumnBatch(CompactBatch):
-    """As :class:`CompactBatch`, with K scores and K coefficients a row; rows are always taken, as their weights are wide.
+    """A :class:`CompactBatch` with K scores and K coefficients per row. It always copies the rows, because the weights are wide.
 
     Parameters
     ----------
     dataset, size, threads, buffers
-        As there.
+        As for :class:`CompactBatch`.
     columns : int
-        K.
+        Number of columns, K.
     """
 
     def __init__(self, dataset: Dataset, size: int, threads: Threads, columns: int, buffers: int = 1) -> None:
@@ -38,16 +38,16 @@ class ColumnBatch(CompactBatch):
         self._sums = cycle([Room(dataset.values.dtype) for _ in range(buffers)])
 
     def scores(self, rows: Array, weights: Weights) -> Array:
-        """The scores of these rows, float64 of shape (len(rows), K); the same to the bit as ``weights.scores``."""
+        """Return the scores of these rows, float64 of shape (len(rows), K), bitwise identical to ``weights.scores``."""
         self._extent = None
-        # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
+        # If some rows are expected to have zero coefficients, as with the hinge loss, `gradient` copies only the others.
         if self._is_full(rows) or (weights.current and not self._all_count):
             return weights.scores(self.dataset, rows)
         self.take(rows)
         return weights.compact_scores(self.samples, self.features)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i, k]`` times row ``rows[i]``, in column k: of the entries of rows that count in any column."""
+        """Return the sum of ``coefficients[i, k]`` times row ``rows[i]`` in column k, over all rows with a coefficient other than 0."""
         counting = coefficients.any(axis=1)
         self._all_count = bool(counting.all())
         counted, factors = (rows, coefficients) if self._all_count else (rows[counting], coefficients[counting])
@@ -66,7 +66,7 @@ class ColumnBatch(CompactBatch):
         return gradient
 
     def _summed(self, rows: Array, coefficients: Array, factors: Array) -> SparseStream:
-        """The gradient of the rows that are taken."""
+        """Return the gradient of the copied rows."""
         samples, touched, columns = self.samples, len(self.features), self.columns
         room, indices = next(self._sums), self._stream[0].array
         room.reserve((touched + 1) * columns)  # also for the intercept
@@ -87,12 +87,12 @@ class ColumnBatch(CompactBatch):
 
 
 def new_batch(dataset: Dataset, size: int, threads: Threads, columns: int | None, buffers: int = 1) -> CompactBatch:
-    """A batch for weights of so many columns, or of none."""
+    """Return a batch for weights with this many columns, or for a single vector of weights if None."""
     return CompactBatch(dataset, size, threads, buffers) if columns is None else ColumnBatch(dataset, size, threads, columns, buffers)
 
 
 def flattened(stream: SparseStream, columns: int | None) -> SparseStream:
-    """A row-sparse stream as one of ``size * columns`` single entries; itself if it has no columns.
+    """Return a row-sparse stream as a stream of ``size * columns`` single entries, or the stream itself without columns.
 
     >>> flattened(SparseStream([1], np.ones((1, 2), np.float32), 3), 2).indices
     array([2, 3], dtype=uint32)

@@ -1,6 +1,6 @@
-"""A batch in terms of the features that occur in it: few of the N, so that what is computed with them stays in the cache.
+"""Batches restricted to the few of the N features that occur in them, so that the arrays of a step fit the cache.
 
-Where a batch of long rows touches a good share of the features, its rows are used where they lie instead, in bands of features.
+If a batch of long rows touches a large fraction of the features, its rows are instead read in place, in bands of features.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ __all__ = ["CompactBatch", "Room"]
 
 Array = NDArray[Any]
 
-_LONG = 1024  # entries of a row on average, whose values are not worth a copy
-_FULL = 2  # non-zeros to a feature, at which random rows touch 0.86 of the features
+_LONG = 1024  # mean number of entries per row from which values are not copied
+_FULL = 2  # non-zeros per feature, at which random rows touch 0.86 of the features
 
 
 class CompactBatch:
-    """Rows of a data set with only the features that occur in them, in order, as if there were no others.
+    """Rows of a data set, renumbered to the features that occur in them.
 
-    Its scores need as many weights as it has features, and the sums of its gradient are the values of the sparse stream in order,
-    where the indices of its features are the indices. Where rows are as well used where they lie, they are not taken for that.
+    Scores need one weight per feature that occurs, and the sums of the gradient are the values of the sparse stream, in the order of the
+    features. Rows that are as fast to read in place are not copied.
 
     Parameters
     ----------
     dataset, size, threads
         As for :class:`~sparseallreduce.linear.gradients.dense.DenseGradient`.
     buffers : int, optional
-        How many gradients may be in use at once: a stream is valid until the rows of the batch so many gradients later are taken.
+        Number of gradients in use at the same time: a stream stays valid until the rows of the batch that many gradients later are copied.
 
     Attributes
     ----------
     samples : Rows
-        The rows that were taken last.
+        The rows copied last.
     features : ndarray
-        Which of the features of the whole data set theirs are, increasing. Both valid until the next are taken.
+        Their features in the data set, ascending. Both attributes are valid until the next rows are copied.
     """
 
     samples: Rows
@@ -58,23 +58,23 @@ class CompactBatch:
         self._threads = threads
         self._bounds = ranges_of_like_work(dataset, threads.count)
         self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
-        # One a thread, of which the first gathers the marks of all.
+        # One per thread; the first collects the marks of all threads.
         self._bitmaps = [kernels.bitmap(dataset.features) for _ in range(threads.count)]
         self._words, self._blocks = self._bitmaps[0]
         self._before = np.zeros(len(self._words), dataset.indices.dtype)
         self._indices, self._values = Room(dataset.indices.dtype), Room(dataset.values.dtype)
         self._streams = cycle(self._stream_rooms(buffers))
         self._stream = next(self._streams)
-        self._parts = self._stream_rooms(threads.count if threads.count > 1 else 0)  # of a stream, one a thread
-        # Of each row, where it begins in the data set, and where among those of the batch, which then end.
+        self._parts = self._stream_rooms(threads.count if threads.count > 1 else 0)  # each thread's part of a stream
+        # The start of each row in the data set, and in the batch.
         self._places, self._offsets = Room(np.int64), Room(np.int64)
-        self._extent: tuple[Array, int] | None = None  # rows, and how many entries they have
+        self._extent: tuple[Array, int] | None = None  # rows, and their number of entries
         self._taken: Array | None = None
         self._all_count = True
         self._limit = switch_point(size, dataset.values.dtype, size)
 
     def renew(self, dataset: Dataset) -> None:
-        """Go on with other samples, of as many features and the same dtype; streams from before are no longer valid."""
+        """Continue with other samples that have the same number of features and dtype. Earlier streams become invalid."""
         self.dataset = dataset
         self._bounds = ranges_of_like_work(dataset, self._threads.count)
         self._starts = np.array(self._bounds[:-1], dataset.indices.dtype)
@@ -83,13 +83,13 @@ class CompactBatch:
         self.__dict__.pop("_dense", None)
 
     def take(self, rows: Array) -> None:
-        """Make these rows the batch."""
+        """Copy these rows into the batch."""
         nnz, count, (found, sums) = self._measured(rows), len(rows), self._stream
         copied = 0 if nnz >= _LONG * count else nnz
         self._indices.reserve(nnz)
         self._values.reserve(copied)
         for room in (found, sums):
-            room.reserve(min(nnz, self.dataset.features) + kernels.ROOM)  # also for the intercept
+            room.reserve(min(nnz, self.dataset.features) + kernels.ROOM)  # includes the intercept
         given = self.dataset.indices, self.dataset.values, self._places.array[:count], self._offsets.array[: count + 1]
         entries = self._indices.array[:nnz], self._values.array[:copied]
         if self._threads.count == 1:
@@ -107,7 +107,7 @@ class CompactBatch:
     def _compact_together(
         self, dataset_indices: Array, dataset_values: Array, places: Array, offsets: Array, indices: Array, values: Array, found: Array
     ) -> int:
-        """As :func:`kernels.compact`, by several threads."""
+        """Do the work of :func:`kernels.compact` with several threads."""
         threads, cuts = self._threads, self._threads.cuts(len(places))
 
         def copy(part: int) -> None:
@@ -124,18 +124,21 @@ class CompactBatch:
         return count
 
     def scores(self, rows: Array, weights: Weights) -> Array:
-        """The scores of these rows, float64 of shape (len(rows),); the same to the bit as ``weights.scores``."""
-        self._extent = None  # which may be of the same array with other rows in it
+        """Return the scores of these rows, float64 of shape (len(rows),), bitwise identical to ``weights.scores``."""
+        self._extent = None  # the caller may have changed the array of rows in place
         if self._is_full(rows):
             return weights.scores(self.dataset, rows)
-        # Where some rows turn out not to count in the gradient, as with the hinge loss, only the others are taken, afterwards.
+        # If some rows are expected to have zero coefficients, as with the hinge loss, `gradient` copies only the others.
         if weights.current and (self._width(rows) or not self._all_count):
             return weights.scores(self.dataset, rows)
         self.take(rows)
         return weights.compact_scores(self.samples, self.features)
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
-        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``: of exactly the entries of rows that count."""
+        """Return the sum of ``coefficients[i]`` times row ``rows[i]``, with the entries of all rows whose coefficient is not 0.
+
+        Coefficients have the dtype of the values.
+        """
         counted, factors = rows, coefficients
         self._all_count = bool(coefficients.all())
         if not self._all_count:
@@ -163,7 +166,7 @@ class CompactBatch:
         return gradient
 
     def _accumulated(self, rows: Array, factors: Array) -> int:
-        """Take these rows, if they have not been, and write features and sums to the stream; returns how many."""
+        """Copy these rows if needed, write features and sums to the stream, and return their number."""
         if self._taken is not rows:
             self.take(rows)
         samples, touched = self.samples, len(self.features)
@@ -178,7 +181,7 @@ class CompactBatch:
         return touched
 
     def _collected(self, rows: Array, factors: Array, width: int) -> int:
-        """As :meth:`_accumulated`, in bands of so many features, from the rows where they lie."""
+        """Do the work of :meth:`_accumulated` on the rows in place, in bands of ``width`` features."""
         nnz, dataset, stream, bounds = self._measured(rows), self.dataset, self._stream, self._bounds
         given = dataset.indices, dataset.values, self._places.array[: len(rows)], self._offsets.array[: len(rows) + 1], factors
         rooms = self._parts or [stream]
@@ -187,7 +190,7 @@ class CompactBatch:
             low, high = bounds[part], bounds[part + 1]
             indices, values = rooms[part]
             for room in (indices, values):
-                room.reserve(min(nnz, high - low) + kernels.ROOM)  # also for the intercept
+                room.reserve(min(nnz, high - low) + kernels.ROOM)  # includes the intercept
             return int(kernels.collect(*given, low, high, width, indices.array, values.array))
 
         ends = [0, *accumulate(self._threads.each(collect))]
@@ -203,19 +206,19 @@ class CompactBatch:
         return ends[-1]
 
     def _width(self, rows: Array) -> int:
-        """How many features the bands have in which to go through the rows where they lie; 0 where it is better to take them."""
+        """Return the number of features per band for reading the rows in place, or 0 if copying them is faster."""
         return kernels.width_in_place(self._measured(rows), len(rows), self.dataset.features, self.dataset.values.itemsize)
 
     def _stream_rooms(self, count: int) -> list[tuple[Room, Room]]:
-        """Indices and values of so many streams."""
+        """Return buffers for the indices and values of ``count`` streams."""
         return [(Room(index_dtype(self.size)), Room(self.dataset.values.dtype)) for _ in range(count)]
 
     def _is_full(self, rows: Array) -> bool:
-        """Whether to work with all features, since the rows are likely to touch most of them."""
+        """Return True if the rows are likely to touch most features, so that dense arrays are faster."""
         return self._measured(rows) >= _FULL * self.dataset.features
 
     def _measured(self, rows: Array) -> int:
-        """How many entries the rows have; ``_places`` and ``_offsets`` say where each begins."""
+        """Return the number of entries of the rows. Set ``_places`` and ``_offsets`` to the start of each."""
         if self._extent is None or self._extent[0] is not rows:
             for room in (self._places, self._offsets):
                 room.reserve(len(rows) + 1)
@@ -228,7 +231,7 @@ class CompactBatch:
 
 
 class Room:
-    """An array that is used again and grows; and a read-only view of it, since making one takes its time."""
+    """A reusable array that grows on demand, with a read-only view of it, as creating views takes time."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._allocate(0, dtype)
@@ -238,6 +241,6 @@ class Room:
         self.read = read_only(self.array)
 
     def reserve(self, entries: int) -> None:
-        """Room for so many, with some to spare for the next batch."""
+        """Grow the array to hold at least this many entries, with some to spare for the next batch."""
         if entries > len(self.array):
             self._allocate(entries + entries // 4, self.array.dtype)

@@ -15,24 +15,24 @@ __all__ = ["DenseGradient", "ranges_of_like_work"]
 
 Array = NDArray[Any]
 
-_SAMPLE = 100_000  # non-zeros that tell how often features occur
-_ALIGNED = 64  # features to which the parts of threads are rounded: whole cache lines
+_SAMPLE = 100_000  # non-zeros that are sampled to estimate how often features occur
+_ALIGNED = 64  # the ranges of threads start at multiples of this many features: whole cache lines
 
 
 class DenseGradient:
-    """Sums rows of a data set, each times a coefficient, into an array of all weights.
+    """Sums rows of a data set, each times a coefficient, into an array of the size of the weights.
 
     Parameters
     ----------
     dataset : Dataset
     size : int
-        Entries of the weights: the features of the data set, or one more, the intercept, whose gradient is the sum of coefficients.
+        Number of weights: the features of the data set, or one more for the intercept, whose gradient is the sum of the coefficients.
     threads : Threads
-        Each of its threads sums a range of the features, in the order of the rows: so the number of threads changes no bit.
+        Each thread sums a range of the features in the order of the rows, so the result does not depend on the number of threads.
     array : ndarray, optional
-        Where to sum, of this size and the dtype of the values; one of its own if there is none.
+        Output array with this size and the dtype of the values; allocated by default.
     columns : int, optional
-        K: the array has the shape (size, K), and there are K coefficients a row.
+        Number of columns K: the array has the shape (size, K), and each row has K coefficients.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DenseGradient:
         self._bounds = ranges_of_like_work(dataset, threads.count)
 
     def __call__(self, rows: Array, coefficients: Array) -> Array:
-        """The sum of ``coefficients[i]`` (of the values' dtype) times row ``rows[i]``; ``array``, until the next call."""
+        """Return the sum of ``coefficients[i]`` (in the values' dtype) times row ``rows[i]``, as ``array``, valid until the next call."""
         dataset = self.dataset
 
         def add(part: int) -> None:
@@ -65,7 +65,7 @@ class DenseGradient:
 
 
 def ranges_of_like_work(dataset: Dataset, parts: int) -> list[int]:
-    """Bounds of ranges of features that hold about as many of the data set's non-zeros each."""
+    """Return the bounds of feature ranges that hold about equally many of the data set's non-zeros."""
     if parts == 1:
         return [0, dataset.features]
     sample = np.sort(dataset.indices[:: max(1, dataset.nnz // _SAMPLE)])

@@ -1,4 +1,4 @@
-"""The gradient of a batch on a GPU, and which batches it is worth it for."""
+"""The gradient of a batch on a GPU, and the rule for which batches a GPU is worth using."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ __all__ = ["GpuBatch", "sparse_batch"]
 
 Array = NDArray[Any]
 
-#: Non-zeros of a rank in a step from which on a GPU is worth it: what a processor treats in the time of the launches and waits of a step.
+#: Smallest number of non-zeros per rank and step for a GPU: a CPU processes fewer in the time of a step's kernel launches and waits.
 LEAST_ENTRIES = 1 << 16
-#: Non-zeros for each feature of a batch from which on it is, where gradients travel: see :func:`sparse_batch`.
+#: Smallest number of non-zeros per occurring feature for a GPU, if ranks exchange gradients: see :func:`sparse_batch`.
 LEAST_REPEATS = 4
 
 
 def sparse_batch(dataset: Dataset, samples: int, ranks: int) -> str | None:
-    """Why batches of so many of this rank's samples are not dense enough for a GPU, None if they are.
+    """Return the reason why batches of this many samples are too sparse for a GPU, or None if they are not.
 
-    The rule is of bytes. The host reads a non-zero twice in a step, for the score and for the gradient: 16 bytes in float32. On a GPU that
-    costs next to nothing, but an entry of the gradient, 8 bytes, travels to the host to be summed, and one of the sum back, by a bus that
-    is no faster than the host's memory. So it is worth it where a batch has several non-zeros for each feature that occurs in it, four at
-    least; alone, where nothing travels, at any ratio. And a step takes about 20 launches and 5 waits, some 0.2 to 0.5 ms, in which a core
-    treats tens of thousands of non-zeros.
+    The rule compares bytes. The host reads a non-zero twice per step, for the score and for the gradient: 16 bytes in float32. On a GPU
+    that costs next to nothing, but each gradient entry, 8 bytes, is copied to the host to be summed, and each entry of the sum is copied
+    back, over a bus that is no faster than the host's memory. So a GPU is worth using if a batch has several non-zeros, at least four, for
+    each feature that occurs in it; on one rank, which copies no gradients, at any ratio. A step also needs about 20 launches and 5 waits,
+    some 0.2 to 0.5 ms, in which a CPU core processes tens of thousands of non-zeros.
 
     Parameters
     ----------
     dataset : Dataset
     samples : int
-        Of a step, of this rank.
+        Number of samples of this rank per step.
     ranks : int
-        That sum their gradients.
+        Number of ranks that sum their gradients.
     """
     if not dataset.rows:
         return None
@@ -49,23 +49,23 @@ def sparse_batch(dataset: Dataset, samples: int, ranks: int) -> str | None:
     found = features_of(dataset, rows)
     entries, features = len(found), len(np.unique(found))
     if entries < LEAST_ENTRIES:
-        return f"a batch has about {entries:,} non-zeros on a rank, and a GPU is worth it from {LEAST_ENTRIES:,} on: take larger batches"
+        return f"a batch has about {entries:,} non-zeros on a rank, and a GPU is worth it from {LEAST_ENTRIES:,} on: use larger batches"
     if ranks > 1 and entries < LEAST_REPEATS * features:
         ratio = f"{entries / features:.1f} non-zeros for each of its {features:,} features"
-        return f"a batch has about {ratio}, and a GPU is worth it from {LEAST_REPEATS} on, since gradients travel by the host"
+        return f"a batch has about {ratio}, and a GPU is worth it from {LEAST_REPEATS} on, since gradients are summed on the host"
     return None
 
 
 class GpuBatch:
-    """Rows of a data set on a GPU, as :class:`~sparseallreduce.linear.gradients.compact.CompactBatch` has those on the host.
+    """Rows of a data set on a GPU; the counterpart of :class:`~sparseallreduce.linear.gradients.compact.CompactBatch` on the host.
 
     Parameters
     ----------
     samples : GpuSamples
     size : int
-        Entries of the weights, or rows of K, the intercept included.
+        Number of weights, or of rows of K weights, including the intercept.
     columns : int, optional
-        K.
+        Number of columns, K.
     xp : module
         CuPy.
     """
@@ -80,19 +80,20 @@ class GpuBatch:
         self._taken: tuple[Array, TakenRows] | None = None
 
     def renew(self, dataset: Dataset) -> None:
-        """Go on with other samples, of as many features and the same dtype."""
+        """Continue with other samples that have the same number of features and dtype."""
         self.samples.renew(dataset)
         self._taken = None
 
     def scores(self, rows: Array, weights: Weights) -> Any:
-        """The scores of these rows, float64 on the GPU of shape (len(rows),), or (len(rows), K)."""
+        """Return the scores of these rows, float64 on the GPU of shape (len(rows),) or (len(rows), K)."""
         assert isinstance(weights, GpuWeights)
         return weights.row_scores(self._take(rows, anew=True))
 
     def coefficients(self, model: LinearModel, rows: Array, scores: Any, count: int) -> Any:
-        """The derivatives of the losses of these rows by their scores, times what they count, divided by ``count``.
+        """Return the derivatives of the rows' losses with respect to their scores, times the sample weights, divided by ``count``.
 
-        On the GPU, in the shape of the scores and the dtype of the values; of losses of the user's own by way of the host.
+        The result is on the GPU, with the shape of the scores and the dtype of the values. Losses defined by users are computed on the
+        host.
         """
         taken, dtype = self._take(rows), self.samples.dataset.values.dtype
         of_classes = type(model) is OneVsRest
@@ -112,7 +113,7 @@ class GpuBatch:
         return found.reshape(scores.shape)
 
     def gradient(self, rows: Array, coefficients: Any) -> SparseStream:
-        """The sum of ``coefficients[i]`` times row ``rows[i]``: of exactly the entries of rows that count."""
+        """Return the sum of ``coefficients[i]`` times row ``rows[i]``, with the entries of all rows whose coefficient is not 0."""
         taken, dataset = self._take(rows), self.samples.dataset
         self._taken = None
         intercept = dataset.features if self.size > dataset.features else None

@@ -1,27 +1,27 @@
-"""The loops over non-zeros of the trainer, compiled by numba: scores, gradient of a batch, update of the weights.
+"""Loops over non-zeros for training, compiled by numba: scores, gradient of a batch, update of the weights.
 
-A batch touches few of the N features, in any order and many of them often. Its rows are copied to one place and their features
-renumbered: a bitmap records which of the N occur, one bit a feature, and one byte a block of 4,096 features that says whether any of
-them does. Reading the bitmap in order gives the features sorted, without a sort and without a pass over N entries, and the number of
-marks before each of its words, by which a feature's new number is found. Weights and sums in the new numbering are arrays of as many
-entries as there are features in the batch, which stay in the cache where arrays of N entries do not. Those of a large batch do not
-either: they are gone through in bands of features, each by all rows before the next. The values of long rows are used where they are;
-and where a batch of long rows touches a good share of all features, so are the rows themselves, see :mod:`.bands`.
+A batch touches few of the N features, in any order and many of them often. Its rows are copied to one place and their features renumbered.
+A bitmap records which of the N features occur, one bit per feature, and a second bitmap records which words of the first have bits set.
+Reading the bitmap in order gives the features sorted, without sorting and without a pass over N entries, and the number of set bits before
+each word, from which a feature's new number follows. Weights and sums in the new numbering are arrays with one entry per feature of the
+batch, which stay in the cache, unlike arrays of N entries. For large batches they exceed the cache too: these are processed in bands of
+features, all rows for one band before the next. The values of long rows are read in place; if a batch of long rows touches a large fraction
+of all features, so are the rows themselves, see :mod:`.bands`.
 
-Rows of a shuffled batch lie anywhere in memory, and so do the weights of a row, where no hardware foresees the next one: so while a
-row is worked on, a later one is fetched, and what indices refer to some entries ahead. What lies in the cache anyway is not fetched,
-since asking for it takes as long as using it.
+Rows of a shuffled batch lie anywhere in memory, and so do the weights of a row, where the hardware cannot predict the next access. So a
+later row is prefetched while a row is processed, and so are the weights of the indices some entries ahead. Arrays that fit the cache are
+not prefetched, because a prefetch takes as long as an access.
 
-Measured with two ranks on two cores, in nanoseconds a non-zero in the steps of a training, at N = 3.2 million and 1,000 rows of 116
+Measured with two ranks on two cores, in nanoseconds per non-zero in the steps of a training, at N = 3.2 million and 1,000 rows of 116
 non-zeros: copying and marking 3.6, of which 2.1 for reading the rows at all, sorted features 1.0, weights of the features 1.1,
-renumbering 0.8, scores 0.7, sums 0.8, finding rows and clearing marks 0.3, and 2.1 for the update by the sum of both ranks; besides,
+renumbering 0.8, scores 0.7, sums 0.8, finding rows and clearing marks 0.3, and 2.1 for the update by the sum of both ranks; in addition
 1.3 in the interpreter and 0.9 for the order of the samples. At N = 16.6 million and 1,000 rows of 3,730: 2.9 for copying and marking,
-then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6. Since then marks are made in pieces, by which copying and marking take 0.86 of the time, and
-the order is computed, in 0.3. With that and a shared replica, each rank makes half of the update, at N = 3.2 million: 4.7 for all that
+then 0.9, 1.5, 1.2, 1.7, 1.7, 0.2 and 1.6. Marking in pieces has since reduced copying and marking to 0.86 of the time, and computing the
+order of the samples to 0.3. With that and shared weights, of which each rank updates half, at N = 3.2 million: 4.7 for all that
 :func:`compact` does, 1.4 for the weights, 0.7 for the scores, 0.7 for the sums, 1.1 for the update, 0.1 for finding rows, 0.1 waiting
-and 0.9 in the interpreter; and when others wanted the memory: 9.3, 2.9, 1.1, 1.1, 3.4, 0.2, 0.3 and 2.5. Of rows of 3,730 non-zeros,
-copying and marking take 1.6 instead of 2.3 since their values are not copied; with rows of 116, gradient and update took 1.15 times as
-long by that. Four places of a word written at once took 0.6 for sorted features where two took 0.8.
+and 0.9 in the interpreter; with other processes using the memory: 9.3, 2.9, 1.1, 1.1, 3.4, 0.2, 0.3 and 2.5. For rows of 3,730 non-zeros,
+copying and marking take 1.6 instead of 2.3 because their values are not copied; for rows of 116, not copying makes gradient and update take
+1.15 times as long. Writing four positions of a word per iteration takes 0.6 for sorted features, writing two takes 0.8.
 """
 
 from sparseallreduce.linear.kernels.bands import ROOM, collect, width_in_place

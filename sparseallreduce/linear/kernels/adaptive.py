@@ -1,12 +1,13 @@
-"""Compiled loops over weights of which each has a learning rate of its own: FTRL-Proximal, without penalties AdaGrad.
+"""Compiled loops over weights with one learning rate each: FTRL-Proximal, or AdaGrad without penalties.
 
-Of every weight are kept ``v``, what it would be without penalties, and ``norm``, the square root of the sum of the squares of its
-gradients: with ``beta`` more it is how strongly the steps so far hold the weight. The penalties since the first step, ``l1`` and
-``l2`` times the sum of all rates, draw against that when the weight is read, and cost nothing where it is not. A norm overflows and
-underflows where its gradients do, and not where their squares would.
+Each weight is stored as ``v``, its value before penalties, and ``norm``, the square root of the sum of the squares of its gradients.
+``norm + beta`` is the inverse of its learning rate, up to a factor. The penalties accumulated since the first step, ``l1`` and ``l2``
+times the sum of all rates, are applied when the weight is read, and cost nothing until then. A norm overflows and underflows only if its
+gradients do, even if their squares would.
 
-A sum whose terms cancel leaves a rounding error, of which a first step would go as far as of any gradient. So a weight that has had none
-waits for one that is above the noise: more than :data:`NOISE` times the gradient's largest entry, which no order of summation changes.
+A sum whose terms cancel leaves a rounding error, and the first step of a weight goes equally far for any gradient. So a weight ignores
+gradients until one is above the noise: more than :data:`NOISE` times the largest entry of the gradient, which does not depend on the order
+of summation.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: Rounding errors, of the largest entry of a gradient, that a sum of some hundred terms may come to.
+#: Bound on the error of a sum of some hundred terms, in rounding errors of the largest entry of a gradient.
 NOISE = 64
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 _FAR = np.uint64(FAR)
-_EVERY = np.uint64(2**64 - 1)  # above all indices
-_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
+_EVERY = np.uint64(2**64 - 1)  # larger than any index
+_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks applies to the weights in one piece
 
 
 @kernel
 def adaptive_values(v: Array, norms: Array, beta: float, l1: float, l2: float, out: Array) -> None:
-    """Write the weights, with penalties of these factors times the sum of all rates."""
+    """Write the weights after penalties, whose factors times the sum of all rates are ``l1`` and ``l2``."""
     for index in range(out.size):
         out[index] = read_weight(np.float64(v[index]), hold(np.float64(norms[index]), beta), l1, l2)
 
@@ -67,10 +68,10 @@ def adaptive_descend(
     part: int,
     parts: int,
 ) -> bool:
-    """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
+    """Take one step for one of several parts of the weights that a sparse gradient touches; return True if they are finite.
 
-    ``least`` is what a weight's first gradient has to be above. ``times`` is what the rate of each weight is multiplied by, or empty.
-    The parts are dealt by small portions, as those of :func:`~sparseallreduce.linear.kernels.descend`.
+    A weight's first gradient has to exceed ``least``. ``times`` holds factors of the weights' rates, or is empty. The parts consist of
+    small portions, as in :func:`~sparseallreduce.linear.kernels.descend`.
     """
     finite, size = True, np.uint64(indices.size)
     free, kept, factors = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype), np.ones(_PORTION)
@@ -101,7 +102,7 @@ def adaptive_descend(
 def adaptive_descend_dense(
     v: Array, norms: Array, gradient: Array, rate: float, beta: float, l1: float, l2: float, least: float, times: Array
 ) -> bool:
-    """As :func:`adaptive_descend`, for all of these weights."""
+    """Take one step for all of these weights, as :func:`adaptive_descend` does for those that a sparse gradient touches."""
     finite, size = True, np.uint64(v.size)
     free, kept, factors = np.empty(_PORTION, v.dtype), np.empty(_PORTION, norms.dtype), np.ones(_PORTION)
     for begin in range(_ZERO, size, _PORTION):
@@ -132,24 +133,24 @@ def score_and_number(
     count: Array,
     out: Array,
 ) -> None:
-    """Score some rows, and give each of their features a number, in the order of their entries, for :func:`adaptive_descend_numbered`.
+    """Score rows, and number their features in the order of their entries for :func:`adaptive_descend_numbered`.
 
-    The norm of a feature is put away under that number, and has in its place the number and a sign, which no norm has: so entries to come
-    find it, in a line of memory that they need anyway.
+    The norm of a feature is saved under its number, and replaced by the number with the sign bit set, which no norm has. So later entries
+    find the number in a cache line that they read anyway.
 
     Parameters
     ----------
     v, marks : ndarray
-        Weights, and their norms as unsigned integers; the two of a feature in one line of memory, if it is to be fast.
+        Weights, and their norms as unsigned integers. Fast if both of a feature are in one cache line.
     places, free, kept : ndarray
-        With room for all entries, of which there are fewer than 2**31: the feature of each number, its weight, and its norm as in
-        ``marks``.
+        Outputs with room for all entries, of which there must be fewer than 2**31: the feature of each number, its weight, and its norm as
+        in ``marks``.
     numbers : ndarray
-        uint32: the number of each entry's feature.
+        Output, uint32: the number of each entry's feature.
     count : ndarray
-        Of one entry: how many features there are.
+        Output of one entry: the number of features.
     out : ndarray
-        Of each row its inner product with the weights, to the bit as of :func:`~sparseallreduce.linear.kernels.scores`.
+        Output: each row's inner product with the weights, bitwise identical to :func:`~sparseallreduce.linear.kernels.scores`.
     """
     known, entries, zero = _ZERO, _ZERO, v.dtype.type(0)
     for i in range(rows.size):
@@ -181,27 +182,29 @@ def adaptive_descend_numbered(
     noise: float,
     times: Array,
 ) -> Any:
-    """One step, without penalties, by the sum of ``coefficients[i]`` times row ``rows[i]``: to the bit as by its sparse stream.
+    """Take one step without penalties by the sum of ``coefficients[i]`` times row ``rows[i]``.
 
-    The features have been numbered, and no longer are afterwards. Sums, weights and norms lie side by side until they are worked out.
+    The result is bitwise identical to that of :func:`adaptive_descend` with the sum as a sparse stream. The features must have been
+    numbered by
+    :func:`score_and_number`, and their norms are restored. Sums, weights and norms are adjacent in memory while they are updated.
 
     Parameters
     ----------
     kept : ndarray
         The norms, as floats.
     noise : float
-        What of the largest entry of the sum a weight's first gradient has to be above.
+        Fraction of the largest entry of the sum that a weight's first gradient has to exceed.
     times : ndarray
-        What the rate of each weight is multiplied by, or empty.
+        Factor of the rate of each weight, or empty.
 
     Returns
     -------
     int
-        The entries of the gradient that are not zero.
+        Number of non-zero entries of the gradient.
     bool
-        Whether the weights are finite numbers.
+        True if the weights are finite.
     float
-        The largest magnitude of an entry.
+        Largest magnitude of an entry.
     """
     features, place = np.uint64(count[0]), _ZERO
     sums = np.zeros(features, v.dtype)
@@ -212,7 +215,7 @@ def adaptive_descend_numbered(
                 sums[np.uint64(numbers[place + entry - begin])] += factor * values[entry]
         place += end - begin
     entries, finite, highest = 0, True, as_bits(v.dtype.type(0))
-    for number in range(features):  # bits of numbers without a sign are in order, and their comparison is vectorised
+    for number in range(features):  # the bits of positive floats are in their order, and comparing integers is vectorised
         highest = max(highest, as_bits(abs(sums[number])))
         entries += sums[number] != 0
     largest = np.float64(as_float(highest))
@@ -244,9 +247,9 @@ def _number(
     numbers: Array,
     count: Any,
 ) -> Any:
-    """Number the features of a row, where there are ``count`` of ``before`` entries; returns how many there are then.
+    """Assign numbers to the features of a row, as those before it have the numbers below ``count``; return the count including this row.
 
-    A mark that is not below ``count`` is no number, whatever its sign: a norm that is no number may have one.
+    A mark that is not below ``count`` is not a number, whatever its sign: a NaN norm may have one.
     """
     sign = np.uint64(1) << np.uint64(8 * marks.itemsize - 1)
     for entry in range(begin, end):
@@ -254,7 +257,7 @@ def _number(
         mark = np.uint64(marks[index])
         known = (mark >= sign) & ((mark ^ sign) < count)
         number = mark ^ sign if known else count
-        places[count], free[count], kept[count] = index, v[index], mark  # of no account if it is known
+        places[count], free[count], kept[count] = index, v[index], mark  # overwritten by the next feature if this one is known
         marks[index] = number | sign
         numbers[before + entry - begin] = number
         count += np.uint64(not known)
@@ -276,10 +279,9 @@ def _steps(
     l2: float,
     least: float,
 ) -> bool:
-    """Change ``count`` weights and their norms, from ``first`` on, by the slopes from ``begin`` on; returns whether all are finite.
+    """Update ``count`` weights and norms from ``first`` on by the slopes from ``begin`` on; return True if all are finite.
 
-    ``factors`` are those of their rates, from the first on. A slope of zero changes nothing, so that a dense gradient does what its
-    non-zeros do.
+    ``factors`` are those of their rates. A slope of zero changes nothing, so a dense gradient has the effect of its non-zeros.
     """
     if l1 != 0.0 or l2 != 0.0:
         finite = True
@@ -287,10 +289,10 @@ def _steps(
             finite &= _step(v, norms, first + place, np.float64(slopes[begin + place]), rate * factors[place], beta, l1, l2, least)
         return finite
     faults = 0
-    for place in range(count):  # without a branch, so that it is vectorised
+    for place in range(count):  # no branches, so that the loop is vectorised
         slope, before, weight = np.float64(slopes[begin + place]), np.float64(norms[first + place]), np.float64(v[first + place])
         after = _norm(before, slope)
-        # Plain division of IEEE 754: zero by zero is of a weight that does not move, and raises nothing.
+        # np.divide does not raise: zero by zero occurs only for a weight that is not updated.
         moved = weight + np.divide(0.0 - rate * factors[place] * slope, after + beta)
         moves = (slope != 0.0) & ((before != 0.0) | (abs(slope) > least) | np.isnan(slope))
         v[first + place] = moved if moves else weight
@@ -303,7 +305,7 @@ def _steps(
 def _step(
     v: Array, norms: Array, index: int, slope: float, rate: float, beta: float, l1: float, l2: float, least: float
 ) -> bool:
-    """Change one weight, to which penalties apply; returns whether it is finite."""
+    """Update one weight with penalties; return True if it is finite."""
     if slope == 0.0:
         return True
     free, before = np.float64(v[index]), np.float64(norms[index])
@@ -318,19 +320,19 @@ def _step(
 
 @inlined
 def _norm(before: float, slope: float) -> float:
-    """The norm of gradients with one more."""
-    return max(math.sqrt(before * before + slope * slope), abs(slope))  # whose squares may be zero
+    """Return the norm of the gradients including ``slope``."""
+    return max(math.sqrt(before * before + slope * slope), abs(slope))  # the squares may underflow to zero
 
 
 @inlined
 def hold(norm: float, beta: float) -> float:
-    """What steps and penalties are divided by; 0 where there has been no step."""
+    """Return ``norm + beta``, by which steps and penalties are divided, or 0 before the first step."""
     return norm + beta if norm > 0.0 else norm
 
 
 @inlined
 def read_weight(v: float, norm: float, l1: float, l2: float) -> float:
-    """The weight, whose penalties begin with its first gradient; what is no number stays so, for the run to end by."""
+    """Return the weight after penalties, which begin with its first gradient. NaN stays NaN, so that the training ends."""
     if norm == 0.0 or (l1 == 0.0 and l2 == 0.0):
         return v
     held = v * norm

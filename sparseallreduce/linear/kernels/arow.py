@@ -1,8 +1,8 @@
-"""Compiled loops over weights that are known with a precision each: diagonal AROW.
+"""Compiled loops over weights with one precision each: diagonal AROW.
 
-Of every weight are kept ``v``, what it would be without penalties, and its precision, the inverse of its variance: 0 until the first
-gradient has touched it, which stands for 1. Penalties act where a weight is read, as those of
-:mod:`~sparseallreduce.linear.kernels.adaptive`, with precisions for norms.
+Each weight is stored as ``v``, its value before penalties, and its precision, the inverse of its variance; a stored precision of 0, before
+the first gradient, stands for 1. Penalties are applied when a weight is read, as in :mod:`~sparseallreduce.linear.kernels.adaptive`, with
+precisions in place of norms.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Array = NDArray[Any]
 
 _ONE = np.uint64(1)
 _FAR = np.uint64(FAR)
-_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes at a time
+_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks processes in one piece
 
 
 @kernel
 def arow_spread(precisions: Array, indices: Array, gradient: Array) -> float:
-    """The sum of the squares of a sparse gradient, each by the variance of its weight; entry after entry, whoever shares the work."""
+    """Return the sum of the squares of a sparse gradient, each times the variance of its weight, added in the order of the entries."""
     total, size = 0.0, np.uint64(indices.size)
     for entry in range(size):
         if entry + _FAR < size:
@@ -40,7 +40,7 @@ def arow_spread(precisions: Array, indices: Array, gradient: Array) -> float:
 
 @kernel
 def arow_spread_dense(precisions: Array, gradient: Array) -> float:
-    """As :func:`arow_spread`, to the same bits, for all weights."""
+    """Return the same as :func:`arow_spread`, bitwise identical, for a dense gradient."""
     total = 0.0
     for index in range(precisions.size):
         slope = np.float64(gradient[index])
@@ -53,9 +53,9 @@ def arow_spread_dense(precisions: Array, gradient: Array) -> float:
 def arow_descend(
     v: Array, precisions: Array, indices: Array, gradient: Array, step: float, gain: float, l1: float, l2: float, part: int, parts: int
 ) -> bool:
-    """One step for the weights that a sparse gradient touches, one of several parts of them; returns whether they are finite numbers.
+    """Take one step for one of several parts of the weights that a sparse gradient touches; return True if they are finite.
 
-    Each moves by ``step`` times its entry and its variance, against it, and its precision rises by ``gain`` times the entry's square.
+    Each weight decreases by ``step`` times its entry and its variance, and its precision grows by ``gain`` times the entry's square.
     """
     finite, size = True, np.uint64(indices.size)
     portion = max(_ONE, size) if parts == 1 else _PORTION
@@ -71,7 +71,7 @@ def arow_descend(
 
 @kernel
 def arow_descend_dense(v: Array, precisions: Array, gradient: Array, step: float, gain: float, l1: float, l2: float) -> bool:
-    """As :func:`arow_descend`, for all of these weights."""
+    """Take one step for all of these weights, as :func:`arow_descend` does for those that a sparse gradient touches."""
     finite = True
     for index in range(v.size):
         finite &= _move(v, precisions, np.uint64(index), np.float64(gradient[index]), step, gain, l1, l2)
@@ -80,7 +80,7 @@ def arow_descend_dense(v: Array, precisions: Array, gradient: Array, step: float
 
 @inlined
 def _move(v: Array, precisions: Array, index: int, slope: float, step: float, gain: float, l1: float, l2: float) -> bool:
-    """Change one weight; a gradient of zero changes nothing, so that a dense gradient does what its non-zeros do."""
+    """Update one weight. A gradient of zero changes nothing, so a dense gradient has the effect of its non-zeros."""
     if slope == 0.0:
         return True
     free, kept = np.float64(v[index]), np.float64(precisions[index])

@@ -1,14 +1,14 @@
-"""Scores and sums of rows in bands of features: each band by all rows before the next, so that its weights or sums stay in the cache.
+"""Scores and sums of rows in bands of features: all rows for one band before the next, so that its weights or sums stay in the cache.
 
-Rows are sorted, so what a row has in a band is a part of it that begins where the band before ended. Where parts are of some length,
-that is faster than taking weights from all over memory; and where a batch of long rows touches a good share of the features, faster
-than to renumber the features that occur, too. Then the sums of a band are made in an array that the next band uses again, and a bitmap
-as large as the band tells which of them are of features that occur.
+Rows are sorted, so a row's entries in a band are contiguous and start where those of the previous band ended. If these parts are long
+enough, that is faster than reading weights from all over memory; and if a batch of long rows touches a large fraction of the features, it
+is also faster than renumbering the features that occur. The sums of a band are then computed in an array that the next band reuses, and a
+bitmap of the band records which features occur.
 
-Measured with two ranks on two cores, N = 16.6 million and 1,000 rows of 3,730 non-zeros, in nanoseconds a non-zero: scores 3.2, of which
-reading the rows at all takes 1.0 and reading the weights at all 1.25; sums and features 3.3, of which telling features and sums by the
-bitmap 1.0. With features renumbered first: 3.3 for scores and 5.4 for the rest. In bands took 0.67 to 0.98 of the time wherever a part
-had 8 entries and a batch one for every 17 features, at N = 0.5 to 16.6 million, 200 to 4,000 rows of 150 to 3,730; with parts of 4
+Measured with two ranks on two cores, N = 16.6 million and 1,000 rows of 3,730 non-zeros, in nanoseconds per non-zero: scores 3.2, of which
+reading the rows at all takes 1.0 and reading the weights at all 1.25; sums and features 3.3, of which extracting features and sums from the
+bitmap takes 1.0. With features renumbered first: 3.3 for scores and 5.4 for the rest. Bands took 0.67 to 0.98 of the time for parts
+of 8 entries and batches with one entry for every 17 features, at N = 0.5 to 16.6 million, 200 to 4,000 rows of 150 to 3,730; for parts of 4
 entries 1.0 to 1.33, with one entry for every 36 features 1.14.
 """
 
@@ -37,21 +37,21 @@ __all__ = [
 
 Array = NDArray[Any]
 
-ROOM = 8  # places more than there are features for what is written of them
+ROOM = 8  # extra entries that output arrays of features need
 
 _ZERO, _ONE, _TWO, _THREE, _FOUR = (np.uint64(number) for number in range(5))
 _FAR, _LOW_SIX, _SIX, _EIGHT = np.uint64(FAR), np.uint64(63), np.uint64(6), np.uint64(ROOM)
-_EVERY = np.uint64(2**64 - 1)  # above all indices
-_BAND = 1 << 18  # bytes of a band where rows lie all over memory: the best of 2**17 to 2**21 for scores and for sums
+_EVERY = np.uint64(2**64 - 1)  # larger than any index
+_BAND = 1 << 18  # bytes of a band for rows scattered over memory: the best of 2**17 to 2**21 for scores and for sums
 _WIDEST = 1 << 19
-_SHORTEST = 8  # entries of a row in a band, on average, that are worth it
-_SPARSEST = 16  # features to an entry of the batch
-_PART_LINES = np.uint64(6)  # at most, of the part of a row to fetch
-_PART_AHEAD = 4  # rows before its turn
+_SHORTEST = 8  # smallest mean number of entries of a row in a band
+_SPARSEST = 16  # largest number of features per entry of the batch
+_PART_LINES = np.uint64(6)  # largest number of cache lines to prefetch of a row's part
+_PART_AHEAD = 4  # number of rows by which a part is prefetched ahead
 
 
 def _bands_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:
-    """In how many bands to go through so many entries of rows that lie all over memory, for an array of ``size``; 1 if not in bands."""
+    """Return the number of bands for rows scattered over memory with this many entries, and an array of ``size``; 1 means no bands."""
     fitting = entries // (max(rows, 1) * _SHORTEST)
     if size * itemsize <= NEAR or fitting * _WIDEST < size * itemsize or entries * _SPARSEST < size:
         return 1
@@ -62,7 +62,7 @@ bands_in_place = inlined(_bands_in_place)
 
 
 def width_in_place(entries: int, rows: int, size: int, itemsize: int) -> int:
-    """How many features a band of :func:`collect` should have; 0 where it is not worth while."""
+    """Return the number of features per band for :func:`collect`, or 0 if bands do not pay off."""
     bands = _bands_in_place(entries, rows, size, itemsize)
     return 0 if bands == 1 else -(-size // (bands * FAR)) * FAR
 
@@ -80,26 +80,26 @@ def collect(
     out_indices: Array,
     out_values: Array,
 ) -> int:
-    """Write which features from ``low`` to ``high`` occur in some rows, in order, and of each the sum of coefficients times its entries.
+    """Write the features from ``low`` to ``high`` that occur in some rows, in order, and the sum of coefficients times entries of each.
 
     Parameters
     ----------
     indices, values : ndarray
-        Of a data set.
+        Entries of a data set.
     starts, offsets : ndarray
-        int64, of shape (rows,) and (rows + 1,): where row i begins, of ``offsets[i + 1] - offsets[i]`` entries.
+        int64, of shape (rows,) and (rows + 1,): row i starts at ``starts[i]`` and has ``offsets[i + 1] - offsets[i]`` entries.
     coefficients : ndarray
-        Of the dtype of the values and shape (rows,).
+        Shape (rows,), in the dtype of the values.
     low, high : int
     width : int
-        Features of a band, a multiple of 64.
+        Features per band, a multiple of 64.
     out_indices, out_values : ndarray
-        With room for :data:`ROOM` more than there may be.
+        Outputs with room for :data:`ROOM` more entries than features may occur.
 
     Returns
     -------
     int
-        How many features occur, also those whose sum is zero.
+        Number of features that occur, including those whose sum is zero.
     """
     places, ends = np.empty(starts.size, np.uint64), np.empty(starts.size, np.uint64)
     for i in range(starts.size):
@@ -124,7 +124,7 @@ def collect(
 def _add_and_mark(
     indices: Array, values: Array, entry: Any, end: int, coefficient: float, low: Any, size: int, sums: Array, words: Array
 ) -> Any:
-    """Add entries, times the coefficient, to the sums of the ``size`` features from ``low`` on, up to others; returns the next entry."""
+    """Add a row's entries in a band of ``size`` features from ``low`` on, times the coefficient; return the next entry."""
     while entry < end:
         place = np.uint64(indices[entry]) - low
         if place >= size:
@@ -137,13 +137,13 @@ def _add_and_mark(
 
 @inlined
 def _read_off(words: Array, sums: Array, low: Any, count: Any, out_indices: Array, out_values: Array) -> Any:
-    """Write the places that are marked and their sums behind ``count`` others, and clear both; returns how many there are now."""
+    """Append the marked features and their sums to ``count`` earlier ones, and clear both; return the new count."""
     first = count
     for word in range(np.uint64(words.size)):
         marks = words[word]
         words[word] = _ZERO
         end, base = count + count_bits(marks), low + (word << _SIX)
-        while count < end:  # seldom more than once: how many marks a word has cannot be foreseen
+        while count < end:  # rarely more than one iteration, as a loop over the unpredictable number of marks mispredicts branches
             for place in range(_EIGHT):
                 out_indices[count + place] = base + lowest_bit(marks)
                 marks &= marks - _ONE
@@ -169,14 +169,14 @@ def scores_in_bands(
     sums: Array,
     out: Array,
 ) -> None:
-    """``out[i]`` becomes the inner product of the weights with the entries from ``places[i]`` to ``ends[i]``.
+    """Write the inner product of the weights with the entries from ``places[i]`` to ``ends[i]`` to ``out[i]``.
 
-    The value of an entry lies ``shifts[i]`` further on than its index. Four ``sums`` a row are zero at first; the order in which they
-    are added up does not depend on the bands.
+    The value of an entry is at its index's position plus ``shifts[i]``. ``sums`` are four zeros per row; the order of the additions does
+    not depend on the bands.
     """
     rows = places.size
     step = max(LINE // stride_of(weights), 1)
-    lines_a_row = -(-np.int64(width) // (step * max(rows, 1)))  # of the weights of the next band
+    lines_a_row = -(-np.int64(width) // (step * max(rows, 1)))  # cache lines of the next band's weights to prefetch per row
     lines = _part_lines(_entries(places, ends), rows * bands, indices.itemsize)
     for band in range(bands):
         following = np.uint64(band + 1) * np.uint64(width)
@@ -213,7 +213,7 @@ def add_in_bands(
 ) -> None:
     """Add ``coefficients[i]`` times the entries from ``places[i]`` to ``ends[i]`` to the sums of the features from ``low`` on.
 
-    ``shifts`` as in :func:`scores_in_bands`. Features outside are passed over.
+    ``shifts`` are as in :func:`scores_in_bands`. Features outside the range of the sums are skipped.
     """
     rows = places.size
     _begin_from(indices, places, ends, low)
@@ -230,11 +230,11 @@ def add_in_bands(
 def products(
     indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, limit: int, sums: Any, far: bool
 ) -> Any:
-    """Add the products of an entry and its weight to four sums in turn, up to where fewer than four are left below ``limit``.
+    """Add the products of entries and weights to four sums in turn, until fewer than four entries below ``limit`` are left.
 
-    The value of an entry lies so much further on than its index. Four sums, because each addition to a single one would wait for the
-    one before. Whether the weights lie ``far``, so that they have to be fetched some entries ahead, is known when this is compiled.
-    Returns the next entry and the sums.
+    The value of an entry is at its index's position plus ``shift``. With a single sum, each addition would wait for the previous one.
+    ``far``, a compile-time constant, says whether the weights exceed the cache, so that they are prefetched. Returns the next entry and the
+    sums.
     """
     first, second, third, fourth = sums
     while entry + _FOUR <= end and np.uint64(indices[entry + _THREE]) < limit:
@@ -254,7 +254,7 @@ def products(
 
 @inlined
 def product(indices: Array, values: Array, shift: int, entry: Any, end: int, weights: Array, sums: Any) -> float:
-    """What four sums come to with the at most three entries that are left."""
+    """Add the remaining entries, at most three, and return the total of the four sums."""
     first, second, third, fourth = sums
     while entry < end:
         first += values[entry + shift] * weights[np.uint64(indices[entry])]
@@ -266,13 +266,13 @@ def product(indices: Array, values: Array, shift: int, entry: Any, end: int, wei
 def add(
     indices: Array, values: Array, shift: int, entry: Any, end: int, coefficient: float, low: int, total: Array, limit: int, far: bool
 ) -> Any:
-    """Add the entries below ``limit``, times the coefficient; returns the next entry. ``shift`` and ``far`` as in :func:`products`."""
+    """Add the entries below ``limit``, times the coefficient; return the next entry. ``shift`` and ``far`` are as in :func:`products`."""
     while entry < end:
         feature = np.uint64(indices[entry])
         if feature >= limit:
             break
         if far and entry + _FAR < end:
-            prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # a place outside is never read, nor does it harm
+            prefetch(total, np.uint64(indices[entry + _FAR]) - np.uint64(low))  # prefetching outside the array is harmless
         place = feature - np.uint64(low)
         if place < np.uint64(total.size):
             total[place] += coefficient * values[entry + shift]
@@ -282,7 +282,7 @@ def add(
 
 @inlined
 def _begin_from(indices: Array, places: Array, ends: Array, low: int) -> None:
-    """Move the beginning of each row to its first entry whose index is not below ``low``."""
+    """Move the start of each row to its first entry whose index is at least ``low``."""
     if low <= 0:
         return
     for i in range(places.size):
@@ -306,13 +306,13 @@ def _entries(places: Array, ends: Array) -> Any:
 
 @inlined
 def _part_lines(entries: Any, parts: int, itemsize: int) -> Any:
-    """How many lines to fetch of each part of rows with so many entries, which begins anywhere in a line."""
+    """Return the number of cache lines to prefetch of each part of the rows, given their total number of entries and parts."""
     nbytes = np.uint64(entries) * np.uint64(itemsize) // np.uint64(max(parts, 1))
     return min(_PART_LINES, nbytes // np.uint64(LINE) + _THREE)
 
 
 @inlined
 def _fetch_part(indices: Array, values: Array, shift: int, places: Array, i: int, lines: int) -> None:
-    """Ask for the part of row i that lies in a band."""
+    """Prefetch the part of row i that lies in a band."""
     fetch(indices, places[i], lines)
     fetch(values, places[i] + shift, lines)

@@ -1,11 +1,11 @@
-"""Scores, gradients and updates where a feature has a weight for each of K columns, which lie together in memory.
+"""Scores, gradients and updates for K weights per feature, which are adjacent in memory.
 
-An entry of a row is read once for all columns: its K weights, or sums, are one or a few lines of memory, and the loop over them is
-vectorised. Measured on one core, 1,000 rows of 116 non-zeros, 50,000 features, float32, in nanoseconds a non-zero: scores 2.4 with 2
-columns, 3.5 with 8, 5.2 with 10 and 27 with 100; sums about as much. Accumulators of 8 columns in registers, with a pass over the row
-for each 8, took 0.8 of that for 10 columns and 1.7 times that for 100.
+An entry of a row is read once for all columns: its K weights or sums are in one or a few cache lines, and the loop over them is
+vectorised. Measured on one core, 1,000 rows of 116 non-zeros, 50,000 features, float32, in nanoseconds per non-zero: scores 2.4 with 2
+columns, 3.5 with 8, 5.2 with 10 and 27 with 100; sums about as much. Accumulators for 8 columns in registers, with one pass over the row
+for every 8 columns, took 0.8 of that for 10 columns and 1.7 times that for 100.
 
-All arrays of weights and sums are flat: column k of feature i lies at ``i * K + k``.
+All arrays of weights and sums are flat: column k of feature i is at ``i * K + k``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 Array = NDArray[Any]
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
-_AHEAD = np.uint64(16)  # entries that the weights of a feature are fetched before their turn
-_LINES = 4  # of them that are fetched: the hardware notices the direction
-_PORTION = np.uint64(128)  # features of a sum that one of several threads or ranks takes from the weights at a time
+_AHEAD = np.uint64(16)  # number of entries by which the weights of a feature are prefetched ahead
+_LINES = 4  # number of cache lines prefetched of them: the hardware prefetches the rest
+_PORTION = np.uint64(128)  # features of a sum that one of several threads or ranks applies to the weights in one piece
 
 
 @kernel
 def column_scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
-    """``out[i, k]`` becomes the inner product of row ``rows[i]`` with column k of the weights; out is float64 of shape (rows, K)."""
+    """Write the inner product of row ``rows[i]`` with column k of the weights to ``out[i, k]``, float64 of shape (rows, K)."""
     columns = np.uint64(out.shape[1])
     sums = np.empty(out.shape[1], weights.dtype)
     for i in range(rows.size):
@@ -55,9 +55,9 @@ def column_scores(indptr: Array, indices: Array, values: Array, rows: Array, wei
 
 @kernel
 def compact_column_scores(indptr: Array, indices: Array, values: Array, starts: Array, weights: Array, out: Array) -> None:
-    """As :func:`column_scores`, and the same to the bit, for all rows of a batch whose features are renumbered.
+    """Write the scores of all rows of a batch with renumbered features, bitwise identical to :func:`column_scores`.
 
-    The values of row i begin at ``starts[i]``.
+    The values of row i start at ``starts[i]``.
     """
     columns = np.uint64(out.shape[1])
     sums = np.empty(out.shape[1], weights.dtype)
@@ -72,10 +72,9 @@ def compact_column_scores(indptr: Array, indices: Array, values: Array, starts: 
 def accumulate_columns(
     indptr: Array, indices: Array, values: Array, rows: Array, coefficients: Array, low: int, high: int, total: Array
 ) -> None:
-    """Add, for all i, row ``rows[i]`` times ``coefficients[i, k]`` to column k of the sums of the features from ``low`` to ``high``.
+    """Add row ``rows[i]`` times ``coefficients[i, k]`` to column k of the sums of the features from ``low`` to ``high``, for all i.
 
-    ``total`` begins with the sums of feature ``low``. Features outside are left to others; rows whose coefficients are all zero cost
-    nothing.
+    ``total`` starts with the sums of feature ``low``. Other features are skipped; rows whose coefficients are all zero cost nothing.
     """
     for i in range(rows.size):
         if not _counts(coefficients[i]):
@@ -89,7 +88,7 @@ def accumulate_columns(
 def compact_accumulate_columns(
     indptr: Array, indices: Array, values: Array, starts: Array, coefficients: Array, low: int, high: int, total: Array
 ) -> None:
-    """As :func:`accumulate_columns`, for all rows of a batch whose features are renumbered; the values of row i begin at ``starts[i]``."""
+    """Do the work of :func:`accumulate_columns` for all rows of a batch with renumbered features; row i's values start at ``starts[i]``."""
     for i in range(starts.size):
         begin, end = np.uint64(indptr[i]), np.uint64(indptr[i + 1])
         shift = np.uint64(starts[i]) - begin
@@ -98,7 +97,7 @@ def compact_accumulate_columns(
 
 @kernel
 def gather_columns(array: Array, features: Array, columns: int, out: Array) -> None:
-    """What an array has of all columns of some features, one feature behind the other."""
+    """Copy all columns of some features from an array, one feature after another."""
     size, width = np.uint64(features.size), np.uint64(columns)
     for entry in range(size):
         if entry + _AHEAD < size:
@@ -110,9 +109,9 @@ def gather_columns(array: Array, features: Array, columns: int, out: Array) -> N
 
 @kernel
 def descend_columns(weights: Array, features: Array, values: Array, rate: float, part: int, parts: int) -> bool:
-    """All columns of the weights of some features become less by the rate times ``values``, of shape (features, K).
+    """Subtract the rate times ``values``, of shape (features, K), from all columns of the weights of one of several parts of the features.
 
-    That is done for one of several parts of the features, which are dealt by small portions. Returns whether these weights are finite.
+    The parts consist of small portions. Returns True if these weights are finite.
     """
     finite, size, width = True, np.uint64(features.size), np.uint64(values.shape[1])
     portion = max(_ONE, size) if parts == 1 else _PORTION
@@ -122,7 +121,7 @@ def descend_columns(weights: Array, features: Array, values: Array, rate: float,
             if entry + _AHEAD < end:
                 _fetch_to_write(weights, np.uint64(features[entry + _AHEAD]) * width, width)
             base = np.uint64(features[entry]) * width
-            for k in range(width):  # two loops, of which the first is vectorised: 0.8 of the time with 10 columns
+            for k in range(width):  # two loops, as then the first is vectorised: 0.8 of the time with 10 columns
                 weights[base + k] -= rate * values[entry, k]
             for k in range(width):
                 finite &= np.isfinite(weights[base + k])
@@ -131,7 +130,7 @@ def descend_columns(weights: Array, features: Array, values: Array, rate: float,
 
 @inlined
 def _score(indices: Array, values: Array, begin: Any, end: Any, shift: Any, weights: Array, columns: Any, sums: Array) -> None:
-    """The inner products of a row's entries with all columns; the value of an entry lies ``shift`` further on than its index."""
+    """Write the inner products of a row's entries with all columns. An entry's value is at its index's position plus ``shift``."""
     for k in range(columns):
         sums[k] = 0
     for entry in range(begin, end):
@@ -144,14 +143,14 @@ def _score(indices: Array, values: Array, begin: Any, end: Any, shift: Any, weig
 
 @inlined
 def _add(indices: Array, values: Array, begin: Any, end: Any, shift: Any, coefficients: Array, low: Any, high: Any, total: Array) -> None:
-    """Add a row's entries below ``high``, times a coefficient a column, to the sums of the features from ``low`` on."""
+    """Add a row's entries below ``high``, times one coefficient per column, to the sums of the features from ``low`` on."""
     columns = np.uint64(coefficients.size)
     for entry in range(begin, end):
         feature = np.uint64(indices[entry])
         if feature >= high:
             break
         if entry + _AHEAD < end:
-            prefetch_to_write(total, (np.uint64(indices[entry + _AHEAD]) - low) * columns)  # outside it does no harm
+            prefetch_to_write(total, (np.uint64(indices[entry + _AHEAD]) - low) * columns)  # harmless outside the array
         base, value = (feature - low) * columns, values[entry + shift]
         for k in range(columns):
             total[base + k] += value * coefficients[k]
@@ -159,7 +158,7 @@ def _add(indices: Array, values: Array, begin: Any, end: Any, shift: Any, coeffi
 
 @inlined
 def _first_from(indices: Array, begin: Any, end: Any, low: int) -> Any:
-    """The first entry of a row whose index is not below ``low``."""
+    """Return the first entry of a row whose index is at least ``low``."""
     while low > 0 and begin < end:
         middle = (begin + end) >> _ONE
         if np.uint64(indices[middle]) < np.uint64(low):
@@ -171,7 +170,7 @@ def _first_from(indices: Array, begin: Any, end: Any, low: int) -> Any:
 
 @inlined
 def _counts(coefficients: Array) -> bool:
-    """Whether any of them is not zero."""
+    """Return True if any coefficient is not zero."""
     for k in range(coefficients.size):  # noqa: SIM110  # numba compiles no generators
         if coefficients[k] != 0:
             return True
@@ -180,7 +179,7 @@ def _counts(coefficients: Array) -> bool:
 
 @inlined
 def _fetch_row(indices: Array, values: Array, begin: Any, end: Any, shift: Any) -> None:
-    """Ask for the beginning of a row."""
+    """Prefetch the start of a row."""
     length = np.uint64(end - begin)
     fetch(indices, np.uint64(begin), min(MANY_LINES, lines_of(indices, length)))
     fetch(values, np.uint64(begin) + shift, min(MANY_LINES, lines_of(values, length)))
@@ -188,7 +187,7 @@ def _fetch_row(indices: Array, values: Array, begin: Any, end: Any, shift: Any) 
 
 @inlined
 def _fetch_to_write(array: Array, first: Any, entries: Any) -> None:
-    """Ask for the first lines of so many entries, which are going to be changed."""
+    """Prefetch the first cache lines of this many entries for writing."""
     step = np.uint64(LINE // array.itemsize)
     for line in range(min(np.uint64(_LINES), (entries + step - _ONE) // step)):
         prefetch_to_write(array, first + line * step)
@@ -196,7 +195,7 @@ def _fetch_to_write(array: Array, first: Any, entries: Any) -> None:
 
 @cache
 def warm_up_columns(index_dtype: np.dtype[Any], value_dtype: np.dtype[Any]) -> None:
-    """Compile these loops for dtypes, or load them from disk; of several processes at once, one compiles."""
+    """Compile these loops for dtypes, or load them from the cache on disk. If several processes call it, one compiles."""
     index, value = numba.from_dtype(index_dtype), numba.from_dtype(value_dtype)
     flat, table, scores = value[::1], value[:, ::1], types.float64[:, ::1]
     given, values, int64 = (types.Array(kind, 1, "C", readonly=True) for kind in (index, value, types.int64))

@@ -1,4 +1,4 @@
-"""A batch's rows in one place, with their features renumbered, see :mod:`sparseallreduce.linear.kernels`."""
+"""Copying the rows of a batch to one place and renumbering their features, see :mod:`sparseallreduce.linear.kernels`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["bitmap", "compact", "marked", "move_marks", "renumber", "take_rows",
 Array = NDArray[Any]
 
 _ZERO, _ONE, _FOUR, _SIX, _TWELVE, _SIXTEEN, _LOW_SIX, _SIXTY_FOUR = (np.uint64(number) for number in (0, 1, 4, 6, 12, 16, 63, 64))
-_LINES = np.uint64(4)  # of a row that are fetched
+_LINES = np.uint64(4)  # cache lines prefetched of a row
 _FAR = np.uint64(FAR)
-_PART_LINES = np.uint64(6)  # of the part of a row to fetch
-_PART_AHEAD = 2  # rows before its turn
+_PART_LINES = np.uint64(6)  # cache lines prefetched of a row's part in a band
+_PART_AHEAD = 2  # number of rows by which a part is prefetched ahead
 _PENDING = np.uint64(4096)  # entries that are copied before they are marked
-_EVERY = np.uint64(2**64 - 1)  # above all indices
+_EVERY = np.uint64(2**64 - 1)  # larger than any index; also all bits of a word
 
 
 def bitmap(size: int) -> tuple[Array, Array]:
-    """A cleared bitmap over ``size`` entries: words of 64 entries, and for each block of 64 words a bit for each that has marks."""
+    """Return a cleared bitmap over ``size`` entries: words of 64 entries, and a bitmap of the words that have bits set."""
     words = -(-size // 64)
     return np.zeros(words, np.uint64), np.zeros(-(-words // 64), np.uint64)
 
@@ -41,14 +41,14 @@ def take_rows(
     out_indices: Array,
     out_values: Array,
 ) -> None:
-    """Copy the entries of each row, which begin at ``starts[i]``, to the output arrays from ``offsets[i]`` on, and mark the indices.
+    """Copy the entries of each row, from ``starts[i]`` on, to the output arrays from ``offsets[i]`` on, and mark the indices.
 
-    ``offsets`` also says where the last of the rows ends there. Values are not copied to an empty array.
+    ``offsets`` ends with the end of the last row in the output. Values are not copied if their output array is empty.
     """
     both = out_values.size > 0
     rows, pending, last = starts.size, np.uint64(offsets[0]), np.uint64(offsets[starts.size])
     sparse = last - pending < np.uint64(words.size)
-    if not sparse:  # hardly a block without a mark
+    if not sparse:  # nearly all blocks have marks
         blocks[:] = _EVERY
     for i in range(rows):
         if i + ROW_AHEAD < rows:
@@ -58,7 +58,7 @@ def take_rows(
                 fetch(values, np.uint64(starts[i + ROW_AHEAD]), min(_LINES, lines_of(values, length)))
         begin, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
         shift = np.uint64(starts[i]) - begin
-        # Two loops, because each is vectorised; and marks afterwards, since then they do not wait for what is still to come.
+        # Two loops, because each is vectorised; marks follow later, when they do not wait for the loads of the copy.
         if both:
             for entry in range(begin, end):
                 out_values[entry] = values[entry + shift]
@@ -93,7 +93,7 @@ def _mark_blocks(indices: Array, begin: int, end: int, blocks: Array) -> None:
 
 @kernel
 def move_marks(words: Array, blocks: Array, out_words: Array, out_blocks: Array) -> None:
-    """Add the marks of a bitmap to those of another, and clear it."""
+    """Add the marks of one bitmap to another, and clear the first."""
     for block in range(np.uint64(blocks.size)):
         if blocks[block] == _ZERO:
             continue
@@ -106,17 +106,17 @@ def move_marks(words: Array, blocks: Array, out_words: Array, out_blocks: Array)
 
 @kernel
 def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
-    """Write the places of all marks in order; returns their number. Of each word, ``before`` tells how many marks precede it.
+    """Write the positions of all marks in order, and the number of marks before each word to ``before``; return their number.
 
-    Of words without marks nothing is told. The output array has room for :data:`.bands.ROOM` places more. The blocks are cleared, and
-    the words stay: see :func:`unmark`.
+    Words without marks get no entry in ``before``. The output array needs room for :data:`.bands.ROOM` more positions. The blocks are
+    cleared, and the words are kept: see :func:`unmark`.
     """
     marked_words = np.empty(64, np.uint64)
     count = _ZERO
     for block in range(np.uint64(blocks.size)):
         present, found, first = blocks[block], _ZERO, block << _SIX
         blocks[block] = _ZERO
-        if present == _EVERY:  # as far as is known
+        if present == _EVERY:  # all words may have marks
             for word in range(first, min(first + _SIXTY_FOUR, np.uint64(words.size))):
                 marked_words[found] = word
                 found += np.uint64(words[word] != _ZERO)
@@ -129,7 +129,7 @@ def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
             marks = words[word]
             before[word] = count
             end = count + count_bits(marks)
-            while count < end:  # seldom more than once: how many marks a word has cannot be foreseen
+            while count < end:  # rarely more than one iteration, as a loop over the unpredictable number of marks mispredicts branches
                 for place in range(_FOUR):
                     out[count + place] = (word << _SIX) + lowest_bit(marks)
                     marks &= marks - _ONE
@@ -140,7 +140,7 @@ def marked(words: Array, blocks: Array, before: Array, out: Array) -> int:
 
 @kernel
 def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None:
-    """Replace each index of some rows, which is marked, by the number of marks before it."""
+    """Replace each index of some rows, all of them marked, by the number of marks before it."""
     rows = indptr.size - 1
     bands, width = bands_of(indptr, words.size, words.itemsize + before.itemsize)
     places = np.empty(rows, np.uint64)
@@ -153,7 +153,7 @@ def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None
                 fetch(indices, places[i + _PART_AHEAD], _PART_LINES)
             entry, end = places[i], np.uint64(indptr[i + 1])
             while entry + _SIXTEEN <= end and np.uint64(indices[entry + _SIXTEEN - _ONE]) < limit:
-                for near in range(entry, entry + _SIXTEEN):  # a loop that is vectorised
+                for near in range(entry, entry + _SIXTEEN):  # this loop is vectorised
                     indices[near] = _number(indices[near], words, before)
                 entry += _SIXTEEN
             if band + 1 == bands:
@@ -164,14 +164,14 @@ def renumber(indptr: Array, indices: Array, words: Array, before: Array) -> None
 
 @inlined
 def _number(index: int, words: Array, before: Array) -> Any:
-    """The number of marks before an index, which is marked."""
+    """Return the number of marks before an index."""
     word = np.uint64(index) >> _SIX
     return np.uint64(before[word]) + count_bits(words[word] & ((_ONE << (np.uint64(index) & _LOW_SIX)) - _ONE))
 
 
 @kernel
 def unmark(places: Array, words: Array) -> None:
-    """Clear a bitmap in which these places are marked."""
+    """Clear a bitmap whose marks are at ``places``."""
     if places.size > words.size >> 2:
         words[:] = _ZERO
         return
@@ -192,7 +192,7 @@ def compact(
     out_values: Array,
     out: Array,
 ) -> int:
-    """All that makes a batch of rows: :func:`take_rows`, :func:`marked`, :func:`renumber` and :func:`unmark` in one call."""
+    """Prepare a batch of rows: :func:`take_rows`, :func:`marked`, :func:`renumber` and :func:`unmark` in one call."""
     take_rows(indices, values, starts, offsets, words, blocks, out_indices, out_values)
     count = marked(words, blocks, before, out)
     renumber(offsets, out_indices, words, before)

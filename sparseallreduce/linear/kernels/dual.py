@@ -1,11 +1,11 @@
-"""The loops of dual coordinate ascent over one rank's samples.
+"""Loops of dual coordinate ascent over one rank's samples.
 
-A visit to a sample reads its row twice: for the margin, and for the weights if its dual variable changes. The rows lie one behind the
-other, and are visited in a random order: so while one is worked on, a later one is fetched. Features are numbered by how many samples
-they occur in, the most frequent first: the weights that most entries refer to lie close together and stay in the cache.
+Each visit of a sample reads its row twice: for the margin, and for the weights if its dual variable changes. The rows are stored one after
+the other, and are visited in random order, so a later row is prefetched while one is processed. Features are numbered by the number of
+samples they occur in, in descending order: the most used weights are close together and stay in the cache.
 
-Values may be taken for others without a copy: ``frame`` holds of each place what is subtracted from its values, and what they are then
-multiplied by. An empty one leaves values as they are.
+Values can be shifted and scaled without a copy: ``frame`` holds two numbers per feature, one to subtract from its values, and one to
+multiply the difference by. With an empty frame, values are used as they are.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Array = NDArray[Any]
 
 HINGE, SQUARED_HINGE, LOGISTIC = 0, 1, 2
 
-_AHEAD = 4  # visits before its turn that a row is fetched
-_LINES = 8  # of it
-_LINE = 64  # bytes
+_AHEAD = 4  # number of visits by which a row is prefetched ahead
+_LINES = 8  # cache lines prefetched of it
+_LINE = 64  # bytes per cache line
 _TINY = 1e-12  # below which a projected gradient counts as zero, as in LIBLINEAR
 _ROOT_STEPS = 30
-_EDGE = 1e-15  # share of its bound that a logistic dual variable keeps away from both ends, so that its logarithms are finite
+_EDGE = 1e-15  # distance of a logistic dual variable from both ends of its range, as a fraction, so that its logarithms are finite
 _ONE, _THREE, _FOUR = np.uint64(1), np.uint64(3), np.uint64(4)
 _WEYL, _MIX, _MIX_AGAIN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -54,7 +54,7 @@ _THIRTY, _TWENTY_SEVEN, _THIRTY_ONE = np.uint64(30), np.uint64(27), np.uint64(31
 
 @kernel
 def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, intercept: float, out: Array) -> bool:
-    """Write the squared length of every row, the intercept included; returns whether all values are one as they are given."""
+    """Write the squared length of every row, including the intercept; return True if all original values are 1."""
     ones = True
     for row in range(out.size):
         total = intercept
@@ -70,7 +70,7 @@ def squared_norms(indptr: Array, indices: Array, values: Array, frame: Array, in
 
 @kernel
 def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, others: Array, intercept: int, out: Array) -> None:
-    """Write the squared length of every row, where the square at a place counts as often as other ranks have it; without slots, never."""
+    """Write the squared length of each row, counting each square as often as other ranks have the feature, and 0 times if none has."""
     last = np.uint64(others.size)
     for row in range(out.size):
         total = others[intercept] if intercept >= 0 else 0.0
@@ -84,13 +84,13 @@ def shared_norms(indptr: Array, indices: Array, values: Array, frame: Array, oth
 
 @inlined
 def framed(value: float, frame: Array, place: Any) -> float:
-    """Return what a value of a place is taken for."""
+    """Return the shifted and scaled value of a feature."""
     return float((value - frame[place + place]) * frame[place + place + _ONE])
 
 
 @inlined
 def value_at(values: Array, frame: Array, entry: Any, place: Any) -> float:
-    """Return what an entry is taken for; values of none stand for ones."""
+    """Return the shifted and scaled value of an entry; an empty ``values`` stands for ones."""
     value = 1.0
     if values.size:
         value = np.float64(values[entry])
@@ -101,7 +101,7 @@ def value_at(values: Array, frame: Array, entry: Any, place: Any) -> float:
 
 @inlined
 def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, weights: Array) -> float:
-    """The inner product of a row with the weights; values of none stand for ones."""
+    """Return the inner product of a row with the weights; an empty ``values`` stands for ones."""
     entry = begin
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     if values.size == 0:
@@ -134,7 +134,7 @@ def product(indices: Array, values: Array, frame: Array, begin: Any, end: Any, w
 
 @inlined
 def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, weights: Array) -> None:
-    """Add a row, times a factor, to the weights; values of none stand for ones."""
+    """Add a row times a factor to the weights; an empty ``values`` stands for ones."""
     entry = begin
     if values.size == 0:
         while entry < end:
@@ -153,7 +153,7 @@ def add(indices: Array, values: Array, frame: Array, begin: Any, end: Any, facto
 
 @inlined
 def add_scaled(indices: Array, values: Array, frame: Array, begin: Any, end: Any, factor: float, scales: Array, weights: Array) -> None:
-    """As :func:`add`, each entry times the scale of its place; places behind all others have the last one."""
+    """Do the work of :func:`add` with each entry times the scale of its feature; features beyond ``scales`` use its last element."""
     entry, last = begin, np.uint64(scales.size) - _ONE
     while entry < end:
         place = np.uint64(indices[entry])
@@ -163,7 +163,7 @@ def add_scaled(indices: Array, values: Array, frame: Array, begin: Any, end: Any
 
 @inlined
 def fetch_row(indptr: Array, indices: Array, values: Array, row: int) -> None:
-    """Have the beginning of a row come into the cache."""
+    """Prefetch the start of a row."""
     begin, end = np.uint64(indptr[row]), np.uint64(indptr[row + 1])
     step = np.uint64(_LINE // indices.itemsize)
     end = min(end, begin + np.uint64(_LINES) * step)
@@ -177,7 +177,7 @@ def fetch_row(indptr: Array, indices: Array, values: Array, row: int) -> None:
 
 @kernel
 def margins(indptr: Array, indices: Array, values: Array, frame: Array, labels: Array, weights: Array, intercept: int, out: Array) -> None:
-    """Label times score of every row; ``intercept`` is the place of that among the weights, or -1."""
+    """Write label times score of every row; ``intercept`` is the position of the intercept among the weights, or -1."""
     for row in range(out.size):
         score = product(indices, values, frame, np.uint64(indptr[row]), np.uint64(indptr[row + 1]), weights)
         if intercept >= 0:
@@ -197,7 +197,7 @@ def _next(state: Array) -> Any:
 
 @inlined
 def shuffle(rows: Array, count: int, state: Array) -> None:
-    """Bring the first ``count`` rows into a random order."""
+    """Shuffle the first ``count`` rows."""
     for i in range(count - 1, 0, -1):
         j = np.int64(_next(state) % np.uint64(i + 1))
         rows[i], rows[j] = rows[j], rows[i]
@@ -205,7 +205,7 @@ def shuffle(rows: Array, count: int, state: Array) -> None:
 
 @inlined
 def _entropy(dual: float, bound: float) -> float:
-    """Of a logistic dual variable; zero at both ends of its range, negative between them."""
+    """Return the entropy term of a logistic dual variable: zero at both ends of its range, negative between them."""
     if dual <= 0.0 or dual >= bound:
         return 0.0
     return dual * math.log(dual / bound) + (bound - dual) * math.log1p(-dual / bound)
@@ -221,7 +221,7 @@ def _loss(loss: int, margin: float) -> float:
 
 @inlined
 def _conjugate(loss: int, dual: float, bound: float) -> float:
-    """What a sample adds to the dual objective to be minimised, beside the squared length of the weights."""
+    """Return the term that a sample adds to the dual objective (to be minimised), besides the squared length of the weights."""
     if loss == LOGISTIC:
         return float(_entropy(dual, bound))
     if loss == SQUARED_HINGE:
@@ -231,11 +231,11 @@ def _conjugate(loss: int, dual: float, bound: float) -> float:
 
 @inlined
 def _logistic_root(dual: float, bound: float, curvature: float, margin: float) -> float:
-    """The dual variable z at which ``log(z / (bound - z)) + curvature * (z - dual) + margin`` is zero, by Newton's method.
+    """Return the z for which ``log(z / (bound - z)) + curvature * (z - dual) + margin`` is zero, by Newton's method.
 
-    In ``t = log(z / (bound - z))`` the equation is ``t + curvature * (bound * sigmoid(t) - dual) + margin = 0``, whose left side
-    grows at least as fast as t: so the root lies between the two ends that the sigmoid allows, and a step that leaves them is
-    replaced by halving.
+    With ``t = log(z / (bound - z))`` the equation is ``t + curvature * (bound * sigmoid(t) - dual) + margin = 0``, whose left side
+    grows at least as fast as t. So the root lies in the interval that the range of the sigmoid gives, and a step that leaves it is
+    replaced by bisection.
     """
     low, high = -margin - curvature * (bound - dual), -margin + curvature * dual
     t = math.log(dual / (bound - dual)) if dual > 0.0 else 0.5 * (low + high)
@@ -277,34 +277,34 @@ def ascend(
     limits: Array,
     state: Array,
 ) -> tuple[int, float]:
-    """One pass of dual coordinate ascent over the first ``count`` of the ``active`` rows, in a random order.
+    """Make one pass of dual coordinate ascent over the first ``count`` of the ``active`` rows, in random order.
 
     Parameters
     ----------
     loss : int
     indptr, indices, values, frame, labels : ndarray
-        The samples; values of none stand for ones.
+        The samples; an empty ``values`` stands for ones.
     bounds : ndarray
-        What the loss of each sample is multiplied by, C.
+        Factor of each sample's loss, C.
     norms : ndarray
-        Their squared lengths, in which squares count by the scale of their place.
+        Squared lengths of the samples, with each square times the scale of its feature.
     dual, weights : ndarray
-        Changed in place, and ``weights`` by what belongs to the change of ``dual``, times the scale of its place.
+        Changed in place. ``weights`` change by the samples times the change of ``dual``, times the scales of the features.
     intercept : int
-        The place of the intercept among the weights, or -1.
+        Position of the intercept among the weights, or -1.
     scales : ndarray
-        Of the first places, and one of all others; without any, the scale is one.
+        Scales of the first features, followed by one for all others; if empty, all scales are 1.
     active : ndarray
-        Samples that are dropped are taken out of it.
+        Changed in place: samples at a bound that would stay there are removed.
     limits : ndarray
-        Of projected gradients, above and below which samples at a bound are dropped; replaced by those of this pass.
+        Projected gradients above and below which samples at a bound are removed; replaced by those of this pass.
     state : ndarray
-        Of the generator of random numbers, one uint64.
+        State of the random number generator, one uint64.
 
     Returns
     -------
     (int, float)
-        How many samples are left active, and the sum of the duality gaps of the samples when they were visited.
+        Number of samples left active, and the sum of the samples' duality gaps before their visits.
     """
     shuffle(active, count, state)
     above, below = limits[0], limits[1]
@@ -363,7 +363,7 @@ def ascend(
 
 @kernel
 def certify(loss: int, margins: Array, bounds: Array, dual: Array, limits: Array, active: Array, out: Array) -> int:
-    """Write the sum of losses and that of the conjugates; and into ``active`` the samples that are not settled, whose number it returns."""
+    """Write the sums of losses and of conjugates to ``out``, and the samples that can still change to ``active``; return their number."""
     kept, losses, conjugates = 0, 0.0, 0.0
     for row in range(dual.size):
         bound, own, margin = bounds[row], dual[row], margins[row]
@@ -385,7 +385,7 @@ def certify(loss: int, margins: Array, bounds: Array, dual: Array, limits: Array
 
 @kernel
 def conjugates(loss: int, bounds: Array, dual: Array) -> float:
-    """The sum of what the samples add to the dual objective to be minimised."""
+    """Return the sum of the terms that the samples add to the dual objective (to be minimised)."""
     total = 0.0
     for row in range(dual.size):
         total += _conjugate(loss, dual[row], bounds[row])

@@ -1,9 +1,9 @@
-"""The loops of dual coordinate ascent for multinomial logistic regression: a visit changes the dual variables of all classes of a sample.
+"""Loops of dual coordinate ascent for multinomial logistic regression: a visit updates the dual variables of all classes of a sample.
 
-The dual variables of a sample are probabilities of the classes times its bound; what they weigh is subtracted from its features' weights,
-and the bound is added to those of its own class. A visit finds the probabilities at which the dual objective is highest, by Newton's method
-on their logarithms and the multiplier that has them sum to one (the subproblem of Yu, Huang and Lin 2011, section 5, solved as a whole).
-The weights of a feature, one a class, lie together.
+The dual variables of a sample are class probabilities times its bound; the weights are the sum over the samples of the bound for the true
+class minus the dual variables. A visit finds the probabilities that maximise the dual objective, by Newton's method on their logarithms and
+the multiplier that makes them sum to one (the subproblem of Yu, Huang and Lin 2011, section 5, solved as a whole). The weights of a
+feature, one per class, are adjacent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["ascend_classes", "certify_classes", "entropies"]
 
 Array = NDArray[Any]
 
-_AHEAD = 4  # visits before its turn that a row is fetched
-_STEPS = 40  # of Newton's method at most
-# Times the root of a sample's gap, over its curvature: what probabilities may miss of a sum of one, and their equations of zero.
+_AHEAD = 4  # number of visits by which a row is prefetched ahead
+_STEPS = 40  # largest number of Newton steps
+# Tolerance of the probabilities' sum and of their equations, in units of the square root of the sample's gap over its curvature.
 _NEAR = 0.1
 _NEAREST = 1e-9
 _ONE = np.uint64(1)
@@ -72,7 +72,7 @@ def _log_sum(scores: Array, classes: int) -> float:
 def _best_shares(
     before: Array, scores: Array, curvature: float, log_sum: float, near: float, logs: Array, after: Array, classes: int
 ) -> bool:
-    """Find probabilities p with ``log p_c + curvature * (p_c - before_c) - scores_c`` the same for all classes; False if that fails."""
+    """Find probabilities p with equal ``log p_c + curvature * (p_c - before_c) - scores_c`` for all c; return False if that fails."""
     multiplier = -log_sum
     for c in range(classes):
         start = before[c] if curvature > 1.0 else math.exp(scores[c] - log_sum)
@@ -107,7 +107,7 @@ def _best_shares(
 
 @inlined
 def _entropy(shares: Array, classes: int) -> float:
-    """The sum of p log p."""
+    """Return the sum of p log p."""
     total = 0.0
     for c in range(classes):
         if shares[c] > 0.0:
@@ -132,16 +132,16 @@ def ascend_classes(
     count: int,
     state: Array,
 ) -> float:
-    """Visit the first ``count`` of the ``active`` rows once, in a random order; return the sum of their gaps before each visit.
+    """Visit the first ``count`` of the ``active`` rows once in random order; return the sum of their gaps before each visit.
 
     Parameters
     ----------
     labels : ndarray
-        Numbers of classes.
+        Class numbers.
     shares : ndarray, shape (rows, classes)
-        Dual variables, as shares of the bounds; changed in place, and the ``weights`` by what belongs to the change, times their scales.
+        Dual variables divided by the bounds; changed in place, and the ``weights`` accordingly, times their scales.
 
-    Others are those of :func:`~sparseallreduce.linear.kernels.dual.ascend`; the place of the intercept counts features, as indices do.
+    The other parameters are those of :func:`~sparseallreduce.linear.kernels.dual.ascend`. The intercept's position is that of a feature.
     """
     shuffle(active, count, state)
     classes, gap = shares.shape[1], 0.0
@@ -191,7 +191,7 @@ def certify_classes(
     intercept: int,
     out: Array,
 ) -> float:
-    """Write the scores of all rows; returns the sum of their losses, each times its bound."""
+    """Write the scores of all rows; return the sum of their losses, each times its bound."""
     classes, losses = out.shape[1], 0.0
     for row in range(out.shape[0]):
         scores = out[row]
@@ -204,7 +204,7 @@ def certify_classes(
 
 @kernel
 def entropies(bounds: Array, shares: Array) -> float:
-    """The sum of what the samples add to the dual objective to be minimised."""
+    """Return the sum of the terms that the samples add to the dual objective (to be minimised)."""
     total = 0.0
     for row in range(shares.shape[0]):
         total += bounds[row] * _entropy(shares[row], shares.shape[1])

@@ -1,7 +1,7 @@
-"""The loops of dual coordinate ascent for losses of errors, which are nothing up to epsilon: linear beyond, or the square.
+"""Loops of dual coordinate ascent for the epsilon-insensitive losses of regression, linear or squared.
 
-After LIBLINEAR's dual solver for regression (Ho and Lin, *Large-scale linear support vector regression*, JMLR 2012, algorithm 4): a sample
-has one dual variable, which may have either sign, and the weights are the sum of the rows times these. See :mod:`.dual` for the rows.
+They follow LIBLINEAR's dual solver for regression (Ho and Lin, *Large-scale linear support vector regression*, JMLR 2012, algorithm 4): a
+sample has one dual variable of either sign, and the weights are the sum of the rows times these. See :mod:`.dual` for the rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["EPSILON_INSENSITIVE", "SQUARED_EPSILON_INSENSITIVE", "ascend_errors"
 
 Array = NDArray[Any]
 
-EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE = 4, 5  # beside the numbers of the losses of margins
+EPSILON_INSENSITIVE, SQUARED_EPSILON_INSENSITIVE = 4, 5  # distinct from the numbers of other losses
 
-_AHEAD = 4  # visits before its turn that a row is fetched
+_AHEAD = 4  # number of visits by which a row is prefetched ahead
 _TINY = 1e-12  # below which a violation counts as zero
 
 
@@ -33,7 +33,7 @@ def _loss(squared: bool, epsilon: float, error: float) -> float:
 
 @inlined
 def _conjugate(squared: bool, epsilon: float, label: float, dual: float, bound: float) -> float:
-    """What a sample adds to the dual objective to be minimised, beside the squared length of the weights."""
+    """Return the term that a sample adds to the dual objective (to be minimised), besides the squared length of the weights."""
     value = epsilon * abs(dual) - label * dual
     if squared and bound > 0:
         value += dual * dual / (4.0 * bound)
@@ -42,7 +42,7 @@ def _conjugate(squared: bool, epsilon: float, label: float, dual: float, bound: 
 
 @inlined
 def _violation(dual: float, top: float, above: float, below: float) -> float:
-    """How far a dual variable is from its best value, as a gradient; ``above`` and ``below`` are those towards more and less of it."""
+    """Return the violation of the optimality condition of a dual variable; ``above`` and ``below`` are its upper and lower derivative."""
     if dual == 0.0:
         return max(-above, below, 0.0)
     if dual >= top:
@@ -72,10 +72,10 @@ def ascend_errors(
     limits: Array,
     state: Array,
 ) -> tuple[int, float]:
-    """One pass over the first ``count`` of the ``active`` rows, as :func:`.dual.ascend`.
+    """Make one pass over the first ``count`` of the ``active`` rows, like :func:`.dual.ascend`.
 
-    ``limits`` are the largest violation of the last pass and its negative: samples whose variable is at zero or a bound, and whose
-    gradient would have to change by more to move it, are dropped.
+    ``limits`` are the largest violation of the last pass and its negative: samples whose variable is zero or at a bound, and whose gradient
+    is further than that from moving it, are removed.
     """
     shuffle(active, count, state)
     limit, largest = limits[0], 0.0
@@ -95,7 +95,7 @@ def ascend_errors(
             slope += before / (2.0 * bound)
             curvature += 1.0 / (2.0 * bound)
             top = math.inf
-        above, below = slope + epsilon, slope - epsilon  # gradients where the variable is above zero, and below
+        above, below = slope + epsilon, slope - epsilon  # derivatives for a variable above zero, and below
         if (
             (before == 0.0 and above > limit and below < -limit)
             or (before >= top and above < -limit)
@@ -116,7 +116,7 @@ def ascend_errors(
                 after = 0.0
             after = min(max(after, -top), top)
         elif violation > _TINY and not squared:
-            after = top if above < 0.0 else -top if below > 0.0 else 0.0  # of a sample without values
+            after = top if above < 0.0 else -top if below > 0.0 else 0.0  # a sample without values
         if after != before:
             dual[row] = after
             factor = after - before
@@ -143,7 +143,7 @@ def certify_errors(
     active: Array,
     out: Array,
 ) -> int:
-    """As :func:`.dual.certify`, by the scores."""
+    """Do the work of :func:`.dual.certify`, given the scores."""
     kept, losses, conjugates = 0, 0.0, 0.0
     for row in range(dual.size):
         bound, own, error = bounds[row], dual[row], scores[row] - labels[row]
@@ -164,7 +164,7 @@ def certify_errors(
 
 @kernel
 def conjugates_of_errors(squared: bool, epsilon: float, labels: Array, bounds: Array, dual: Array) -> float:
-    """The sum of what the samples add to the dual objective to be minimised."""
+    """Return the sum of the terms that the samples add to the dual objective (to be minimised)."""
     total = 0.0
     for row in range(dual.size):
         total += _conjugate(squared, epsilon, labels[row], dual[row], bounds[row])

@@ -1,4 +1,4 @@
-"""Compiling the loops of dual coordinate ascent before it begins."""
+"""Compilation of the loops of dual coordinate ascent before training begins."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["warm_up", "warm_up_classes", "warm_up_truncated_newton"]
 
 
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike, sum_dtype: DTypeLike | None) -> None:
-    """Compile the loops for dtypes, or load them from disk; of several processes at once, one compiles.
+    """Compile the loops for dtypes, or load them from the cache on disk. If several processes call it, one compiles.
 
     Parameters
     ----------
     index_dtype, value_dtype : dtype
-        Of a data set.
+        Those of a data set.
     place_dtype : dtype
-        Of the places of features, and of their numbers in sums.
+        That of feature numbers.
     sum_dtype : dtype, optional
-        In which changes are added up; without it there is one rank alone. To load a loop takes 6 ms.
+        That of the sums of changes over ranks; leave it out for one rank, as loading a loop takes 6 ms.
     """
     index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
     int64, uint64, float64, places, whole = types.int64[::1], types.uint64[::1], types.float64[::1], place[::1], types.int64
@@ -54,7 +54,7 @@ def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLi
 
 
 def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
-    """As :func:`warm_up`, of the loops over samples of several classes in one."""
+    """Compile the loops for multinomial logistic regression, like :func:`warm_up`."""
     place, value = (numba.from_dtype(np.dtype(dtype)) for dtype in (place_dtype, value_dtype))
     whole, number, matrix = types.int64, types.float64, types.float64[:, ::1]
     rows = _fixed(whole), _fixed(place), _fixed(value), number[::1], _fixed(number)
@@ -65,7 +65,7 @@ def warm_up_classes(place_dtype: DTypeLike, value_dtype: DTypeLike) -> None:
 
 
 def warm_up_truncated_newton(index_dtype: DTypeLike, value_dtype: DTypeLike, place_dtype: DTypeLike) -> None:
-    """As :func:`warm_up`, of the loops of Newton's method for many features."""
+    """Compile the loops of Newton's method for many features, like :func:`warm_up`."""
     index, value, place = (numba.from_dtype(np.dtype(dtype)) for dtype in (index_dtype, value_dtype, place_dtype))
     float64, fixed, whole = types.float64[::1], _fixed(types.float64), types.int64
     rows = _fixed(whole), _fixed(place), _fixed(value), float64

@@ -1,4 +1,4 @@
-"""The loops that number the features which occur in a rank's samples, by how many samples each occurs in."""
+"""Loops that number the features occurring in a rank's samples by how many samples each occurs in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ZERO, _ONE, _SIX, _LOW_SIX = np.uint64(0), np.uint64(1), np.uint64(6), np.uint6
 
 @kernel
 def mark(indices: Array, begin: int, end: int, words: Array) -> int:
-    """Set the bit of every index from ``begin`` to ``end`` in a bitmap; returns how many are set then."""
+    """Set the bit of every index from ``begin`` to ``end`` in a bitmap; return the number of bits set."""
     for entry in range(begin, end):
         index = np.uint64(indices[entry])
         words[index >> _SIX] |= _ONE << (index & _LOW_SIX)
@@ -42,7 +42,7 @@ def mark(indices: Array, begin: int, end: int, words: Array) -> int:
 
 @kernel
 def marked(words: Array, before: Array, out: Array) -> None:
-    """Write the marked indices in order, and how many of them are marked before each word; ``out`` has room for all."""
+    """Write the marked indices in order, and the number of marks before each word. ``out`` must have room for all."""
     count = _ZERO
     for word in range(words.size):
         before[word] = count
@@ -55,7 +55,7 @@ def marked(words: Array, before: Array, out: Array) -> None:
 
 @kernel
 def common(features: Array, words: Array, before: Array, out: Array, numbers: Array) -> int:
-    """Write which of some features are marked, by their place in the list, and their numbers among the marked; returns how many are."""
+    """Write the positions of the marked ones among some features, and their numbers among all marks; return how many there are."""
     count = 0
     for place in range(features.size):
         feature = np.uint64(features[place])
@@ -69,14 +69,14 @@ def common(features: Array, words: Array, before: Array, out: Array, numbers: Ar
 
 @kernel
 def count(indices: Array, begin: int, end: int, counts: Array) -> None:
-    """Count how often each index occurs from ``begin`` to ``end``."""
+    """Count the occurrences of each index from ``begin`` to ``end``."""
     for entry in range(begin, end):
         counts[np.uint64(indices[entry])] += counts.dtype.type(1)
 
 
 @kernel
 def count_and_renumber(indices: Array, begin: int, end: int, words: Array, before: Array, out: Array, counts: Array) -> None:
-    """Write the number of every index among the marked ones, and count how often each of them occurs."""
+    """Write the number of every index among the marked ones, and count the occurrences of each."""
     for entry in range(begin, end):
         index = np.uint64(indices[entry])
         word = index >> _SIX
@@ -87,9 +87,9 @@ def count_and_renumber(indices: Array, begin: int, end: int, words: Array, befor
 
 @kernel
 def order_by_count(counts: Array, but: Array, first: int, places: Array) -> None:
-    """Where each feature goes so that those of high counts come first, by powers of two; in a class they keep their order.
+    """Write each feature's new position, by descending power of two of its count; within a power of two the order is kept.
 
-    Those whose numbers are in ``but``, increasing, are left out; the others go to the places from ``first`` on.
+    Features in ``but``, in ascending order, are left out; the others get the positions from ``first`` on.
     """
     starts = np.zeros(66, np.int64)
     left_out = 0
@@ -122,14 +122,14 @@ def _class_of(count: int) -> int:
 
 @kernel
 def renumber(numbers: Array, places: Array) -> None:
-    """Replace every number by its place."""
+    """Replace each number by its new position."""
     for entry in range(numbers.size):
         numbers[entry] = places[np.uint64(numbers[entry])]
 
 
 @kernel
 def number_marked(indices: Array, begin: int, end: int, words: Array, before: Array, missing: int, out: Array) -> int:
-    """Write the number of every index among the marked ones, or ``missing`` where it is not marked; returns how many are not."""
+    """Write the number of every index among the marked ones, or ``missing`` if it is not marked; return how many are not."""
     count = _ZERO
     for entry in range(begin, end):
         index = np.uint64(indices[entry])
@@ -143,7 +143,7 @@ def number_marked(indices: Array, begin: int, end: int, words: Array, before: Ar
 
 @kernel
 def number_sorted(indices: Array, begin: int, end: int, features: Array, out: Array) -> int:
-    """As :func:`number_marked`, by searching the increasing ``features``; what is not among these gets their number."""
+    """Do the work of :func:`number_marked` by searching the ascending ``features``; indices not among them get ``features.size``."""
     count, missing = _ZERO, np.uint64(features.size)
     for entry in range(begin, end):
         index, low, high = np.uint64(indices[entry]), _ZERO, missing
@@ -161,7 +161,7 @@ def number_sorted(indices: Array, begin: int, end: int, features: Array, out: Ar
 
 @kernel
 def drop(indptr: Array, indices: Array, values: Array, missing: int) -> None:
-    """Leave out the entries of a feature, in place."""
+    """Remove the entries of feature ``missing`` in place."""
     count, begin = 0, indptr[0]
     for row in range(indptr.size - 1):
         end = indptr[row + 1]

@@ -1,4 +1,4 @@
-"""The loops of a hash table of features, whose numbers are their places in a list that grows."""
+"""Loops of a hash table of features, which maps each to its position in a growing list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: mul
 
 @kernel
 def enter(features: Array, first: int, end: int, table: Array, shift: int) -> None:
-    """Enter the features from ``first`` to ``end``, none of which is in the table; it has 2^(64 - shift) places, -1 where free."""
+    """Insert the features from ``first`` to ``end``, none of them in the table. It has 2^(64 - shift) slots, -1 if free."""
     last = table.size - 1
     for number in range(first, end):
         place = _place_of(np.uint64(features[number]), shift)
@@ -29,7 +29,7 @@ def enter(features: Array, first: int, end: int, table: Array, shift: int) -> No
 
 @kernel
 def look_up(indices: Array, features: Array, table: Array, shift: int, missing: int, out: Array) -> int:
-    """Write the number of every index, or ``missing`` where the table has none; returns how many it has not."""
+    """Write the number of every index, or ``missing`` if it is not in the table; return how many are missing."""
     last, count = table.size - 1, 0
     for entry in range(indices.size):
         feature = np.uint64(indices[entry])

@@ -1,4 +1,4 @@
-"""A number that other samples will not have."""
+"""Fingerprint of samples, to detect training data that differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 @kernel
 def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, first: int) -> int:
-    """The sum, modulo 2**64, of a hash of every non-zero and label and its row, counted from ``first``; values as unsigned bits."""
+    """Return the sum, modulo 2**64, of a hash of each non-zero and label with its row, counted from ``first``; values as unsigned bits."""
     total = _ZERO
     for row in range(labels.size):
         number = np.uint64(first + row) * _MIX
@@ -31,7 +31,7 @@ def fingerprint(indptr: Array, indices: Array, values: Array, labels: Array, fir
 
 @inlined
 def _mixed(bits: Any) -> Any:
-    """A permutation of 64-bit numbers without visible order: the finalizer of SplitMix64 (Steele et al., 2014)."""
+    """Return a pseudo-random permutation of 64-bit numbers at ``bits``: the finalizer of SplitMix64 (Steele et al., 2014)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))

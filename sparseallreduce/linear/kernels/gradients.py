@@ -1,4 +1,4 @@
-"""The gradient of a batch: rows, each times a coefficient, added up."""
+"""The gradient of a batch: the sum of its rows, each times a coefficient."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["accumulate", "compact_accumulate"]
 Array = NDArray[Any]
 
 _ZERO = np.uint64(0)
-_EVERY = np.uint64(2**64 - 1)  # above all indices
+_EVERY = np.uint64(2**64 - 1)  # larger than any index
 
 
 @kernel
 def accumulate(
     indptr: Array, indices: Array, values: Array, rows: Array, coefficients: Array, features: int, low: int, total: Array
 ) -> None:
-    """Add ``coefficients[i]`` times row ``rows[i]``, for all i, to the dense sum of some of the features, from ``low`` on.
+    """Add ``coefficients[i]`` times row ``rows[i]``, for all i, to the dense sums of the features from ``low`` on.
 
-    Features outside are left to others; rows of coefficient zero cost nothing.
+    Features outside the range of the sums are skipped; rows of coefficient zero cost nothing.
     """
     counted = np.empty(rows.size, rows.dtype)
     factors = np.empty(rows.size, coefficients.dtype)
@@ -57,7 +57,7 @@ def accumulate(
 def compact_accumulate(
     indptr: Array, indices: Array, values: Array, starts: Array, coefficients: Array, low: int, total: Array
 ) -> None:
-    """As :func:`accumulate`, for all rows of a batch whose features are renumbered; the values of row i begin at ``starts[i]``."""
+    """Do the work of :func:`accumulate` for all rows of a batch with renumbered features; row i's values start at ``starts[i]``."""
     bands, width = bands_of(indptr, total.size, total.itemsize)
     rows = coefficients.size
     places, ends, shifts = np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.uint64)

@@ -1,11 +1,12 @@
-"""Compiled loops over weights that go on changing where no gradient touches them: by momentum, by L1, into their average.
+"""Compiled loops over weights that keep changing without gradients: by momentum, L1, or averaging.
 
-Of every weight is kept what it was when a gradient last touched it, and at which step. What the steps since then have made of it
-follows from sums over these steps, the same for all weights, which a table holds: a weight is worked out when it is needed, at a cost
-that does not depend on how long ago that was. Only momentum together with L1 takes a loop over steps, until the momentum has faded.
+Each weight is stored as of the step at which a gradient last touched it. The effect of the steps since then follows from sums over
+these steps, the same for all weights, which are kept in a table: a weight is computed when it is needed, at a cost
+that does not depend on how long ago its last gradient was. Only momentum together with L1 takes a loop over steps, until the momentum has
+vanished.
 
 ``v`` is a weight divided by the scale of all weights (the L2 term), ``m`` its velocity, ``eta`` the learning rate divided by the scale.
-A step without gradient is ``m *= beta; v -= eta * m; v = soft(v, tau)``, and ``soft`` draws towards zero by ``tau``, at most to zero.
+A step without gradient is ``m *= beta; v -= eta * m; v = soft(v, tau)``, where ``soft`` moves v towards zero by ``tau``, at most to zero.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ __all__ = ["POWER", "ROWS", "lazy_descend", "lazy_values"]
 
 Array = NDArray[Any]
 
-# Rows of the table; column t is about the state after step t, and column 0 about that before the first.
+# Rows of the table. Column t describes the state after step t, column 0 that before the first.
 _SHRINKAGE = 0  # sum of tau over steps 1 to t
-_SHARE = 1  # what step t counts in the average, times the scale then
-_SHARES = 2  # sum of that over steps 1 to t
+_SHARE = 1  # weight of step t in the average, times the scale after the step
+_SHARES = 2  # sum of shares over steps 1 to t
 _SHRUNK_SHARES = 3  # sum of share times shrinkage over steps 1 to t
-_ETA = 4  # of step t, times what a velocity alone counts in it
-_DRIFT = 5  # how far velocity 1 after step t has since moved a weight
-_DRIFT_SHARES = 6  # and what that has been in the sum that is averaged
-POWER = 7  # beta to the power of t; the one row that does not depend on the steps that were taken
+_ETA = 4  # eta of step t, times the factor of the velocity in a step without gradient
+_DRIFT = 5  # distance that a velocity of 1 after step t has since moved a weight
+_DRIFT_SHARES = 6  # contribution of this drift to the sum that is averaged
+POWER = 7  # beta to the power of t; the only row that does not depend on the steps taken
 ROWS = 8
 
-_AHEAD = 64  # entries that a weight is fetched before its turn
+_AHEAD = 64  # number of entries by which a weight is prefetched ahead
 
 
 @kernel
@@ -53,7 +54,7 @@ def lazy_values(
     out_m: Array,
     out_sums: Array,
 ) -> None:
-    """The state of the weights from ``first`` on after step ``now``, as if gradients had touched them; out may be the arrays themselves."""
+    """Write the state of the weights from ``first`` on after step ``now``. The outputs may be the arrays themselves."""
     for place in range(out_v.size):
         index = first + place
         velocity = np.float64(m[index]) if momentum else 0.0
@@ -83,10 +84,10 @@ def lazy_descend(
     first: int,
     dense: bool,
 ) -> bool:
-    """Step ``now + 1`` for the weights that the gradient touches; returns whether they are finite numbers.
+    """Take step ``now + 1`` for the weights that the gradient touches; return True if they are finite.
 
-    ``step`` holds eta, tau, beta, the step's share in the average, and beta again if the momentum is Nesterov's, else 0. A dense
-    gradient starts at index ``first``, and ``indices`` are not looked at.
+    ``step`` holds eta, tau, beta, the step's share in the average, and beta again for Nesterov momentum, otherwise 0. A dense gradient
+    starts at index ``first``, and ``indices`` are ignored.
     """
     eta, tau, beta, share, ahead = step[0], step[1], step[2], step[3], step[4]
     finite = True
@@ -118,7 +119,7 @@ def lazy_descend(
 
 @inlined
 def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: bool, l1: bool, averaging: bool, fade: int) -> Any:
-    """Weight and velocity after steps ``last + 1`` to ``now`` without gradient, and what they add to the sum that is averaged."""
+    """Return weight and velocity after steps ``last + 1`` to ``now`` without gradient, and their contribution to the averaged sum."""
     gained = 0.0
     if momentum and not l1:
         if averaging:
@@ -140,9 +141,9 @@ def _advanced(v: float, m: float, last: int, now: int, table: Array, momentum: b
 
 @inlined
 def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
-    """The sum of shares times the weight over steps ``last + 1`` to ``now``, in which it shrinks until it is zero."""
+    """Return the sum of shares times the weight over steps ``last + 1`` to ``now``, in which L1 shrinks it until it is zero."""
     start = table[_SHRINKAGE, last]
-    low, high = last, now  # the last step at which it is not yet zero lies in [low, high]
+    low, high = last, now  # the last step at which it is not zero lies in [low, high]
     while low < high:
         middle = (low + high + 1) // 2
         if table[_SHRINKAGE, middle] - start < abs(v):
@@ -156,7 +157,7 @@ def _shrinking_sum(v: float, last: int, now: int, table: Array) -> float:
 
 @inlined
 def _soft(v: float, tau: float) -> float:
-    """``v`` drawn towards zero by ``tau``, at most to zero; what is no number stays so, for the run to end by."""
+    """Return ``v`` moved towards zero by ``tau``, at most to zero. NaN stays NaN, so that the training ends."""
     if v > tau:
         return v - tau
     if v < -tau:

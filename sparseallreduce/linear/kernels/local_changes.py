@@ -1,9 +1,9 @@
-"""Compiled loops that turn what a rank's own steps have changed into what ranks sum, and the sum into weights that all have.
+"""Compiled loops that turn the changes of a rank's local steps into values to sum over ranks, and the sum into common weights.
 
-Weights are adaptive ones, ``v`` and ``norm`` as in :mod:`sparseallreduce.linear.kernels.adaptive`, with h = ``beta + norm``: a step
-adds to h times v the gradient times the rate, and moves v so. What steps add to it is summed, and so are the squares by which norms
-grow, and v follows from both: as if all ranks' steps had been taken by the norms of all gradients. What ranks have added to h times v
-counts as their mean, since each has taken its steps by the rates of all.
+The weights are adaptive, with ``v`` and ``norm`` as in :mod:`sparseallreduce.linear.kernels.adaptive`. With h = ``beta + norm``, a step
+adds the gradient times the rate to h times v. The ranks sum these additions and the growth of the squared norms, and compute v from both,
+as if all steps had been taken with the norms of all gradients. The additions of several ranks count as their mean, because each rank has
+taken its steps with the full rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TINY = np.finfo(np.float64).tiny
 
 @kernel
 def keep(v: Array, norms: Array, places: Array, free: Array, kept: Array) -> None:
-    """Note the weights and norms at some places."""
+    """Save the weights and norms at some positions."""
     size = np.uint64(places.size)
     for i in range(size):
         if i + _FAR < size:
@@ -40,9 +40,9 @@ def keep(v: Array, norms: Array, places: Array, free: Array, kept: Array) -> Non
 
 @kernel
 def largest(norms: Array, places: Array) -> float:
-    """Return the largest norm at some places; no number if one is none."""
+    """Return the largest norm at some positions; NaN if one is NaN."""
     found, size = as_bits(norms.dtype.type(0)), np.uint64(places.size)
-    for i in range(size):  # bits of numbers without a sign are in order, and their comparison is vectorised
+    for i in range(size):  # the bits of positive floats are in their order, and comparing integers is vectorised
         found = max(found, as_bits(abs(norms[np.uint64(places[i])])))
     return np.float64(as_float(found))
 
@@ -61,26 +61,26 @@ def moves(
     unit: float,
     out: Array,
 ) -> None:
-    """Write what the steps since :func:`keep` have added to h times v, and to the square of the norm, at some of the places.
+    """Write the growth of h times v and of the squared norm, at some positions, since :func:`keep` saved them.
 
     Parameters
     ----------
     slots : ndarray
-        Which of the places, increasing.
+        Numbers of the positions to write, ascending.
     l1, l2 : float
-        Factors of the penalties as they were then.
+        Factors of the penalties at the time of :func:`keep`.
     unit : float
-        A power of two, in which norms are expressed: so their squares are numbers.
+        A power of two by which norms are divided, so that their squares do not overflow.
     out : ndarray
-        Of shape (slots, 2).
+        Output of shape (slots, 2).
     """
     inverse, size = 1.0 / unit, np.uint64(slots.size)
     penalised = l1 != 0.0 or l2 != 0.0
-    for i in range(size):  # without a branch but for penalties
+    for i in range(size):  # no branches except for penalties, so that the loop is vectorised
         slot = np.uint64(slots[i])
         place = np.uint64(places[slot])
         now, norm, before, had = np.float64(v[place]), np.float64(norms[place]), np.float64(free[slot]), np.float64(kept[slot])
-        move = (norm + beta) * (now - before)  # of a weight that has had no gradient, zero
+        move = (norm + beta) * (now - before)  # zero for a weight without gradients
         if penalised:
             weight = read_weight(before, hold(had, beta), l1, l2)
             move = hold(norm, beta) * (now - weight) - hold(had, beta) * (before - weight)
@@ -102,26 +102,26 @@ def combine(
     l2: float,
     unit: float,
 ) -> bool:
-    """Have weights and norms be those of :func:`keep`, changed by the sum of all ranks' :func:`moves`, and note them as it does.
+    """Set weights and norms to those saved by :func:`keep`, changed by the sum of all ranks' :func:`moves`, and save them again.
 
     Parameters
     ----------
     total : ndarray
-        With a row for every place.
+        One row per position.
     holders : ndarray
-        Of each place, how many ranks have it.
+        Number of ranks that have each position.
 
     Returns
     -------
     bool
-        Whether all are finite.
+        True if all are finite.
     """
     faults, inverse, penalised = 0, 1.0 / unit, l1 != 0.0 or l2 != 0.0
-    for i in range(np.uint64(places.size)):  # without a branch but for penalties
+    for i in range(np.uint64(places.size)):  # no branches except for penalties, so that the loop is vectorised
         place, before, had = np.uint64(places[i]), np.float64(free[i]), np.float64(kept[i])
         square, own = np.float64(total[i, 1]), had * inverse
-        move = np.divide(np.float64(total[i, 0]) * unit, np.float64(holders[i]))  # plain division of IEEE 754, without a test for zero
-        norm = unit * np.sqrt(own * own + square)  # where nothing is added, what it was to the bit
+        move = np.divide(np.float64(total[i, 0]) * unit, np.float64(holders[i]))  # np.divide, which does not test for zero
+        norm = unit * np.sqrt(own * own + square)  # bitwise unchanged if nothing is added
         kept[i] = norm
         after = max(np.float64(kept[i]) + beta, _TINY)  # zero divided by that is zero
         moved = before + np.divide(move, after)

@@ -1,4 +1,4 @@
-"""How large features and samples are."""
+"""Loops that measure the magnitudes of features and samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONE, _TWO, _THREE, _FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(
 
 @kernel
 def raise_to_magnitudes(indices: Array, values: Array, largest: Array) -> None:
-    """``largest[index] = max(largest[index], abs(value))`` for every non-zero."""
+    """Set ``largest[index] = max(largest[index], abs(value))`` for every non-zero."""
     for entry in range(indices.size):
         index = np.uint64(indices[entry])
         largest[index] = max(largest[index], abs(values[entry]))
@@ -26,7 +26,7 @@ def raise_to_magnitudes(indices: Array, values: Array, largest: Array) -> None:
 
 @kernel
 def sum_of_squares(indptr: Array, values: Array, counts: Array) -> float:
-    """The sum over all rows of the squares of their values, times what the row counts; of no counts, each counts once."""
+    """Return the sum over all rows of their squared values, times the row's weight in ``counts``, or 1 if that is empty."""
     total = 0.0
     for row in range(indptr.size - 1):
         own = 0.0
@@ -38,9 +38,9 @@ def sum_of_squares(indptr: Array, values: Array, counts: Array) -> float:
 
 @kernel
 def column_sums(indptr: Array, indices: Array, values: Array, counts: Array, out: Array) -> None:
-    """Add to ``out``, four numbers a place: how much its entries count, their number, the sum and the sum of squares of their values.
+    """Add four numbers per feature to ``out``: the weight of its entries, their number, and the sum and sum of squares of their values.
 
-    Of no ``counts``, each row counts once.
+    If ``counts`` is empty, each row has weight 1.
     """
     for row in range(indptr.size - 1):
         count = counts[row] if counts.size else 1.0

@@ -1,4 +1,4 @@
-"""The loops of Newton's method over one rank's samples, for few features: scores, slopes and second derivatives, without a copy."""
+"""Loops of Newton's method over one rank's samples, for few features: scores, slopes and second derivatives, without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @kernel
 def products(indptr: Array, indices: Array, values: Array, frame: Array, weights: Array, intercept: int, out: Array) -> None:
-    """Write the score of every row; ``intercept`` is the place of that among the weights, or -1; ``frame`` as of the dual's loops."""
+    """Write the score of every row. ``intercept`` is its position among the weights, or -1; ``frame`` is as in :mod:`.dual`."""
     for row in range(out.size):
         score = weights[intercept] if intercept >= 0 else 0.0
         for entry in range(indptr[row], indptr[row + 1]):
@@ -29,7 +29,7 @@ def products(indptr: Array, indices: Array, values: Array, frame: Array, weights
 
 @kernel
 def add_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slopes: Array, intercept: int, out: Array) -> None:
-    """Add each row times its slope."""
+    """Add each row times its slope to ``out``."""
     for row in range(slopes.size):
         slope = slopes[row]
         if slope != 0.0:
@@ -43,9 +43,9 @@ def add_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slope
 
 @kernel
 def add_curvature(indptr: Array, indices: Array, values: Array, frame: Array, curvatures: Array, intercept: int, out: Array) -> None:
-    """Add the outer product of each row with itself times its curvature: of columns up to that of the row alone, the rest follows.
+    """Add the outer product of each row with itself, times its curvature, to the lower triangle of ``out``.
 
-    Rows that have all columns are added without looking up where.
+    Rows that have all columns are added without looking up positions.
     """
     row_values, places = np.empty(out.shape[0]), np.empty(out.shape[0], np.int64)
     features = out.shape[0] - (intercept >= 0)
@@ -96,7 +96,7 @@ def _add_to_columns(indices: Array, values: Array, frame: Array, begin: Any, end
 
 @kernel
 def class_products(indptr: Array, indices: Array, values: Array, frame: Array, weights: Array, intercept: int, out: Array) -> None:
-    """Write the scores of every row, of weights with a column a class."""
+    """Write the scores of every row, for weights with one column per class."""
     for row in range(out.shape[0]):
         scores = out[row]
         if intercept >= 0:
@@ -108,7 +108,7 @@ def class_products(indptr: Array, indices: Array, values: Array, frame: Array, w
 
 @kernel
 def add_class_slopes(indptr: Array, indices: Array, values: Array, frame: Array, slopes: Array, intercept: int, out: Array) -> None:
-    """Add each row times its slopes, a column a class."""
+    """Add each row times its slopes, one column per class."""
     for row in range(slopes.shape[0]):
         own = slopes[row]
         if intercept >= 0:
@@ -130,7 +130,7 @@ def add_class_curvature(
     intercept: int,
     out: Array,
 ) -> None:
-    """Add the second derivatives of the softmax loss by all scores times a direction, a column a class."""
+    """Add the product of the softmax loss's second derivatives with a direction, which has one column per class."""
     changes = np.empty(direction.shape[1])
     for row in range(shares.size):
         if intercept >= 0:
@@ -154,7 +154,7 @@ def add_class_curvature(
 def fill_rows(
     indptr: Array, indices: Array, values: Array, frame: Array, rows: Array, factors: Array, intercept: int, out: Array
 ) -> None:
-    """Write some rows, each times its factor, as dense ones into ``out``, which is zero."""
+    """Write some rows as dense ones, each times its factor, into ``out``, which must be zero."""
     for number in range(rows.size):
         row, factor = rows[number], factors[number]
         target = out[number]

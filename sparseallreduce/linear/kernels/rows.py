@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie in memory, and asking for them before their turn."""
+"""Positions of a batch's rows in memory, and prefetching of rows."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = [
 
 Array = NDArray[Any]
 
-FAR = 64  # entries that a weight, or a sum, is fetched before its turn
-NEAR = 1 << 20  # bytes that lie in the cache of a core anyway
-MANY_LINES = np.uint64(16)  # of a row that are fetched, where indices are looked at before their turn
-ROW_AHEAD = 3  # rows that a row's entries are fetched before its turn
-_ROWS_AHEAD = 8  # that it is fetched where a row begins
-_ROWS_FAR = 32  # where nothing but its beginning is asked for
+FAR = 64  # number of entries by which a weight or a sum is prefetched ahead
+NEAR = 1 << 20  # bytes that fit the cache of a core, and need no prefetching
+MANY_LINES = np.uint64(16)  # cache lines prefetched of a row, if its indices are read ahead
+ROW_AHEAD = 3  # number of rows by which a row's entries are prefetched ahead
+_ROWS_AHEAD = 8  # number of rows by which a row's start position is prefetched ahead
+_ROWS_FAR = 32  # the same, if only start positions are read
 _FAR = np.uint64(FAR)
-_BAND = 1 << 19  # bytes that lie in the cache of a core beside rows that are gone through
-_PART = 32  # entries of a row that lie in a band at least, on average
+_BAND = 1 << 19  # bytes that fit the cache of a core together with the rows being processed
+_PART = 32  # smallest mean number of entries of a row in a band
 
 
 @kernel
 def extents(indptr: Array, rows: Array, starts: Array, out: Array) -> int:
-    """Write where each of these rows begins, and where when they stand one behind the other, and the last ends; returns the latter."""
+    """Write the start of each row, and its start in a contiguous copy followed by the copy's end; return that end."""
     total = out.dtype.type(0)
     for i in range(rows.size):
         if i + _ROWS_FAR < rows.size:
@@ -55,7 +55,7 @@ def extents(indptr: Array, rows: Array, starts: Array, out: Array) -> int:
 
 @inlined
 def entries_of(indptr: Array, rows: Array) -> Any:
-    """How many entries some rows have."""
+    """Return the total number of entries of some rows."""
     total = 0
     for i in range(rows.size):
         if i + _ROWS_FAR < rows.size:
@@ -66,7 +66,7 @@ def entries_of(indptr: Array, rows: Array) -> Any:
 
 @inlined
 def write_extents(indptr: Array, starts: Array, places: Array, ends: Array, shifts: Array) -> None:
-    """Where the indices of each row begin and end, and how much further on its values begin, which is at ``starts[i]``."""
+    """Write where the indices of each row start and end, and the distance to its values, which start at ``starts[i]``."""
     for i in range(places.size):
         places[i], ends[i] = indptr[i], indptr[i + 1]
         shifts[i] = starts[i] - indptr[i]
@@ -74,10 +74,10 @@ def write_extents(indptr: Array, starts: Array, places: Array, ends: Array, shif
 
 @inlined
 def bands_of(indptr: Array, size: int, itemsize: int) -> Any:
-    """In how many bands to go through the columns of some rows, and how many entries of an array of ``size`` a band has.
+    """Return the number of bands for the columns of some rows, and the number of entries of an array of ``size`` per band.
 
-    What the array says of a band stays in the cache until all rows have used it. The part of a row that lies in a band must have some
-    length, since its beginning has to be fetched.
+    The array's part for a band stays in the cache until all rows have used it. A row's part in a band has to have a minimum length, because
+    its start has to be fetched.
     """
     rows = indptr.size - 1
     if rows == 0 or size * itemsize <= NEAR:
@@ -88,8 +88,8 @@ def bands_of(indptr: Array, size: int, itemsize: int) -> Any:
 
 @inlined
 def fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int, lines: int) -> None:
-    """Ask for the beginning of row ``rows[i]``, if there is one."""
-    if i + _ROWS_AHEAD < rows.size:  # where a row begins has to be fetched, too
+    """Prefetch the start of row ``rows[i]``, if it exists."""
+    if i + _ROWS_AHEAD < rows.size:  # the start positions have to be prefetched, too
         prefetch(indptr, np.uint64(rows[i + _ROWS_AHEAD]))
     if i >= rows.size:
         return
@@ -100,7 +100,7 @@ def fetch_row(indptr: Array, indices: Array, values: Array, rows: Array, i: int,
 
 @inlined
 def fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Array) -> None:
-    """Ask for the weights of the first entries of row ``rows[i]``, if there is one."""
+    """Prefetch the weights of the first entries of row ``rows[i]``, if it exists."""
     if i < rows.size:
         begin, end = np.uint64(indptr[rows[i]]), np.uint64(indptr[rows[i] + 1])
         for entry in range(begin, min(begin + _FAR, end)):
@@ -109,18 +109,18 @@ def fetch_first(indptr: Array, indices: Array, rows: Array, i: int, weights: Arr
 
 @inlined
 def fetch(array: Array, entry: int, lines: int) -> None:
-    """Ask for so many cache lines from an entry on; the hardware notices the direction and fetches what follows."""
+    """Prefetch this many cache lines from an entry on; the hardware recognises the pattern and prefetches those that follow."""
     for line in range(lines):
         prefetch(array, entry + np.uint64(line) * np.uint64(LINE // array.itemsize))
 
 
 @inlined
 def stride_of(array: Array) -> Any:
-    """Bytes from one element to the next, where there are any."""
+    """Return the number of bytes from one element to the next."""
     return max(array.strides[0], array.itemsize)
 
 
 @inlined
 def lines_of(array: Array, entries: int) -> Any:
-    """How many cache lines hold so many entries."""
+    """Return the number of cache lines that this many entries take."""
     return (entries * np.uint64(array.itemsize) + np.uint64(LINE - 1)) // np.uint64(LINE)

@@ -1,4 +1,4 @@
-"""The scores of rows: their inner products with the weights."""
+"""Scores of rows: their inner products with the weights."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["compact_scores", "scores"]
 Array = NDArray[Any]
 
 _ZERO = np.uint64(0)
-_TOGETHER = 4096  # rows at most whose scores are computed in bands together
-_EVERY = np.uint64(2**64 - 1)  # above all indices
+_TOGETHER = 4096  # largest number of rows scored together in bands
+_EVERY = np.uint64(2**64 - 1)  # larger than any index
 
 
 @kernel
 def scores(indptr: Array, indices: Array, values: Array, rows: Array, weights: Array, out: Array) -> None:
-    """``out[i]`` becomes the inner product of row ``rows[i]`` with the weights."""
+    """Write the inner product of row ``rows[i]`` with the weights to ``out[i]``."""
     groups = -(-rows.size // _TOGETHER)
     for group in range(groups):
         first, last = rows.size * group // groups, rows.size * (group + 1) // groups
@@ -66,9 +66,9 @@ def _scores_by_row(indptr: Array, indices: Array, values: Array, rows: Array, we
 
 @kernel
 def compact_scores(indptr: Array, indices: Array, values: Array, starts: Array, weights: Array, out: Array) -> None:
-    """As :func:`scores`, and the same to the bit, for all rows of a batch whose features are renumbered.
+    """Write the scores of all rows of a batch with renumbered features, bitwise identical to :func:`scores`.
 
-    The values of row i begin at ``starts[i]``.
+    The values of row i start at ``starts[i]``.
     """
     bands, width = bands_of(indptr, weights.size, weights.itemsize)
     places, ends, shifts = np.empty(out.size, np.uint64), np.empty(out.size, np.uint64), np.empty(out.size, np.uint64)

@@ -1,4 +1,4 @@
-"""The loops of Newton's method for many features: derivatives of losses, and products with the rows and with their transpose."""
+"""Loops of Newton's method for many features: derivatives of losses, and products with the rows and their transpose."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["SQUARED", "derivatives", "dot", "hessian_product", "line_derivatives
 
 Array = NDArray[Any]
 
-SQUARED = 3  # half the square of the error; other losses have the numbers of the dual ones
-_AHEAD = 4  # rows before its turn that a row is fetched
+SQUARED = 3  # half the squared error; other losses have the numbers in .dual and .dual_errors
+_AHEAD = 4  # number of rows by which a row is prefetched ahead
 _ONE, _FOUR = np.uint64(1), np.uint64(4)
 
 
 @inlined
 def _derived(loss: int, score: float, label: float, bound: float) -> tuple[float, float, float]:
-    """A sample's loss, and its first and second derivative in the score, all times its bound.
+    """Return a sample's loss and its first and second derivative with respect to the score, all times its bound.
 
-    The squared hinge has no second derivative at a margin of one. Its generalised one is zero there (Mangasarian 2002).
+    The squared hinge has no second derivative at a margin of one; the generalised one is zero there (Mangasarian 2002).
     """
     if loss == LOGISTIC:
         margin = label * score
@@ -40,7 +40,7 @@ def _derived(loss: int, score: float, label: float, bound: float) -> tuple[float
 
 @kernel
 def derivatives(loss: int, scores: Array, labels: Array, bounds: Array, first: Array, second: Array) -> float:
-    """Write the derivatives of every sample's loss in its score, times its bound; return the sum of the losses."""
+    """Write the derivatives of every sample's loss with respect to its score, times its bound; return the sum of the losses."""
     total = 0.0
     for row in range(scores.size):
         lost, first[row], second[row] = _derived(loss, scores[row], labels[row], bounds[row])
@@ -50,7 +50,7 @@ def derivatives(loss: int, scores: Array, labels: Array, bounds: Array, first: A
 
 @kernel
 def line_derivatives(loss: int, scores: Array, products: Array, labels: Array, bounds: Array, at: float) -> tuple[float, float]:
-    """Return the first and second derivative of the sum of losses along a line, whose scores are ``scores + at * products``."""
+    """Return the first and second derivative of the sum of losses along a line with the scores ``scores + at * products``."""
     slope, curvature = 0.0, 0.0
     for row in range(scores.size):
         product = products[row]
@@ -72,9 +72,9 @@ def transposed_products(
     gradient: Array,
     diagonal: Array,
 ) -> None:
-    """Add every row, times its first derivative, to the gradient, and its squares, times its second, to the Hessian's diagonal.
+    """Add each row times its first derivative to the gradient, and its squares times its second to the Hessian's diagonal.
 
-    ``intercept`` is the place of that, or -1. Values of none stand for ones, and ``frame`` is as of the dual's loops.
+    ``intercept`` is its position, or -1. An empty ``values`` stands for ones, and ``frame`` is as in :mod:`.dual`.
     """
     for row in range(first.size):
         if row + _AHEAD < first.size:
@@ -112,7 +112,7 @@ def hessian_product(
     Returns
     -------
     float
-        The sum of ``second`` times the squares of the products, which is the curvature of the losses along the direction.
+        Sum of ``second`` times the squared products: the curvature of the losses along the direction.
     """
     total = 0.0
     for row in range(second.size):
@@ -134,7 +134,7 @@ def hessian_product(
 
 @kernel
 def dot(left: Array, right: Array, begin: int, end: int) -> float:
-    """Return the inner product of two ranges: the same bits wherever arrays lie, which BLAS does not promise."""
+    """Return the inner product of two ranges, bitwise independent of their alignment in memory, which BLAS does not guarantee."""
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     i, last = np.uint64(begin), np.uint64(end)
     while i + _FOUR <= last:

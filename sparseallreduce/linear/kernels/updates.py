@@ -1,4 +1,4 @@
-"""Reading and changing the weights of some features."""
+"""Reading and updating the weights of some features."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array = NDArray[Any]
 
 _ONE = np.uint64(1)
 _FAR = np.uint64(FAR)
-_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks takes from the weights at a time
+_PORTION = np.uint64(1024)  # entries of a sum that one of several threads or ranks applies to the weights in one piece
 
 
 @kernel
 def gather(array: Array, indices: Array, out: Array) -> None:
-    """``out = array[indices]``."""
+    """Write ``array[indices]`` to ``out``."""
     size = np.uint64(indices.size)
     for entry in range(size):
         if entry + _FAR < size:
@@ -32,9 +32,9 @@ def gather(array: Array, indices: Array, out: Array) -> None:
 
 @kernel
 def descend(weights: Array, indices: Array, values: Array, rate: float, part: int, parts: int) -> bool:
-    """``weights[indices] -= rate * values`` for one of several parts of the indices; returns whether these weights are finite numbers.
+    """Subtract ``rate * values`` from ``weights[indices]`` for one of several parts of the indices; return True if they are finite.
 
-    The parts are dealt by small portions: often those of low numbers lie in the cache, and those of high numbers do not.
+    The parts consist of small portions, because the weights of low indices are often in the cache, and those of high indices are not.
     """
     finite, size = True, np.uint64(indices.size)
     portion = max(_ONE, size) if parts == 1 else _PORTION
@@ -54,7 +54,7 @@ def descend(weights: Array, indices: Array, values: Array, rate: float, part: in
 
 @kernel
 def descend_dense(weights: Array, gradient: Array, rate: float) -> bool:
-    """``weights -= rate * gradient``, without an array in between; returns whether the weights are finite numbers."""
+    """Subtract ``rate * gradient`` from the weights without a temporary array; return True if they are finite."""
     finite = True
     for entry in range(weights.size):
         weights[entry] -= rate * gradient[entry]

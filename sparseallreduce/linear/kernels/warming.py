@@ -1,4 +1,4 @@
-"""Compiling the loops of a training before it begins."""
+"""Compilation of the training loops before training begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["warm_up"]
 
 
 def warm_up(index_dtype: DTypeLike, value_dtype: DTypeLike = np.float32) -> None:
-    """Compile the training loops for dtypes, or load them from disk; of several processes at once, one compiles."""
+    """Compile the training loops for dtypes, or load them from the cache on disk. If several processes call it, one compiles."""
     index, value = numba.from_dtype(np.dtype(index_dtype))[::1], numba.from_dtype(np.dtype(value_dtype))[::1]
     int64, uint64, float64 = types.int64[::1], types.uint64[::1], types.float64[::1]
     rows = (*(types.Array(array.dtype, 1, "C", readonly=True) for array in (int64, index, value)), int64)  # as in a Dataset

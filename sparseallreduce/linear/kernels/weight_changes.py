@@ -1,4 +1,4 @@
-"""The loops of what ranks tell each other between two rounds of dual ascent: changes of weights, and rows of samples."""
+"""Loops for the data that ranks exchange between two rounds of dual ascent: changes of weights, and rows of samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 @kernel
 def change(weights: Array, before: Array, scales: Array, width: int, out: Array) -> float:
-    """Write the changes of the weights that have slots, without their scales; return the sum of their squares, each times its scale."""
+    """Write the changes of the shared weights, divided by their scales; return the sum of their squares, each times its scale."""
     counted = 0.0
     for place in range(out.size // width):
         inverse = 1.0 / scales[place]
@@ -29,7 +29,7 @@ def change(weights: Array, before: Array, scales: Array, width: int, out: Array)
 
 @kernel
 def along(before: Array, now: Array) -> tuple[float, float]:
-    """Return the inner product of some weights with their change, and the squared length of that."""
+    """Return the inner product of some weights with their change, and the squared length of the change."""
     slope, square = 0.0, 0.0
     for i in range(now.size):
         step = now[i] - before[i]
@@ -40,7 +40,7 @@ def along(before: Array, now: Array) -> tuple[float, float]:
 
 @kernel
 def slope_and_square(weights: Array, change: Array) -> tuple[float, float]:
-    """Return the inner product of weights with a change, and the squared length of that, in float64."""
+    """Return the inner product of weights with a change, and the squared length of the change, in float64."""
     slope, square = 0.0, 0.0
     for i in range(change.size):
         step = np.float64(change[i])
@@ -51,7 +51,7 @@ def slope_and_square(weights: Array, change: Array) -> tuple[float, float]:
 
 @kernel
 def settle(total: Array, share: float, slots: Array, shared: Array, weights: Array, before: Array) -> None:
-    """Add a share of the sum of all changes to the shared weights, of which the first weights have these slots; note what those are."""
+    """Add a fraction of the sum of all changes to the shared weights; copy those at ``slots`` to the first weights and to ``before``."""
     for i in range(shared.size):
         shared[i] += share * np.float64(total[i])
     for i in range(slots.size):
@@ -60,7 +60,7 @@ def settle(total: Array, share: float, slots: Array, shared: Array, weights: Arr
 
 @kernel
 def assign(features: Array, places: Array, given: Array, values: Array, weights: Array) -> None:
-    """Set the weights of the given features, as far as they are among ``features``; both do not decrease."""
+    """Set the weights of the given features that are among ``features``; both are sorted."""
     own = 0
     for i in range(given.size):
         while own < features.size and features[own] < given[i]:
@@ -73,7 +73,7 @@ def assign(features: Array, places: Array, given: Array, values: Array, weights:
 
 @kernel
 def occurring(indptr: Array, indices: Array, rows: Array, occurs: Array) -> None:
-    """Set ``occurs`` of all indices of some rows."""
+    """Set ``occurs`` for all indices of some rows."""
     for i in range(rows.size):
         for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
             occurs[np.uint64(indices[entry])] = True
@@ -81,7 +81,7 @@ def occurring(indptr: Array, indices: Array, rows: Array, occurs: Array) -> None
 
 @kernel
 def take_rows(indptr: Array, indices: Array, values: Array, rows: Array, out_indices: Array, out_values: Array) -> None:
-    """Write the non-zeros of some rows, one row after the other; there is room for them all."""
+    """Write the non-zeros of some rows, one row after another. The outputs must have room for all."""
     count = 0
     for i in range(rows.size):
         for entry in range(indptr[rows[i]], indptr[rows[i] + 1]):
@@ -91,7 +91,7 @@ def take_rows(indptr: Array, indices: Array, values: Array, rows: Array, out_ind
 
 @kernel
 def squared_length(values: Array) -> float:
-    """The sum of squares, in float64."""
+    """Return the sum of squares in float64."""
     total = 0.0
     for i in range(values.size):
         total += np.float64(values[i]) * np.float64(values[i])
@@ -100,6 +100,6 @@ def squared_length(values: Array) -> float:
 
 @kernel
 def step_back(now: Array, before: Array, share: float) -> None:
-    """Go only a share of the way from ``before`` to ``now``."""
+    """Move ``now`` to only a fraction of the way from ``before``."""
     for i in range(now.size):
         now[i] = before[i] + share * (now[i] - before[i])

@@ -1,4 +1,4 @@
-"""How good a model is on the samples of all ranks: the metrics of scikit-learn, by name."""
+"""Evaluation of a model on the samples of all ranks, with the metrics of scikit-learn by name."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ __all__ = ["target_of", "evaluate", "evaluate_scores", "rows_of", "scores_of"]
 
 Array = NDArray[Any]
 
-_ROWS = 1 << 14  # samples that are scored at once: bounds what their indices take in SciPy's wider form
+_ROWS = 1 << 14  # samples scored in one call: limits the memory of their indices, which SciPy needs as int64
 
 
 def evaluate(model: Any, dataset: Dataset, comm: Any = None, *, metrics: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return metrics of a model over the samples of all ranks, the same on every rank; collective.
+    """Return metrics of a model over the samples of all ranks. Collective; every rank gets the same result.
 
-    Each equals scikit-learn's function of its name on the samples of all ranks together. None gathers them: counts and sums are added,
-    and for areas under curves every rank counts a range of the scores.
+    Each equals scikit-learn's function of the same name on the samples of all ranks together. No rank gathers the samples: counts and sums
+    are added, and for the areas under curves each rank counts a range of the scores.
 
     Parameters
     ----------
     model : FittedModel or estimator
-        As :func:`~sparseallreduce.linear.load_model` returns, or fitted.
+        A model from :func:`~sparseallreduce.linear.load_model`, or a fitted estimator.
     dataset : Dataset
-        This rank's samples with labels, as :func:`~sparseallreduce.linear.load` returns. Weights of samples count.
+        This rank's samples with labels, as :func:`~sparseallreduce.linear.load` returns them. Sample weights are used.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     metrics : sequence of str, optional
-        Keys of :data:`~sparseallreduce.linear.metrics.METRICS`, with a number in ``top_5_accuracy``; all that the model has by default.
+        Keys of :data:`~sparseallreduce.linear.metrics.METRICS`, with a number for K as in ``top_5_accuracy``; all by default.
 
     Returns
     -------
     dict
-        By name, in this order: floats, or None where a metric is not defined, as the area under the ROC curve of one class;
-        "confusion_matrix" is an ndarray of shape (K, K).
+        Value of each metric by name, in this order: a float, or None if the metric is undefined, such as the area under the ROC curve of
+        a single class; "confusion_matrix" is an ndarray of shape (K, K).
 
     Raises
     ------
     ValueError
-        On every rank alike, if there is no such metric, the model has none such, or no sample counts.
+        On every rank, if a metric is unknown or not defined for the model, or all samples have weight zero.
     DatasetError
-        On every rank alike, if a label is missing or is none of the model's classes.
+        On every rank, if a label is missing or is not one of the model's classes.
 
     Examples
     --------
@@ -77,14 +77,14 @@ def evaluate(model: Any, dataset: Dataset, comm: Any = None, *, metrics: Sequenc
 def evaluate_scores(
     model: FittedModel, scores: Array, labels: Array, weights: Array | None, comm: Any, metrics: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return metrics of samples whose scores are known; collective, as :func:`evaluate`.
+    """Return metrics of samples whose scores are known. Collective, like :func:`evaluate`.
 
     Parameters
     ----------
     model : FittedModel
     scores : ndarray, shape (samples,) or (samples, K)
     labels : ndarray, shape (samples,)
-        The numbers of classes, from 0; or what the model shall predict, if it has no classes.
+        Class numbers from 0, or the numbers to predict if the model has no classes.
     weights : ndarray, shape (samples,), optional
     comm : communicator
     metrics : sequence of str, optional
@@ -105,12 +105,12 @@ def evaluate_scores(
 
 
 def target_of(model: FittedModel, dataset: Dataset) -> Array:
-    """Return the labels of this rank's samples as :func:`evaluate_scores` takes them, shape (samples,).
+    """Return the labels of this rank's samples in the form that :func:`evaluate_scores` takes, shape (samples,).
 
     Raises
     ------
     DatasetError
-        If a label is missing or is none of the model's classes; or a name where the model predicts numbers.
+        If a label is missing or is not one of the model's classes, or is a name although the model predicts numbers.
     """
     missing = np.flatnonzero(np.isnan(dataset.labels))
     if len(missing):
@@ -136,12 +136,12 @@ def target_of(model: FittedModel, dataset: Dataset) -> Array:
 
 
 def scores_of(model: FittedModel, dataset: Dataset) -> Array:
-    """Return the scores of this rank's samples, shape (samples,) or (samples, K); features that the model does not have are ignored."""
+    """Return the scores of this rank's samples, shape (samples,) or (samples, K). Features that the model does not have are ignored."""
     return np.concatenate([model.decision_function(rows) for rows in rows_of(dataset, model.n_features)])
 
 
 def rows_of(dataset: Dataset, features: int) -> Iterator[csr_array]:
-    """Yield this rank's samples for SciPy, some at a time, with their first ``features`` features alone; at least once."""
+    """Yield this rank's samples in blocks as SciPy arrays with the first ``features`` features; at least one block."""
     for first in range(0, max(1, dataset.rows), _ROWS):
         starts = dataset.indptr[first : first + _ROWS + 1]
         inside = slice(starts[0], starts[-1])

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes and their probabilities, from counts and sums that the ranks add up."""
+"""Metrics of predicted classes and probabilities, computed from counts and sums over all ranks."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ __all__ = ["BINS", "TOP", "Tally", "measured"]
 
 Array = NDArray[Any]
 
-#: Bins of equal width of the confidence, by which the calibration error goes.
+#: Number of bins of equal width that the calibration error divides the confidences into.
 BINS = 15
-#: The name of the metric that says whether the own class is among those of so many highest scores.
+#: Pattern of the names of top-k accuracies.
 TOP = re.compile(r"top_([1-9][0-9]*)_accuracy")
 
-_SCORES = 1 << 20  # whose probabilities are made at once, which bounds the memory
+_SCORES = 1 << 20  # scores converted to probabilities in one call, which limits the memory
 
 
 class Sums(NamedTuple):
-    """What this rank's samples come to; those of all ranks are these added up."""
+    """Sums over this rank's samples. The element-wise sum over the ranks gives those of all samples."""
 
-    classes: Array  # (4, K): weights of samples of each class, predicted of each, and both, and how often each is either
+    classes: Array  # (4, K), per class: weight of its samples, of samples predicted as it, of both, and number of occurrences as either
     probabilities: Array  # (2,): weighted log loss and Brier score
     bins: Array  # (2, BINS): weighted confidence, and weight of right predictions
-    top: Array  # one for each k asked for: weight of samples whose class is among the k highest scores
-    confusion: Array  # (K, K): weights of samples by class and predicted class; or (0, 0) if it is not asked for
+    top: Array  # one for each requested k: weight of samples whose class is among the k highest scores
+    confusion: Array  # (K, K): weight of samples by class and predicted class; or (0, 0) if it is not requested
 
 
 class Tally:
-    """Add up what is needed of samples that come in blocks.
+    """Accumulates the sums for classification metrics over blocks of samples.
 
     Parameters
     ----------
     model : FittedModel
-        With classes.
+        A classifier.
     names : collection of str
-        The metrics that are asked for.
+        Names of the requested metrics.
     """
 
     def __init__(self, model: FittedModel, names: Collection[str]) -> None:
@@ -54,16 +54,16 @@ class Tally:
         classes = len(model.classes)
         side = classes if "confusion_matrix" in names else 0
         self.sums = Sums(np.zeros((4, classes)), np.zeros(2), np.zeros((2, BINS)), np.zeros(len(self._top)), np.zeros((side, side)))
-        self.samples: list[tuple[Array, Array, Array]] = []  # scores, classes, weights, where their order is asked for
+        self.samples: list[tuple[Array, Array, Array]] = []  # scores, classes and weights, if an area under a curve is requested
 
     def add(self, scores: Array, numbers: Array, weights: Array) -> None:
-        """Add samples.
+        """Add a block of samples.
 
         Parameters
         ----------
         scores : ndarray, shape (samples,) or (samples, K)
         numbers : ndarray of int, shape (samples,)
-            The numbers of their classes.
+            Class number of each sample.
         weights : ndarray of float64, shape (samples,)
         """
         if self._ranks:
@@ -104,17 +104,17 @@ class Tally:
 
 
 def measured(tally: Tally, model: FittedModel, names: Collection[str], comm: Any) -> dict[str, Any]:
-    """Return the metrics of these names over the samples of all ranks, the same on every rank; collective.
+    """Return the named metrics over the samples of all ranks. Collective; every rank gets the same result.
 
     Raises
     ------
     ValueError
-        On every rank, if no sample counts.
+        On every rank, if all samples have weight zero.
     """
     sums = Sums(*(np.sum(parts, axis=0) for parts in zip(*gather(comm, tuple(tally.sums)), strict=True)))
     weight = float(sums.classes[0].sum())
     if not weight > 0:
-        raise ValueError("there is no sample whose weight is not zero on any rank")
+        raise ValueError("no rank has a sample with a weight other than zero")
     top = [name for name in names if TOP.fullmatch(name)]
     found = _of_counts(sums.classes, weight) | {name: float(sum_ / weight) for name, sum_ in zip(top, sums.top)}
     loss, brier = (float(sum_ / weight) for sum_ in sums.probabilities)
@@ -126,7 +126,7 @@ def measured(tally: Tally, model: FittedModel, names: Collection[str], comm: Any
 
 
 def _of_counts(counts: Array, weight: float) -> dict[str, Any]:
-    """The metrics that come from weights of samples by class, and predicted class; where there is nothing to divide by, they are 0."""
+    """Return the metrics that follow from the weights per class and predicted class. A division by zero gives 0."""
     true, predicted, right, occurring = counts
     here = occurring > 0
     precision, recall, f1 = _shares(right, predicted), _shares(right, true), _shares(2 * right, true + predicted)
@@ -143,7 +143,7 @@ def _shares(parts: Array, wholes: Array) -> Array:
 
 
 def _of_ranks(tally: Tally, model: FittedModel, comm: Any) -> dict[str, float | None]:
-    """Areas under curves; of more than two classes, their mean over the classes, each against the rest."""
+    """Return the areas under curves; for more than two classes, the mean of the one-versus-rest areas."""
     several = len(model.classes) > 2
 
     def own() -> tuple[Array, Array, Array]:

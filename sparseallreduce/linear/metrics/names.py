@@ -1,4 +1,4 @@
-"""The names of metrics, what each is, and which a model has."""
+"""Names and descriptions of the metrics, and which of them a model has."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _REGRESSION = {
     "rmse": "square root of the mean squared error",
 }
 _CLASSES = {
-    "accuracy": "share of samples classified rightly",
-    "balanced_accuracy": "mean over the classes of the share of their samples that are classified rightly",
+    "accuracy": "fraction of samples that are classified correctly",
+    "balanced_accuracy": "mean over the classes of the fraction of their samples that are classified correctly (mean recall)",
     "precision_macro": "mean of the classes' precisions",
     "recall_macro": "mean of the classes' recalls",
     "f1_macro": "mean of the classes' F1",
-    "precision_weighted": "mean of the classes' precisions, by how often each is",
-    "recall_weighted": "mean of the classes' recalls, by how often each is",
-    "f1_weighted": "mean of the classes' F1, by how often each is",
-    "confusion_matrix": "weights of samples: a row a class, a column a predicted class",
+    "precision_weighted": "mean of the classes' precisions, weighted by class frequency",
+    "recall_weighted": "mean of the classes' recalls, weighted by class frequency",
+    "f1_weighted": "mean of the classes' F1, weighted by class frequency",
+    "confusion_matrix": "number (or total weight) of samples, one row per class, one column per predicted class",
 }
 _TWO = {
-    "precision": "of samples predicted as the second class, the share that are of it",
-    "recall": "of samples of the second class, the share predicted as it",
+    "precision": "fraction of the samples predicted as the second class that belong to it",
+    "recall": "fraction of the samples of the second class that are predicted as it",
     "f1": "harmonic mean of precision and recall of the second class",
 }
 _RANKS = {
-    "roc_auc": "area under the ROC curve; of several classes, their mean, each against the rest",
-    "average_precision": "sum of precisions, each times the increase of the recall; of several classes, their mean",
+    "roc_auc": "area under the ROC curve; for more than two classes, the mean of the one-versus-rest areas",
+    "average_precision": "sum of precisions, each times the increase of recall; for more than two classes, the one-versus-rest mean",
 }
 _PROBABILITIES = {
-    "log_loss": "mean of -ln p of the own class",
-    "brier_score": "mean square of the differences between probabilities and classes",
-    "calibration_error": f"expected calibration error: by {BINS} bins of equal width of the highest probability, the mean difference "
-    "between that and the accuracy",
+    "log_loss": "mean of -ln p, where p is the predicted probability of the true class",
+    "brier_score": "mean squared difference between the predicted probabilities and the true class",
+    "calibration_error": f"expected calibration error: mean difference between the highest probability and the accuracy, over {BINS} bins "
+    "of equal width",
 }
-_TOP = {"top_K_accuracy": "share of samples whose class is among the K of the highest scores, for a number K such as 5"}
+_TOP = {"top_K_accuracy": "fraction of samples whose class is among the K highest scores, for a number K such as 5"}
 
-#: What each metric is, by its name.
+#: Description of each metric by name.
 METRICS = _CLASSES | _TWO | _RANKS | _PROBABILITIES | _TOP | _REGRESSION
 
-_MANY = 50  # classes from which on a matrix of them, and areas under a curve for each, are made only when they are asked for
+_MANY = 50  # with more classes, the confusion matrix and the areas under curves are computed only on request
 _DEFAULT_TOP = 5
 
 
 def all_metrics(model: FittedModel) -> list[str]:
-    """Return the names of the metrics that a model has: those of its kind.
+    """Return the names of the default metrics of a model.
 
-    Of more than 50 classes the confusion matrix and areas under curves are left out, which have to be asked for. With more than five
-    classes, ``top_5_accuracy`` is among them.
+    With more than 50 classes, the confusion matrix and the areas under curves have to be requested by name. With more than five classes,
+    ``top_5_accuracy`` is included.
 
     Examples
     --------
@@ -73,12 +73,12 @@ def all_metrics(model: FittedModel) -> list[str]:
 
 
 def chosen_metrics(model: FittedModel, names: Sequence[str] | None) -> list[str]:
-    """Return these names, checked for a model; those of :func:`all_metrics` for None.
+    """Return ``names`` without duplicates, checked for a model, or those of :func:`all_metrics` for None.
 
     Raises
     ------
     ValueError
-        If there is no such metric, or the model has none such.
+        If a metric is unknown or not defined for the model.
     """
     if names is None:
         return all_metrics(model)
@@ -90,16 +90,16 @@ def chosen_metrics(model: FittedModel, names: Sequence[str] | None) -> list[str]
 
 
 def _fault(model: FittedModel, name: str) -> str | None:
-    """Why a model has no metric of this name, None if it has."""
+    """Return the reason why a model does not have the metric ``name``, or None."""
     top, classes = TOP.fullmatch(name), len(model.classes)
     if (name not in METRICS and not top) or name == "top_K_accuracy":
-        return f"there is no metric {name!r}: take some of {', '.join(METRICS)}, with a number for K"
+        return f"there is no metric {name!r}: choose from {', '.join(METRICS)}, with a number for K"
     if (name in _REGRESSION) == bool(classes):
-        return f"the metric {name} is of models of {'numbers' if classes else 'classes'}, and this model has {classes or 'no'} classes"
+        return f"the metric {name} is for {'regression' if classes else 'classification'}, but this model has {classes or 'no'} classes"
     if name in _TWO and classes != 2:
-        return f"the metric {name} is of two classes, and there are {classes}: take {name}_macro or {name}_weighted"
+        return f"the metric {name} is for two classes, but there are {classes}: use {name}_macro or {name}_weighted"
     if top and classes < 3:
-        return f"the metric {name} is of more than two classes: take accuracy"
+        return f"the metric {name} is for more than two classes: use accuracy"
     if name in _PROBABILITIES and not model.gives_probabilities:
-        return f"the metric {name} takes probabilities, which logistic models give, and this model is {model.model!r}"
+        return f"the metric {name} needs the probabilities of a logistic model, but this model is {model.model!r}"
     return None

@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers, over the samples of all ranks: errors and the coefficient of determination."""
+"""Metrics of regression over the samples of all ranks: errors and the coefficient of determination."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Array = NDArray[Any]
 
 
 def errors(labels: Array, predictions: Array, weights: Array, comm: Any) -> dict[str, float | None]:
-    """Return R^2 and the mean absolute, mean squared and root mean squared error of weighted samples of all ranks; collective.
+    """Return R^2 and the mean absolute, mean squared and root mean squared error over all ranks' weighted samples. Collective.
 
     Parameters
     ----------
     labels, predictions, weights : ndarray of float64, shape (samples,)
-        Of this rank, which may have none.
+        Those of this rank, which may have none.
 
     Raises
     ------
     ValueError
-        On every rank, if no sample counts.
+        On every rank, if all samples have weight zero.
     """
 
     def sums() -> tuple[float, float, float]:
-        with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite is no figure
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite values become None below
             differences = labels - predictions
             return float(weights.sum()), float(np.dot(weights, np.abs(differences))), float(np.dot(weights, differences**2))
 
     weight, absolute, squared = (sum(column) for column in zip(*told(comm, sums), strict=True))
     if not weight > 0:
-        raise ValueError("there is no sample whose weight is not zero on any rank")
+        raise ValueError("no rank has a sample with a weight other than zero")
     found = {"mae": absolute / weight, "mse": squared / weight, "rmse": math.sqrt(squared / weight)}
     return {"r2": determination(labels, predictions, weights, comm)} | {
         name: figure if math.isfinite(figure) else None for name, figure in found.items()
@@ -44,10 +44,10 @@ def errors(labels: Array, predictions: Array, weights: Array, comm: Any) -> dict
 
 
 def determination(labels: Array, predictions: Array, weights: Array, comm: Any) -> float | None:
-    """Return the coefficient of determination R^2 of weighted samples of all ranks, None for fewer than two; collective.
+    """Return the coefficient of determination R^2 over all ranks' weighted samples, or None for fewer than two. Collective.
 
-    For labels that are all the same it is 1 if all are predicted exactly, and else 0. Numbers are scaled by a power of two, so that no
-    square overflows, and the lowest label is subtracted first, so that labels that are all the same have no variance, whatever the weights.
+    If all labels are equal, it is 1 if all predictions are exact, otherwise 0. Values are scaled by a power of two so that no square
+    overflows, and the lowest label is subtracted first so that equal labels have a variance of exactly zero, whatever the weights.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def determination(labels: Array, predictions: Array, weights: Array, comm: Any) 
     Raises
     ------
     ValueError
-        On every rank, if no sample counts.
+        On every rank, if all samples have weight zero.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def determination(labels: Array, predictions: Array, weights: Array, comm: Any) 
     if sum(samples) < 2:
         return None
     if not weight > 0:
-        raise ValueError("there is no sample whose weight is not zero on any rank")
+        raise ValueError("no rank has a sample with a weight other than zero")
     labels, predictions = np.ldexp(labels, exponent), np.ldexp(predictions, exponent)
     above = labels - math.ldexp(min(lowest), exponent)
     mean = sum(told(comm, lambda: float(np.dot(weights, above)))) / weight

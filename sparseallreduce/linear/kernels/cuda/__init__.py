@@ -1,1 +1,1 @@
-"""The loops over non-zeros on a GPU, in `numba.cuda`: for samples, weights and gradients that lie there. Nothing imports it before that."""
+"""Loops over non-zeros on a GPU, in `numba.cuda`, for samples, weights and gradients in GPU memory. Imported only when needed."""

@@ -1,4 +1,4 @@
-"""The derivatives of losses by the score, on a GPU: a thread for each score, or of a softmax for each sample."""
+"""Derivatives of losses with respect to the score on a GPU, one thread per score, or for a softmax per sample."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sparseallreduce.streams.kernels.cuda.launching import BLOCK, device, kernel
 
 __all__ = ["SLOPES", "coefficients", "softmax_coefficients"]
 
-_HIGHEST = 80.0  # score of which the exponential is taken, as of models.Poisson
+_HIGHEST = 80.0  # largest score that is exponentiated, as in models.Poisson
 
 
 @device
 def _log(score: Any, label: Any, parameter: Any) -> Any:
     margin = label * score
-    if margin >= 0.0:  # whichever exponential does not overflow
+    if margin >= 0.0:  # each branch takes the exponential that does not overflow
         small = math.exp(-margin)
         found = -label * small / (1.0 + small)
     else:
@@ -99,7 +99,7 @@ def _squared_epsilon_insensitive(score: Any, label: Any, parameter: Any) -> Any:
     return found
 
 
-#: By the name of the loss.
+#: Device functions by the name of the loss.
 SLOPES = {
     "log": _log,
     "hinge": _hinge,
@@ -120,7 +120,7 @@ def _deriving(slope: Any) -> Any:
         i = cuda.grid(1)
         if i < out.shape[0]:
             row, label = i, 0.0
-            if classes > 0:  # each against the rest
+            if classes > 0:  # one-versus-rest
                 row = i // classes
                 label = -1.0
                 if np.int64(labels[row]) == i % classes:
@@ -138,20 +138,20 @@ def _deriving(slope: Any) -> Any:
 def coefficients(
     loss: str, scores: Any, labels: Any, counts: Any, classes: int, parameter: float, divisor: float, dtype: DTypeLike, xp: Any
 ) -> Any:
-    """The derivative of the loss of each score, times what its sample counts, divided by a number.
+    """Return the derivative of the loss at each score, times the weight of its sample, divided by a number.
 
     Parameters
     ----------
     loss : str
-        Of :data:`SLOPES`.
+        A key of :data:`SLOPES`.
     scores : device array of float64, shape (samples,), or (samples * K,)
     labels : device array of float64, shape (samples,)
-        Numbers; -1 and +1; or of K classes, each against the rest, 0 to K - 1.
+        Numbers to predict; -1 and +1; or class numbers 0 to K - 1 for one-versus-rest.
     counts : device array of float64, shape (samples,), or None for 1
     classes : int
-        K; 0 for one score a sample.
+        Number of classes, K; 0 for one score per sample.
     parameter : float
-        Of the loss; 0 of those that have none.
+        Parameter of the loss; 0 if it has none.
     divisor : float
     dtype : {float32, float64}
     xp : module
@@ -191,7 +191,7 @@ def _derive_softmax(scores: Any, labels: Any, counts: Any, weighted: Any, classe
 
 
 def softmax_coefficients(scores: Any, labels: Any, counts: Any, classes: int, divisor: float, dtype: DTypeLike, xp: Any) -> Any:
-    """As :func:`coefficients`, for the loss -ln p of the softmax of K scores a sample."""
+    """Return the same as :func:`coefficients` for the loss -ln p of a softmax of K scores per sample."""
     out = xp.empty(len(scores), dtype)
     weighted = counts is not None
     launch(_derive_softmax, len(labels), BLOCK, xp, scores, labels, counts if weighted else labels, weighted, classes, divisor, out)

@@ -1,6 +1,6 @@
-"""Rows on a GPU: their scores, and the sum of them, each times its coefficients, of the features that occur in them.
+"""Scores and weighted sums of rows on a GPU.
 
-Both give the same bits whenever they are made of the same rows: each sum has an order of its own, which no number of blocks changes.
+Both are bitwise reproducible for the same rows: each sum has a fixed order, whatever the number of blocks.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from sparseallreduce.streams.kernels.cuda.launching import BLOCK, device, exclus
 
 __all__ = ["LANES", "SEGMENT", "Taken", "scores", "total"]
 
-LANES = 32  # threads that share the entries of a row
-SEGMENT = 256  # entries of one feature at most that one thread adds up; the sums of several are added by another
-_THREADS = 128  # of a block of scores, a multiple of LANES
+LANES = 32  # threads per row
+SEGMENT = 256  # largest number of entries of one feature that one thread adds; another kernel adds the sums of several threads
+_THREADS = 128  # threads per block of the scoring kernel, a multiple of LANES
 
 
 class Taken(NamedTuple):
-    """Rows on a GPU, in the order of a batch."""
+    """Rows of a batch on a GPU, in the order of the batch."""
 
     indptr: Any  # int64
     indices: Any  # uint32 or uint64
     values: Any  # float32 or float64
-    rows: Any  # int64: which of the rows
+    rows: Any  # int64: numbers of the batch's rows
 
 
 @functools.cache
 def _scoring(weight_at: Any) -> Any:
-    """The kernel that scores rows, for a device function that reads a weight."""
+    """Return the kernel that scores rows, given a device function that reads a weight."""
 
     @kernel
     def score(
@@ -50,7 +50,7 @@ def _scoring(weight_at: Any) -> Any:
             row = rows[score // columns]
             for entry in range(indptr[row] + lane, indptr[row + 1], lanes):
                 place = np.int64(indices[entry]) * columns + column
-                if place < weights.shape[0]:  # features that the weights do not have count nothing
+                if place < weights.shape[0]:  # features without a weight are ignored
                     found += np.float64(values[entry]) * np.float64(weight_at(weights, norms, place, read))
         sums[thread] = found
         cuda.syncthreads()
@@ -65,25 +65,25 @@ def _scoring(weight_at: Any) -> Any:
 def scores(
     taken: Taken, weights: Any, intercepts: Any, scale: float, xp: Any, *, norms: Any = None, read: Any = None, weight_at: Any = None
 ) -> Any:
-    """The inner product of each row with the weights, times a scale, and the intercept.
+    """Return the inner product of each row with the weights, times a scale, plus the intercept.
 
     Parameters
     ----------
     taken : Taken
     weights : device array, shape (features * K,)
-        Those of a feature lie together.
+        The K weights of a feature are adjacent.
     intercepts : device array of float64, shape (K,)
     scale : float
     xp : module
         NumPy or CuPy.
     norms, read, weight_at
-        Where weights are not what is kept: other numbers that are, and what reads a weight from them with these factors; see
+        For weights that are stored in another form: the stored arrays, and the device function that computes a weight from them; see
         :mod:`~sparseallreduce.linear.kernels.cuda.weights`.
 
     Returns
     -------
     device array of float64, shape (len(rows) * K,)
-        Nothing travels to the host.
+        Nothing is copied to the host.
     """
     columns = len(intercepts)
     out = xp.empty(len(taken.rows) * columns, np.float64)
@@ -94,29 +94,29 @@ def scores(
 
 
 def total(taken: Taken, coefficients: Any, index_dtype: DTypeLike, intercept: int | None, xp: Any) -> tuple[Any, Any, int]:
-    """The sum over rows of coefficients times values, for each feature that occurs in a row with a coefficient that is not zero.
+    """Return the sum over rows of coefficients times values, for each feature of a row with a coefficient other than 0.
 
-    The entries of the rows are sorted by feature, a copy of the batch in compressed columns; each feature is added up in the order of the
-    rows, in double precision. No two threads write to one place.
+    The entries of the rows are sorted by feature, which copies the batch to compressed columns; each feature is summed in the order of the
+    rows in double precision. No two threads write to the same place.
 
     Parameters
     ----------
     taken : Taken
     coefficients : device array, shape (len(rows), K)
-        Of the dtype of the values.
+        In the dtype of the values.
     index_dtype : {uint32, uint64}
     intercept : int, optional
-        The index of an entry that follows those of the features, if there is one: the sum of the coefficients.
+        Index of an additional last entry, the sum of the coefficients; no such entry by default.
     xp : module
         NumPy or CuPy.
 
     Returns
     -------
     indices : device array, shape (n,)
-        Increasing.
+        In ascending order.
     values : device array, shape (n, K)
     entries : int
-        How many entries the rows have that count. It travels to the host, and so does n.
+        Number of entries of the rows with a coefficient other than 0. It is copied to the host, and so is n.
     """
     columns, dtype = coefficients.shape[1], taken.values.dtype
     counting = xp.any(coefficients != 0, axis=1)
@@ -137,7 +137,7 @@ def total(taken: Taken, coefficients: Any, index_dtype: DTypeLike, intercept: in
         ends = xp.concatenate([begins[1:], xp.full(1, entries, begins.dtype)])
         segments = (ends - begins + (SEGMENT - 1)) // SEGMENT
         before, _ = exclusive(segments, xp)
-        most = entries // SEGMENT + found  # segments at most, so that their number need not travel
+        most = entries // SEGMENT + found  # upper bound on the segments: saves copying their number to the host
         sums = xp.empty(most * columns, np.float64)
         batch = taken.values, places[order], own[order], coefficients.reshape(-1)
         launch(_add_segments, len(sums), BLOCK, xp, *batch, begins, ends, before, segments, columns, SEGMENT, sums)
@@ -150,7 +150,7 @@ def total(taken: Taken, coefficients: Any, index_dtype: DTypeLike, intercept: in
 
 @device
 def _last_at_most(array: Any, value: Any) -> Any:
-    """The last place of an increasing array that holds at most a value; its first holds 0."""
+    """Return the last position of an ascending array, whose first element is 0, that holds at most ``value``."""
     lo, hi = 0, array.shape[0]
     while lo < hi:
         middle = (lo + hi) // 2
@@ -163,10 +163,10 @@ def _last_at_most(array: Any, value: Any) -> Any:
 
 @kernel
 def _expand(indptr: Any, indices: Any, rows: Any, starts: Any, features: Any, places: Any, own: Any) -> None:
-    """Write the feature of each entry, its place among all values, and which row of the batch it is of."""
+    """Write the feature of each entry, its position among all values, and its row in the batch."""
     i = cuda.grid(1)
     if i < features.shape[0]:
-        row = _last_at_most(starts, i)  # rows that do not count have no entries, and begin where the next does
+        row = _last_at_most(starts, i)  # rows that are left out have no entries and the same start as the next row
         place = indptr[rows[row]] + i - starts[row]
         features[i], places[i], own[i] = indices[place], place, row
 
@@ -176,7 +176,7 @@ def _add_segments(
     values: Any, places: Any, own: Any, coefficients: Any, begins: Any, ends: Any, before: Any, segments: Any, columns: Any, length: Any,
     sums: Any,
 ) -> None:  # fmt: skip
-    """A thread for each segment and column."""
+    """Sum one segment of a feature in one column per thread."""
     i = cuda.grid(1)
     if i < sums.shape[0]:
         segment, column = i // columns, i % columns

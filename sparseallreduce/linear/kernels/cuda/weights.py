@@ -1,7 +1,7 @@
-"""Weights on a GPU: how they are read, and how a step changes those that a gradient has entries for.
+"""Reading and updating weights on a GPU.
 
-Indices of a gradient are unique, so that each weight has one thread. What is no finite number is told by a flag, to which all threads that
-find one write the same.
+The indices of a gradient are unique, so each weight is updated by one thread. Threads that find a value that is not finite set a flag, all
+to the same value.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ __all__ = ["adaptive_weight", "descend", "descend_adaptively", "plain_weight", "
 
 @device
 def plain_weight(weights: Any, norms: Any, place: Any, read: Any) -> Any:
+    """Return a weight that is stored as it is."""
     return weights[place]
 
 
 @device
 def _drawn(free: Any, norm: Any, l1: Any, l2: Any) -> Any:
-    """A weight as penalties draw it, whose sums so far are l1 and l2; what is no number stays so."""
+    """Return a weight after the penalties, whose accumulated amounts are ``l1`` and ``l2``. NaN stays NaN."""
     found = free
     if norm != 0.0 and (l1 != 0.0 or l2 != 0.0):
         held = free * norm
@@ -39,7 +40,7 @@ def _drawn(free: Any, norm: Any, l1: Any, l2: Any) -> Any:
 
 @device
 def adaptive_weight(weights: Any, norms: Any, place: Any, read: Any) -> Any:
-    """By FTRL-Proximal; ``read`` are its beta, and the two penalties times the sum of all rates."""
+    """Return a weight of FTRL-Proximal. ``read`` holds its beta and the two penalties times the sum of all rates."""
     norm = np.float64(norms[place])
     if norm > 0.0:
         norm = norm + read[0]
@@ -58,7 +59,7 @@ def _descend(
         if place < weights.shape[0]:
             found = weights[place] - step * values[i]
             weights[place] = found
-            if found - found != 0.0:  # infinite, or no number
+            if found - found != 0.0:  # infinite or NaN
                 flag[0] = 1.0
         elif place - weights.shape[0] < intercepts.shape[0]:
             shift = intercepts[place - weights.shape[0]] - rate * np.float64(values[i])
@@ -68,18 +69,18 @@ def _descend(
 
 
 def descend(weights: Any, indices: Any, values: Any, width: int, step: Any, rate: float, intercepts: Any, flag: Any, xp: Any) -> None:
-    """``weights[places] -= step * values``, and the intercepts, whose places are behind those of the weights, by ``rate``.
+    """Subtract ``step * values`` from the weights at ``places``, and ``rate * values`` from the intercepts, which follow the weights.
 
     Parameters
     ----------
     weights : device array, shape (features * K,)
     indices : device array, shape (n,), or None
-        Of entries of ``width`` values each: value c of entry i has the place ``indices[i] * width + c``. None for all places in order.
+        Indices of entries of ``width`` values each: value c of entry i has the position ``indices[i] * width + c``. None for all positions.
     values : device array, shape (n * width,)
     step, rate : float
     intercepts : device array of float64, shape (K,)
     flag : device array of float64, shape (1,)
-        Becomes 1 if something is no longer finite.
+        Set to 1 if a weight or intercept is no longer finite.
     """
     given = weights if indices is None else indices
     launch(_descend, len(values), BLOCK, xp, weights, given, indices is not None, values, width, step, rate, intercepts, flag)
@@ -119,7 +120,7 @@ def _descend_adaptively(
 
 @device
 def _norm(before: Any, slope: Any) -> Any:
-    """Of gradients with one more, whose squares may be zero; NaN stays."""
+    """Return the norm of the gradients including ``slope``, also if the squares underflow to zero. NaN stays NaN."""
     found = math.sqrt(before * before + slope * slope)
     size = slope
     if slope < 0.0:
@@ -133,19 +134,19 @@ def descend_adaptively(
     weights: Any, norms: Any, indices: Any, values: Any, width: int, rate: float, beta: float, penalties: tuple[float, float], unit: float,
     intercepts: Any, intercept_norms: Any, flag: Any, xp: Any,
 ) -> None:  # fmt: skip
-    """A step of FTRL-Proximal, as :class:`~sparseallreduce.linear.weights.AdaptiveWeights` says it.
+    """Take a step of FTRL-Proximal, as described in :class:`~sparseallreduce.linear.weights.AdaptiveWeights`.
 
     Parameters
     ----------
     weights, norms : device arrays, shape (features * K,)
-        Weights as they would be without penalties, and the norms of their gradients so far.
+        Weights before penalties, and the norms of their gradients so far.
     indices, values, width, intercepts, flag
-        As of :func:`descend`.
+        As in :func:`descend`.
     rate, beta : float
     penalties : (float, float)
         L1 and L2, times the sum of all rates before this step.
     unit : float
-        The value of the feature whose weight, times that, is the intercept.
+        Value of the constant feature; the intercept is this value times that feature's weight.
     intercept_norms : device array of float64, shape (K,)
     """
     given = weights, norms, weights if indices is None else indices, indices is not None, values, width
@@ -163,7 +164,7 @@ def _read_adaptive(weights: Any, norms: Any, read: Any, out: Any) -> None:
 
 
 def read_adaptive(weights: Any, norms: Any, read: Any, xp: Any) -> Any:
-    """All weights, with penalties; ``read`` as of :func:`adaptive_weight`."""
+    """Return all weights after the penalties; ``read`` as in :func:`adaptive_weight`."""
     out = xp.empty(len(weights), weights.dtype)
     launch(_read_adaptive, len(out), BLOCK, xp, weights, norms, read, out)
     return out
