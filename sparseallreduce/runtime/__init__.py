@@ -1,1 +1,1 @@
-"""The runners: what carries the steps of an algorithm out, over MPI, alone, or on a simulated network."""
+"""Runners that execute the steps of an algorithm: over MPI, in a single process, or on a simulated network."""

@@ -1,4 +1,4 @@
-"""What a schedule asks of who runs it, over MPI, and is answered at once."""
+"""Answers to the questions that a schedule asks its runner and that need no communication, over MPI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["answer"]
 
 
 def answer(step: Asked, operation: Operation) -> Any:
-    """The result of a step of an operation that has none to wait for."""
+    """Return the result of a step that completes immediately."""
     channel = operation.channel
     if isinstance(step, Clock):
         return perf_counter()
@@ -25,5 +25,5 @@ def answer(step: Asked, operation: Operation) -> Any:
         return channel.machine
     if operation.queue is None or not (operation.work.encoding.is_exact and cuda_support().used):
         return False
-    channel.mailbox.box(operation.tag).queue = operation.queue  # what comes from now on goes to the device
+    channel.mailbox.box(operation.tag).queue = operation.queue  # messages received from now on go to the device
     return True

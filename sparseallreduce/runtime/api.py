@@ -1,4 +1,4 @@
-"""Sparse allreduce as an mpi4py user expects it: ``allreduce``, ``iallreduce``, and a ``Request`` to test and wait for."""
+"""The public reductions ``allreduce`` and ``iallreduce``, with the conventions that mpi4py users expect."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ def allreduce(
     algorithm: str = "auto",
     **options: Unpack[OperationOptions],
 ) -> SparseStream | list[SparseStream]:
-    """The element-wise reduction of the streams of all ranks, on every rank (thesis section 3.1).
+    """Reduce the streams of all ranks element by element and return the result on every rank (thesis section 3.1).
 
     Parameters
     ----------
     stream : SparseStream, or list or tuple of SparseStream
-        Of the same size, dtype and width on all ranks, each with its own positions. It is left as it is. The streams of a list, as many
-        and alike on all ranks, are reduced at once: those of one dtype and width as one, several kinds one after the other.
+        The stream of this rank, or several; they are not modified. Sizes, dtypes and widths must be the same on all ranks, positions may
+        differ. Streams of a list that have one dtype and width share messages.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        ``MPI.COMM_WORLD`` by default, or ``SERIAL`` where there is no mpi4py. The library talks on a duplicate of it.
+        The communicator, by default ``MPI.COMM_WORLD``, or ``SERIAL`` if mpi4py is not installed. The library communicates on a duplicate.
     op : str, Operator or mpi4py.MPI.Op
-        ``"sum"``, ``"prod"``, ``"min"`` or ``"max"`` over what is present, an :class:`~sparseallreduce.Operator`, or ``"mean"`` of floats.
+        "sum", "prod", "min" or "max" over the entries present, "mean" (of floats), or an :class:`~sparseallreduce.Operator`.
     algorithm : str
-        One of :func:`~sparseallreduce.algorithms`; "auto" takes the one that the cost model expects to be fastest.
+        One of :func:`~sparseallreduce.algorithms`. "auto" selects the one that the cost model expects to be fastest.
     **options
-        ``switch_density``: share of the size above which streams go dense, if less than where that takes fewer bytes.
-        ``group_size``: of ``dsar_early_switch``, 8 by default. ``timeout``: seconds, as of :meth:`Request.wait`. ``machine``: a
-        :class:`~sparseallreduce.Machine` for "auto" instead of the one measured on the first operation of a communicator.
-        ``index_codec``: how positions are written between hosts, "auto", "plain", "bitmap" or "gaps"; ``value_codec``: how values are,
-        "exact", "float16", "bfloat16", "qsgd8" or "qsgd4" (QSGD, whose draws have a ``seed``), in sums of float32 and float64.
+        ``switch_density``: density above which a stream becomes dense, by default and at most where the dense form is smaller.
+        ``group_size``: group size of ``dsar_early_switch``, 8 by default. ``timeout``: seconds, as in :meth:`Request.wait`. ``machine``: a
+        :class:`~sparseallreduce.Machine` for "auto", instead of the measured one. ``index_codec``: encoding of positions between hosts,
+        "auto", "plain", "bitmap" or "gaps". ``value_codec``: encoding of values between hosts in sums of float32 and float64, "exact",
+        "float16", "bfloat16", "qsgd8" or "qsgd4" (stochastic quantisation of QSGD, drawn with ``seed``).
 
     Returns
     -------
     SparseStream, or list of SparseStream
-        Bitwise identical on every rank, and from run to run: "auto" chooses by measured constants, which are kept in the cache folder;
-        where that is lost, give the ``machine``. It may add in another order in :func:`iallreduce`, or while requests are in flight.
+        Bitwise identical on every rank, and from run to run: "auto" chooses by measured constants, which are kept in the cache folder; if
+        that does not persist, pass ``machine``. :func:`iallreduce`, or other requests in flight, may change the order of additions.
 
     Raises
     ------
     SparseAllreduceError
-        On every rank the same: StreamTypeError or AlgorithmError for bad arguments on any rank, MismatchError if they differ, and what
-        else goes wrong on a rank, which the text names: no memory, an operator that raises, Ctrl-C (that rank raises KeyboardInterrupt).
-        A rank that has the result by then keeps it, and all ranks raise the error in the next operation. The one after that works.
+        The same error on every rank: StreamTypeError or AlgorithmError if any rank passes bad arguments, MismatchError if they differ
+        between ranks, and an error that names the rank if one fails: out of memory, in an operator, or by Ctrl-C (KeyboardInterrupt there).
+        A rank that already has the result returns it; all ranks then raise in the next operation, and the one after that works.
 
     Examples
     --------
@@ -112,27 +112,27 @@ def iallreduce(
     algorithm: str = "auto",
     **options: Unpack[RequestOptions],
 ) -> Request:
-    """Start an :func:`allreduce`, and return a request at once (thesis section 4.1.5).
+    """Start an :func:`allreduce` and return a request immediately (thesis section 4.1.5).
 
-    Several may be in flight on one communicator, and be completed in any order. All ranks start the operations of a communicator
-    in the same order, as for any collective of MPI. With the first operation on a communicator begin its duplication and, unless the
-    same processes have it behind them, the measurement of the network, which take all ranks some milliseconds in the background.
+    Several requests may be in flight on one communicator and complete in any order. All ranks must start the operations of a communicator
+    in the same order, as for any MPI collective. The first operation on a communicator also starts its duplication and, unless the same
+    processes have done so before, the measurement of the network. Both run in the background and take a few milliseconds.
 
     Parameters
     ----------
     stream, comm, op, algorithm, **options
-        As for :func:`allreduce`. Besides, ``progress="thread"`` moves the operation on in a thread while the program computes,
-        where MPI provides MPI_THREAD_MULTIPLE; by default it moves on in calls of ``test`` and ``wait``, of any request.
+        As for :func:`allreduce`. In addition, ``progress="thread"`` progresses the operation in a thread while the program computes; this
+        needs an MPI library that provides MPI_THREAD_MULTIPLE. By default it progresses in calls of ``test`` and ``wait`` of any request.
 
     Returns
     -------
     Request
-        Of a list of streams, that of all: its result is the list.
+        The request. For a list of streams there is one request, and its result is the list of sums.
 
     Raises
     ------
     StreamTypeError
-        If ``comm`` is no intracommunicator. All other errors are raised by ``test`` or ``wait``.
+        If ``comm`` is not an intracommunicator. All other errors are raised by ``test`` or ``wait``.
 
     Examples
     --------

@@ -1,10 +1,9 @@
-"""What was measured of machines and networks like this one, kept from run to run.
+"""Store and reuse measured machine constants, so that "auto" makes the same choices from run to run.
 
-"auto" chooses by measured constants, and no two measurements are the same. Near a crossing of two algorithms another choice would
-follow, another order of additions, and other bits. So a measurement that is like an earlier one, of as many ranks laid out alike,
-gives way to it: runs on one machine choose alike, and what has changed, as a network has when a job lands elsewhere, is found out.
-
-Other programs make a measurement slower, never faster: one that is much faster than what is kept has found the truth.
+"auto" chooses by measured constants, and no two measurements are equal. Near the crossing point of two algorithms, a slightly different
+measurement would lead to another choice, another order of additions, and different bits. A measurement that is close to a stored one, for
+the same number and layout of ranks, is therefore replaced by the stored one. A real change, such as a job that runs on another part of the
+network, is still detected. Other programs only slow a measurement down, so one that is much faster than the stored one is trusted.
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ from sparseallreduce.version import __version__
 
 __all__ = ["Calibration"]
 
-# Times: how far constants may lie from kept ones that they are taken for. What disturbs a measurement inside a host may be much else that
-# it has to do; between hosts one that takes several times as long is of another network.
+# Ratios within which a measured constant counts as close to a stored one. Inside a host, other load can make a measurement many times
+# slower; between hosts, one that is several times slower belongs to another network.
 _SLOWER, _SLOWER_BETWEEN_HOSTS, _FASTER = 10.0, 2.0, 3.0
-_KEPT = 16  # measurements of one layout
-_LONGEST = 1 << 20  # bytes of a file, of which each measurement takes less than a thousand
-# Of each constant: what is less takes no time that matters.
+_KEPT = 16  # measurements stored for one layout
+_LONGEST = 1 << 20  # largest file size in bytes; a measurement takes less than 1,000 bytes
+# For each constant, the value below which it is negligible.
 _NEGLIGIBLE_OF_GPU = (1e-12, 1e-13, 1e-6, 1e-6, 1e-12, 1e-6, 1e-12)
 _NEGLIGIBLE = (1e-7, 1e-12, 1e-10, 1e-11, 1e-12, 1e-7, 1e-12, 0.0, 1e-10, 1e-3, 1e-7, 1e-12, 1e-11, *_NEGLIGIBLE_OF_GPU)
 
 
 def renew() -> None:
-    """From now on, measure what this process has not measured yet, whatever is kept; the latest counts from then on."""
+    """Measure everything again in this process, ignoring stored measurements, and store the new ones."""
     Calibration.renewing = True
 
 
 class Calibration:
-    """The measurements of one layout of ranks; for one rank to use.
+    """The stored measurements of one layout of ranks. Only one rank uses it.
 
     Parameters
     ----------
     library : str
         Name and version of the MPI library.
     hosts : sequence of bytes
-        For each rank, what ranks that may share memory with it have in common.
+        For each rank, an identifier shared by the ranks that may share memory with it.
     cores : int
-        That the ranks of the first rank's host may run on.
+        Cores that the ranks of the first rank's host may use.
     folder : Path, optional
-        Where measurements are kept, the cache folder by default. If it cannot be written, nothing is.
+        Folder of the stored measurements, the cache folder by default. If it is not writable, nothing is stored.
     """
 
-    renewing = False  # whether what is kept is to be replaced
+    renewing = False  # whether stored measurements are to be replaced
 
     def __init__(self, library: str, hosts: Sequence[bytes], cores: int, folder: Path | None = None) -> None:
         self._slower = _SLOWER if len(set(hosts)) == 1 else _SLOWER_BETWEEN_HOSTS
@@ -67,26 +66,26 @@ class Calibration:
             self._path = Path(os.devnull)
 
     def like(self, measured: Machine) -> Machine | None:
-        """The kept measurement that ``measured`` may be one more of: the fastest of them, None if there is none."""
+        """Return the fastest stored measurement that ``measured`` is close to, or None if there is none."""
         if self.renewing:
             return None
         alike = [machine for machine in _read(self._path) if _alike(machine, measured, self._slower)]
         return min(alike, key=lambda machine: math.prod(_noticed(machine)), default=None)
 
     def keep(self, measured: Machine) -> None:
-        """Keep a measurement, and none that it shows to have been disturbed."""
+        """Store a measurement and remove those that it shows to have been disturbed."""
         others = [machine for machine in _read(self._path) if not self._outdated(machine, measured)]
         with contextlib.suppress(OSError):
             _write(self._path, [*others, measured][-_KEPT:])
 
     def _outdated(self, kept: Machine, measured: Machine) -> bool:
-        """Whether a measurement shows another to have been disturbed, or replaces it."""
+        """Return True if ``measured`` shows that a stored measurement was disturbed, or replaces it."""
         slower = all(map(le, _noticed(measured), _noticed(kept)))
         return slower or (self.renewing and (_alike(kept, measured, self._slower) or _alike(measured, kept, self._slower)))
 
 
 def _digest(library: str, hosts: Sequence[bytes], cores: int) -> str:
-    """A name for a layout: which ranks may share memory, not on which host, since a job's hosts change."""
+    """Return a file name for a layout. Which ranks may share memory counts; which hosts they run on does not, since that changes."""
     places: dict[bytes, int] = {}
     layout = [places.setdefault(host, len(places)) for host in hosts]
     what = json.dumps([__version__, library, _processor(), cores, layout])
@@ -102,7 +101,7 @@ def _processor() -> str:
 
 
 def _alike(kept: Machine, measured: Machine, slower: float) -> bool:
-    """``slower`` is for the bytes: latencies are multiplied by the slightest disturbance, and additions by one on this host alone."""
+    """Return True if two measurements are close. ``slower`` limits the ratio of the times per byte; the other constants vary more."""
     times = zip(Machine._fields, _noticed(kept), _noticed(measured), strict=True)
     return all(
         before / _FASTER <= now <= before * (slower if name.startswith("beta") else _SLOWER) for name, before, now in times
@@ -114,7 +113,7 @@ def _noticed(machine: Machine) -> list[float]:
 
 
 def _read(path: Path) -> list[Machine]:
-    """The measurements in a file; none if there is no such file, or if it is damaged: then the next one that is kept replaces it."""
+    """Return the measurements in a file, or an empty list if it is missing or damaged; a damaged file is replaced by the next write."""
     try:
         entries = read_json(path, _LONGEST)
         if not isinstance(entries, list) or len(entries) > _KEPT:
@@ -125,7 +124,7 @@ def _read(path: Path) -> list[Machine]:
 
 
 def _constant(value: Any) -> float:
-    """Return the constant of a machine that JSON has given; raise ValueError or OverflowError if it is none."""
+    """Return a machine constant read from JSON; raise ValueError or OverflowError if it is not a non-negative finite number."""
     constant = float(value) if type(value) in (int, float) else math.nan
     if not 0 <= constant < math.inf:
         raise ValueError(f"{constant} is no constant of a machine")

@@ -1,4 +1,4 @@
-"""What the library keeps for a communicator of the user's."""
+"""The internal state that the library keeps for each communicator of the user."""
 
 from __future__ import annotations
 
@@ -39,71 +39,71 @@ from sparseallreduce.runtime.work import Preparing
 
 __all__ = ["Channel", "prepare"]
 
-_OWN = 10  # bits of the number of one of the library's own operations, above which is that of the attempt
-_STALE_PROBES = 32  # fewer than there are tags, and more than the operations that a rank can be behind
+_OWN = 10  # low bits that number an internal operation; the bits above them number the attempt
+_STALE_PROBES = 32  # less than the number of tags, and more than the number of operations that a rank can be behind
 _numbers = count()
 
 
 class Channel:
-    """What the library keeps for a communicator of the user's: two duplicates, the operations in flight, the machine's constants.
+    """The state of one communicator: two duplicates of it, the operations in flight, and the measured constants of the machine.
 
-    It is set up in the background, by all ranks together: operations wait for that, so that ranks which use several
-    communicators for the first time may do so in any order. If that fails on any rank, it fails on all, with the operations that waited for
-    it, and the next operation begins it anew.
+    All ranks set it up together in the background. Operations wait until it is ready, so that ranks that use several communicators for the
+    first time may do so in any order. If the setup fails on any rank, it fails on all ranks, along with the operations that waited for it,
+    and the next operation starts it again.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank = comm.rank
         self.ranks = comm.size
         self.state = PREPARING
-        self.error: Exception | None = None  # with which the last preparation failed
-        self.cause: BaseException | None = None  # what hit this rank there, if anything did
-        self.failed_through = 0  # the last operation that waited for a preparation which failed on any rank
-        self.failure: Any = None  # the Failure of this attempt to prepare it whose error counts, as far as is known
-        self.last: Any = None  # likewise of the attempt before
-        self.words: dict[int, Failure] = {}  # of it, by ranks that have given us theirs
-        self.warned = -1  # the last rank that we have given ours
-        self.unsent: Any = None  # the Failure of an attempt that ended before there was a way to tell others of it
-        self.limit = 0.0  # until when we wait for those of others
-        self.turn = threading.RLock()  # of threads that begin operations, one after the other
-        self.lock = threading.RLock()  # of the operations in flight; nobody who may hold that of another channel waits for it
+        self.error: Exception | None = None  # error of the last preparation, if it failed
+        self.cause: BaseException | None = None  # exception on this rank that caused it, if any
+        self.failed_through = 0  # number of the last operation that waited for a failed preparation
+        self.failure: Any = None  # Failure of this attempt that takes precedence, as far as is known
+        self.last: Any = None  # the same of the previous attempt
+        self.words: dict[int, Failure] = {}  # failures announced by other ranks in this attempt
+        self.warned = -1  # the last rank that this rank's failure was sent to
+        self.unsent: Any = None  # Failure of an attempt that ended before it could be sent to other ranks
+        self.limit = 0.0  # time until which announcements of other ranks are awaited
+        self.turn = threading.RLock()  # serialises the threads that start operations
+        self.lock = threading.RLock()  # guards the operations in flight; no thread waits for it while it holds another channel's lock
         self.machine: Machine | None = None
         self.collectives = Collectives()
-        self.stale: deque[list[int]] = deque(maxlen=16)  # tags of exchanges that were given up, and how often they were looked for
-        self.number = next(_numbers)  # which no other channel of this process has
+        self.stale: deque[list[int]] = deque(maxlen=16)  # tags of abandoned exchanges, and how often each was probed
+        self.number = next(_numbers)  # unique in this process
         self.late = LateErrors(self)
-        self.cores = 1  # that ranks of this host may run on
-        self.oversubscribed = False  # whether ranks outnumber them
-        self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go as they lie in memory
-        self.in_pieces = True  # whether those to other hosts do not
-        self.assumed = 0.0  # seconds a byte, before anything is measured
-        self.hosts = Hosts((tuple(range(self.ranks)),))  # those whose ranks may share memory
+        self.cores = 1  # cores that ranks of this host may use
+        self.oversubscribed = False  # whether there are more ranks than cores
+        self.near = frozenset(range(self.ranks))  # ranks of this host, to which messages go uncompressed
+        self.in_pieces = True  # whether messages to other hosts are compressed and sent in pieces
+        self.assumed = 0.0  # assumed seconds per byte until they are measured
+        self.hosts = Hosts((tuple(range(self.ranks)),))  # groups of ranks that may share memory
         self.overlaps = Overlaps(self.rank, self.ranks)
         self.others = [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
-        self.sequence = 0  # number of the last operation that has been called
-        self.begun = 0  # of the last that has begun
-        self.own = 0  # likewise of the library's own, which count down
-        self.agreed = 0.0  # when this rank has last seen the records of all, if they travel as messages
-        self.attempt = 0  # to prepare the channel
-        self.slots: list[SharedHandshake] = []  # in which operations take their handshakes in turn, if all ranks are on one host
-        self.spare_handshakes: list[Handshake] = []  # by messages, to be used again
-        self.orphaned: list[tuple[Handshake, int]] = []  # handshakes that operations which gave up have still to release
-        self.areas: list[Area] = []  # where the ranks of one host add up dense vectors
-        self.sparse_memory: SparseMemory | None = None  # and sparse streams
-        self.host_memory: HostMemory | None = None  # in which the ranks of this host do what an algorithm leaves to them
-        self.processes: list[tuple[int, int]] = []  # of all ranks, and when they started, if all are on one host
+        self.sequence = 0  # number of the last operation that was called
+        self.begun = 0  # number of the last operation that has started
+        self.own = 0  # number of the last internal operation; these count down
+        self.agreed = 0.0  # time when this rank last had the records of all ranks, if they are sent as messages
+        self.attempt = 0  # number of restarts of the preparation
+        self.slots: list[SharedHandshake] = []  # used by operations in turn, if all ranks are on one host
+        self.spare_handshakes: list[Handshake] = []  # message handshakes to be reused
+        self.orphaned: list[tuple[Handshake, int]] = []  # handshakes of failed operations that are not released yet
+        self.areas: list[Area] = []  # shared memory where the ranks of one host add dense vectors
+        self.sparse_memory: SparseMemory | None = None  # shared memory where they add sparse streams
+        self.host_memory: HostMemory | None = None  # shared memory for the steps of algorithms inside this host
+        self.processes: list[tuple[int, int]] = []  # process id and start time of every rank, if all are on one host
         self.in_flight: list[Operation] = []
-        self.signatures: dict[Any, Any] = {}  # what is known of operations on streams of a kind
-        self.messages: Any = None  # a duplicate of the communicator, once it is there; collectives have another
-        self.mailbox: Any = None  # a Mailbox, with it
-        self.duplicating: Any = None  # the request of the duplicate that is being made
+        self.signatures: dict[Any, Any] = {}  # cached signatures of operations
+        self.messages: Any = None  # duplicate of the communicator for point-to-point messages; collectives use another
+        self.mailbox: Any = None  # the Mailbox on that duplicate
+        self.duplicating: Any = None  # request of the duplication in progress
         self._duplicates: list[tuple[Any, Any]] = []
         self._advancing = False
         self._preparation = self._prepare()
 
     def begin(self, comm: MPI.Intracomm) -> None:
-        """Begin to prepare the channel."""
-        # Of the user's communicator one duplicate is made, now: what happens on it later must be left to the user's own order.
+        """Start to prepare the channel."""
+        # The user's communicator is duplicated once, now; later calls on it would have to fit into the user's order of collectives.
         if not self._duplicates:
             self._duplicate(comm)
         self.messages, self.duplicating = self._duplicates[0]
@@ -111,17 +111,17 @@ class Channel:
         progress.preparing.append(self)
 
     def give_up(self, comm: MPI.Intracomm, error: BaseException) -> None:
-        """The first operation has been hit while the preparation was about to begin: begin it, to tell the others."""
+        """Start the preparation after an error has hit the first operation, in order to report that error to the other ranks."""
         self.next_sequence()
         self.begin(comm)
         self.fail(error)
 
     def _duplicate(self, comm: Any) -> None:
-        """Duplicate a communicator, in one instruction of the interpreter: an interrupt behind the call would lose what it returns."""
+        """Duplicate a communicator in one bytecode instruction, so that an interrupt cannot lose the result."""
         self._duplicates.extend(map(methodcaller("Idup"), (comm,)))
 
     def restart(self) -> None:
-        """Begin again after a failure."""
+        """Start the preparation again after a failure."""
         self.state, self.error = PREPARING, None
         self.attempt += 1
         self.own = -(self.attempt << _OWN)
@@ -133,7 +133,7 @@ class Channel:
         progress.preparing.append(self)
 
     def advance(self) -> None:
-        """Move the preparation on."""
+        """Progress the preparation."""
         if self.state not in (PREPARING, SETTLING) or self._advancing or not self.lock.acquire(blocking=False):
             return
         self._advancing = True
@@ -155,7 +155,7 @@ class Channel:
             self.lock.release()
 
     def _prepare(self) -> Generator[bool, None, None]:
-        """Yield False until everything is there."""
+        """Set everything up, yielding False while waiting."""
         while not self._has_messages():
             yield False
         if self.unsent is not None:
@@ -192,31 +192,31 @@ class Channel:
             slot.first = self.failed_through + 1
 
     def _has_messages(self) -> bool:
-        """Whether the first duplicate is there, by which ranks can be told anything."""
+        """Return True if the first duplicate is ready, so that this rank can send messages to other ranks."""
         if self.mailbox is None and self.messages is not None and self.duplicating is not None and self.duplicating.Test():
-            # The tags of users' operations are below this, those of our own behind it, and last that of a preparation that failed.
+            # Tags: users' operations are below this limit, internal ones above it, and the last tag announces failed preparations.
             self.tag_limit = min(self.messages.Get_attr(MPI.TAG_UB) or 32767, 2**31 - 1) // 2
             self.mailbox = Mailbox(self.messages, self._is_over)
             self._alarms = self.mailbox.box(2 * self.tag_limit)
         return self.mailbox is not None
 
     def _outcome(self, schedule: Generator[Step, Any, Any]) -> Generator[bool, None, Any]:
-        """The result of a schedule of the library's own; no trace counts it."""
+        """Run a schedule of the library itself and return its result. Traces do not count it."""
         operation = setup.own_operation(self, Preparing(schedule))
-        while not operation.done or self.state != PREPARING:  # as it is not while all settle on an error, after which all begins again
+        while not operation.done or self.state != PREPARING:  # else the ranks settle on an error first
             yield False
         if operation.error is not None:
             raise operation.error
         return operation.result
 
     def fail(self, error: BaseException, announced: Failure | None = None) -> None:
-        """The preparation has failed, here or, as has been ``announced``, on another rank: give the others word of it."""
+        """Record that the preparation failed, on this rank or on the rank of the ``announced`` failure, and notify the other ranks."""
         if self.state not in (PREPARING, READY):
             return
         failure = announced or Failure.of(error, self.attempt, self.rank, self.sequence)
         if announced is None and isinstance(error, WaitTimeoutError) and self.mailbox is None:
-            failure = failure._replace(text=str(error))  # as all say whose time is over, who cannot tell each other
-        started = [operation.sequence for operation in self.in_flight]  # by what the preparation had made
+            failure = failure._replace(text=str(error))  # every rank whose time is over uses this text, since they cannot communicate
+        started = [operation.sequence for operation in self.in_flight]  # started when the channel was ready
         self.failure = failure._replace(through=max(failure.through, self.failed_through, *started))
         self.cause = None if announced else error
         if self not in progress.preparing:
@@ -225,14 +225,14 @@ class Channel:
         self.state, self.collectives.usable = SETTLING, False
         if not self._advancing:
             self._preparation.close()
-        if announced is None:  # maybe by an interrupt, after which this rank does something else
+        if announced is None:  # after an interrupt this rank may not call the library again
             limit = perf_counter() + WITHDRAWAL_SECONDS
             while not self._has_messages() and perf_counter() < limit:
                 os.sched_yield()
         self._warn()
 
     def _warn(self) -> None:
-        """Tell the others what we know of the failure, as soon as there is a way to."""
+        """Send the known failure to the other ranks, as soon as messages can be sent."""
         if not self._has_messages():
             return
         while self.warned < self.ranks:
@@ -248,7 +248,7 @@ class Channel:
             self.mailbox.leftovers.keep_sent(sends)
 
     def _settle(self) -> None:
-        """Wait for ranks whose error would count before the one that we know of, so that all raise the same; then end what waited."""
+        """Wait for lower ranks, whose errors take precedence, so that all ranks raise the same one; then end the waiting operations."""
         self._warn()
         late = perf_counter() > self.limit + (0 if self._has_messages() else WITHDRAWAL_SECONDS)
         waited = [rank for rank in range(self.failure.culprit) if rank != self.rank and rank not in self.words]
@@ -265,11 +265,11 @@ class Channel:
         self.state, self.cause = FAILED, None
 
     def fail_through(self, failure: Failure) -> None:
-        """End the user's operations that waited for a preparation which failed."""
+        """End the user's operations that waited for a failed preparation."""
         self.failed_through = max(self.failed_through, failure.through)
         for operation in tuple(progress.operations):
             if operation.channel is self and not operation.own and operation.sequence <= self.failed_through:
-                # Where a rank was ready, and failed in the operation itself, that may count before.
+                # A failure in the operation itself, on a rank that was ready, may take precedence.
                 box = self.mailbox.boxes.get(self.tag(operation.sequence)) if self.mailbox is not None else None
                 known = list(box.failures.values()) if box is not None else []
                 if operation.failure is not None:
@@ -278,17 +278,17 @@ class Channel:
                 operation.end(self.error if counting is failure and self.error is not None else common_error([counting.announcement()]))
 
     def look(self) -> None:
-        """Take note of ranks that gave up while they prepared the channel."""
+        """Process the announcements of ranks whose preparation of the channel failed."""
         failures = self._alarms.failures
         while failures:
             source, failure = failures.popitem()
             if failure.number < self.attempt:
                 last = self.last
                 if last is not None and last.number == failure.number and last.culprit < failure.culprit:
-                    self._post(source, last)  # likewise
+                    self._post(source, last)  # that rank may have lost our message, as below
                 self.fail_through(failure)
                 continue
-            if failure.number > self.attempt:  # meanwhile the others have tried again without us
+            if failure.number > self.attempt:  # the other ranks have started another attempt without this rank
                 self.attempt, self.words, self.warned = failure.number, {}, -1
                 if self.state == SETTLING:
                     self.failure = failure._replace(through=max(failure.through, self.failure.through))
@@ -296,61 +296,61 @@ class Channel:
             if self.state == SETTLING:
                 through = max(failure.through, self.failure.through)
                 if self.failure.culprit < failure.culprit:
-                    self._post(source, self.failure)  # our word has been lost there, maybe, by what has hit that rank
+                    self._post(source, self.failure)  # the error on that rank may have lost our message
                 self.failure = min(failure, self.failure, key=by_culprit)._replace(through=through)
             elif self.state == FAILED:
                 self.fail_through(failure)
             else:
                 self.fail(common_error([failure.announcement()]), failure)
         error, self._alarms.error = self._alarms.error, None
-        if error is not None:  # which has cost us word of another rank
+        if error is not None:  # it has cost the announcement of another rank
             self.fail(error)
 
     def said(self) -> tuple[str, str]:
-        """Who prepares the channel, for a warning that it takes long."""
+        """Return who is waiting and for what, for the warning about a long preparation."""
         return f"rank {self.rank} of {self.ranks}", "the preparation of the communicator: MPI does not tell which ranks have not come to it"
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all ranks are on one host, and share memory there."""
+        """True if all ranks run on one host and share memory there."""
         return bool(self.slots)
 
     @property
     def spins(self) -> int:
-        """How often to look at shared memory before a wait is a long one."""
+        """The number of times to poll shared memory before a wait counts as long."""
         return self.slots[0].spins if self.slots else 1
 
     def handshake_of(self, sequence: int) -> Handshake:
-        """That of an operation that is about to begin."""
+        """Return the handshake for an operation that is about to start."""
         if self.slots:
             return self.slots[sequence % SLOTS]
         return self.spare_handshakes.pop() if self.spare_handshakes else MessageHandshake(self)
 
     def next_sequence(self) -> int:
-        """The number of an operation that is called."""
+        """Return the number of the user's next operation."""
         self.sequence += 1
         return self.sequence
 
     def next_own(self) -> int:
-        """The number of an operation of the library's own."""
+        """Return the number of the library's next internal operation."""
         self.own -= 1
         return self.own
 
     def is_near(self, rank: int) -> bool:
-        """Whether messages to a rank go as they lie in memory."""
+        """Return True if messages to ``rank`` are sent uncompressed, in their memory layout."""
         return rank in self.near or not self.in_pieces
 
     @property
     def byte_seconds(self) -> float:
-        """What a byte takes between ranks; what it is assumed to take while that is not known."""
+        """The time that a byte takes between ranks, in seconds; an assumed value until it is measured."""
         return self.assumed if self.machine is None else self.machine.beta
 
     def tag(self, sequence: int) -> int:
-        """A tag which no other operation in flight has."""
+        """Return a message tag that no other operation in flight uses."""
         return sequence % self.tag_limit if sequence >= 0 else self.tag_limit + -sequence % self.tag_limit
 
     def _is_over(self, tag: int) -> bool:
-        """Whether the operation of this tag, which is not in flight, has been before."""
+        """Return True if the operation with this tag has already ended, rather than not yet started."""
         if tag >= 2 * self.tag_limit:
             return False
         operations = tuple(progress.operations)
@@ -360,9 +360,9 @@ class Channel:
         return (ours - latest - 1) % self.tag_limit >= self.tag_limit // 2
 
     def tidy(self) -> None:
-        """Answer ranks that gave up in operations that are over here, and let go what was left under way."""
+        """Reply to ranks that gave up in operations that have ended here, and release completed messages that were left behind."""
         mailbox = self.mailbox
-        for tag in tuple(mailbox.warned):  # of operations that were complete without a look at it
+        for tag in tuple(mailbox.warned):  # of operations that completed without reading the announcement
             if tag not in mailbox.boxes:
                 mailbox.warned.discard(tag)
             elif self._is_over(tag):
@@ -379,14 +379,14 @@ class Channel:
         self.orphaned = [(handshake, sequence) for handshake, sequence in self.orphaned if not handshake.abandon(sequence)]
         for stale in tuple(self.stale):
             self.drop(stale)
-        if len(mailbox.boxes) > len(self.in_flight) + 1:  # word of ranks that gave up in operations which have been without it
+        if len(mailbox.boxes) > len(self.in_flight) + 1:  # announcements about operations that ended without them
             used = {operation.tag for operation in self.in_flight}
             for tag in tuple(mailbox.boxes):
                 if tag not in used and self._is_over(tag):
                     mailbox.close(tag)
 
     def drop(self, stale: list[int]) -> None:
-        """Receive and drop what has been sent to an exchange that was given up."""
+        """Receive and discard messages that were sent to an abandoned exchange."""
         tag, looks = stale
         status = MPI.Status()
         while (left := self.collectives.comm.Improbe(MPI.ANY_SOURCE, tag, status)) is not None:
@@ -397,19 +397,19 @@ class Channel:
             self.stale.remove(stale)
 
     def check_processes(self) -> None:
-        """Raise if a process of this host with which operations are in flight is gone: its rank would be waited for in vain.
+        """Raise an error if a process of this host that takes part in the communicator has ended, since its rank will never answer.
 
         Raises
         ------
         SparseAllreduceError
-            That names it.
+            If a process has ended; the message names it.
         """
         for rank, process in enumerate(self.processes):
             if rank != self.rank and not is_alive(*process):
                 raise SparseAllreduceError(f"rank {rank} has ended: its process {process[0]} is gone. Start the program again")
 
     def let_go(self) -> None:
-        """Give memory and descriptors back, without a call of MPI."""
+        """Release shared memory and file descriptors, without calling MPI."""
         self.slots, self.areas, self.sparse_memory, self.host_memory = [], [], None, None
         self.spare_handshakes, self.orphaned, self.signatures = [], [], {}
 
@@ -420,7 +420,7 @@ def prepare(channel: Channel) -> None:
     Raises
     ------
     SparseAllreduceError
-        If the preparation failed, on all ranks the same.
+        If the preparation failed; the same error on all ranks.
     """
     try:
         progress.wait_until(lambda: channel.state != SETTLING, channel.said, limited=True)

@@ -1,12 +1,13 @@
-"""Processes that a rank has started, such as workers of a pool or of a DataLoader: they inherit much of MPI, and are no ranks.
+"""Detect processes that a rank has started, such as workers of a pool or of a DataLoader: they inherit much of MPI but are not ranks.
 
-How a process knows that it is one:
+A process can tell in three ways:
 
-* The system tells who was forked. After a rank that had MPI running, nothing of MPI may be used any more.
-* Workers of :mod:`multiprocessing`, of joblib and of PyTorch's DataLoader know that they have a parent process. No launcher starts such.
-* Any other Python program that a rank has started, as by :mod:`subprocess`, inherits the variables of the rank's launcher, and a mark that
-  the library leaves in the environment of a rank. The mark says which process is the rank, and how it was launched. Who finds it there
-  was launched anew, as by an mpiexec that a rank has started, if the launcher tells it anything else: another job, or another socket.
+* The operating system calls a hook in a forked process. If MPI was running in the parent, the child must not use any of it.
+* Workers of :mod:`multiprocessing`, joblib and PyTorch's DataLoader have a parent process recorded in Python. No launcher starts such.
+* Any other Python program started by a rank, for example through :mod:`subprocess`, inherits the launcher's environment variables and a
+  mark that the library leaves in the environment of a rank. The mark says which process is the rank and how it was launched. If the
+  launcher's variables differ from the mark (another job or another socket), the process was launched anew, for example by an mpiexec that
+  the rank has started.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ __all__ = ["MARK", "after_fork", "check_generation", "generation", "group_variab
 
 MARK = "SPARSEALLREDUCE_RANK_PROCESS"
 
-# What tells one launch, and one rank of it, from others: of PMI, PMIx, Open MPI, hydra, PALS, Slurm, Flux, JSM.
+# Variables that identify a launch and a rank in it: of PMI, PMIx, Open MPI, hydra, PALS, Slurm, Flux, JSM.
 _IDENTITY = (
     *("PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_RANK", "PMI_SIZE"),
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "PALS_APID", "PALS_RANKID", "SLURM_STEP_ID", "FLUX_JOB_ID", "FLUX_TASK_RANK"),
     *("JSM_NAMESPACE_ID", "JSM_NAMESPACE_RANK"),
 )
-_IN_A_STEP = ("SLURM_JOB_ID", "SLURM_PROCID")  # which a batch script has, too, that no srun has started
+_IN_A_STEP = ("SLURM_JOB_ID", "SLURM_PROCID")  # also set in a batch script, which srun has not started
 _GROUP = ("RANK", "WORLD_SIZE")  # of PyTorch
 
-generation = 0  # how often this process, or one before it, was forked from a rank that had MPI running
-_child: bool | None = None  # whether it is a child of a rank; None until that is asked for
+generation = 0  # number of forks, from ranks that ran MPI, that lead to this process
+_child: bool | None = None  # whether this process is a child of a rank; None until determined
 _marked = False
 
 
 class _Parent(NamedTuple):
-    """What the process was that has started this one, as far as is known."""
+    """What is known of the process that started this one."""
 
-    ranks: int = 1  # of its COMM_WORLD
-    variables: Mapping[str, str | None] = MappingProxyType({})  # by which PyTorch knew its place in a process group
-    has_group: bool = False  # whether this process has its process group
+    ranks: int = 1  # size of its COMM_WORLD
+    variables: Mapping[str, str | None] = MappingProxyType({})  # PyTorch's variables for its place in a process group
+    has_group: bool = False  # whether this process inherited its process group
 
 
 _parent = _Parent()
@@ -62,25 +63,28 @@ def is_child() -> bool:
 
 
 def mark() -> None:
-    """Leave a mark in the environment of a process that has MPI running, by which the Python programs that it starts know that it did."""
+    """Leave a mark in the environment of a process that runs MPI, by which the Python programs that it starts recognise it."""
     global _marked
     if _marked or is_child():
         return
     _marked = True
     launch = _launch()
-    if launch:  # of a process that nobody launched there is nothing that another could take for its own
+    if launch:  # without a launcher there is nothing that a child could mistake for its own
         process, ranks = os.getpid(), sys.modules["mpi4py.MPI"].COMM_WORLD.size
         found = {"process": [process, started_at(process)], "ranks": ranks, "launch": launch, "group": group_variables()}
         os.environ[MARK] = json.dumps(found)
 
 
 def group_variables() -> dict[str, str | None]:
-    """Return the environment variables that tell a process its place in PyTorch's process group."""
+    """Return the environment variables that define this process's place in PyTorch's process group."""
     return {name: os.environ.get(name) for name in _GROUP}
 
 
 def is_parents_group(has_group: bool) -> bool:
-    """Return True if the environment variables of PyTorch, or with ``has_group`` its process group, were those of the parent already."""
+    """Return True if this process inherited its process group from its parent.
+
+    With ``has_group`` PyTorch's process group itself is meant, otherwise the environment variables that describe it.
+    """
     if has_group:
         return _parent.has_group
     variables = group_variables()
@@ -88,7 +92,7 @@ def is_parents_group(has_group: bool) -> bool:
 
 
 def check_generation(made: int, what: str) -> None:
-    """Check that an object that was made in some generation belongs to this process.
+    """Check that an object created in generation ``made`` belongs to this process.
 
     Raises
     ------
@@ -103,7 +107,7 @@ def check_generation(made: int, what: str) -> None:
 
 
 def after_fork() -> bool:
-    """Take note, in a forked process, of what its parent was; return True if MPI was running there."""
+    """Record the parent's state in a forked process; return True if MPI was running in the parent."""
     global generation, _child, _parent
     mpi = sys.modules.get("mpi4py.MPI")
     running = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
@@ -113,19 +117,19 @@ def after_fork() -> bool:
 
 
 def _has_group() -> bool:
-    """Return True if PyTorch's process group is there."""
+    """Return True if PyTorch's process group is initialised."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _is_worker() -> bool:
-    """Return True if multiprocessing has started this process, or what builds on it."""
+    """Return True if this process was started by multiprocessing or a library based on it."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 def _carries_anothers_mark() -> bool:
-    """Return True if a rank has left its mark here, is another process than this one, and was launched as it seems that this one was."""
+    """Return True if the environment holds the mark of another process that was launched in the same way as this one."""
     global _parent
     try:
         found = json.loads(os.environ.get(MARK, ""))
@@ -134,7 +138,7 @@ def _carries_anothers_mark() -> bool:
     except (ValueError, TypeError, KeyError):
         return False
     own = os.getpid()
-    if (process, start) == (own, started_at(own)):  # another program of the same process, by exec
+    if (process, start) == (own, started_at(own)):  # the same process, which has replaced its program by exec
         return False
     if any(launched.get(name) != value for name, value in _launch().items()):
         return False
@@ -144,7 +148,7 @@ def _carries_anothers_mark() -> bool:
 
 
 def _launch() -> dict[str, str]:
-    """Return what the launcher has told this process, empty if none has started it."""
+    """Return the launcher's variables that identify this process's launch; empty if no launcher has started it."""
     names = _IDENTITY + (_IN_A_STEP if "SLURM_STEP_ID" in os.environ else ())
     told = {name: os.environ[name] for name in names if name in os.environ}
     socket = _socket(told.get("PMI_FD", ""))
@@ -152,7 +156,7 @@ def _launch() -> dict[str, str]:
 
 
 def _socket(descriptor: str) -> str:
-    """Return what tells the socket to the launcher from all others of this host; an empty string if it is closed."""
+    """Return an identifier of the launcher's socket that is unique on this host, or an empty string if it is closed."""
     try:
         status = os.fstat(int(descriptor))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""MPI's own collectives: which it has, in which order the ranks begin them, and how they get into step again when some have missed one."""
+"""Track MPI's own collectives: which are usable, in which order ranks start them, and how ranks realign after missing some."""
 
 from __future__ import annotations
 
@@ -37,41 +37,42 @@ __all__ = [
     "unify_nans",
 ]
 
-DIRECT_RANKS = 16  # up to which every rank sends its dense block to every other
-ALL = 1 << 62  # more than there are operations
+DIRECT_RANKS = 16  # up to this number of ranks, every rank sends its dense block to every other
+ALL = 1 << 62  # larger than any operation number
 _COUNT_LIMIT = 2**31 - 1
-_ALIKE, _ALIKE_A_RANK = 1 << 14, 1 << 12  # bytes of a vector, in all and a rank, above which ranks share out the values of a sum by MPI
+_ALIKE, _ALIKE_A_RANK = 1 << 14, 1 << 12  # vectors larger than this (bytes in total, bytes per rank) are split between ranks in MPI's sum
 _MPI_TYPES = {np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")}
 
 
 class Collectives:
-    """Those on one duplicate of a communicator, which all ranks begin in the same order.
+    """The MPI collectives started on one duplicate of a communicator, in the same order on all ranks.
 
-    A rank that gave up may have left some out, or unfinished: then none is begun until all ranks have told each other which.
+    A rank that gave up may have skipped some or left some unfinished. No further collective is then started until all ranks have exchanged
+    which ones they started.
     """
 
     def __init__(self) -> None:
         self.comm: Any = None  # the duplicate, once it is there
-        self.usable = True  # whether none was left unfinished by a rank that gave up
-        self.usable_from = 0  # the operation that has made them usable again last: those before it begin no more
+        self.usable = True  # False while a rank that gave up may have left one unfinished
+        self.usable_from = 0  # operation that last made them usable again; earlier ones start no more
         self.entered = _Entered(0, [])
-        self.unfinished: list[tuple[int, int, str, str, list[int]]] = []  # of those: number, operation, kind, dtype and counts
+        self.unfinished: list[tuple[int, int, str, str, list[int]]] = []  # number, operation, kind, dtype and counts of each
 
     def enter(self, sequence: int, kind: str, dtype: np.dtype[Any], counts: list[int], call: Callable[[Any], MPI.Request]) -> MPI.Request:
-        """Begin a collective of MPI that others wait for, so that it is known whether it was begun whatever interrupts this rank."""
+        """Start an MPI collective. It is recorded as started even if an interrupt hits this rank during the call."""
         before, begun = self.entered
         self.unfinished.append((before + len(begun) + 1, sequence, kind, dtype.char, counts))
-        begun.extend(map(call, (self.comm,)))  # one instruction of the interpreter
+        begun.extend(map(call, (self.comm,)))  # one bytecode instruction, so that no interrupt can lose the request
         request: MPI.Request = begun[-1]
         return request
 
     def count(self) -> int:
-        """How many collectives of MPI this rank has begun."""
+        """Return the number of MPI collectives that this rank has started."""
         before, begun = self.entered
         return before + len(begun)
 
     def forget(self, number: int) -> None:
-        """All ranks have begun this collective, and those before it."""
+        """Discard the records of this collective and all before it, since all ranks have started them."""
         last = self.count()
         self.unfinished = [entry for entry in self.unfinished if number < entry[0] <= last]
         if not self.unfinished:
@@ -79,37 +80,38 @@ class Collectives:
 
 
 class _Entered(NamedTuple):
-    """Collectives of MPI that a rank has begun: how many before, and the requests of the others."""
+    """The MPI collectives that a rank has started: the number that were discarded, and the requests of the others."""
 
     before: int
     begun: list[Any]
 
 
 class Until(NamedTuple):
-    """A step of the runtime's own: wait for what other operations of this rank, or other ranks in shared memory, come to."""
+    """A step of the runtime itself: wait until a condition holds that other operations or ranks in shared memory bring about."""
 
     condition: Callable[[], bool]
-    missing: Callable[[], list[int]] | None = None  # the ranks that are waited for
+    missing: Callable[[], list[int]] | None = None  # returns the ranks that are waited for
 
 
 def awaited_word() -> Generator[Step, Any, None]:
-    """Wait for word of a rank that has given up, which ends the operation."""
+    """Wait for the announcement of a rank that gave up; it ends the operation."""
     yield Until(lambda: False)  # type: ignore[misc]
 
 
 def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
-    """Begin, and leave to themselves, the collectives of MPI which other ranks have begun in operations that failed, and this one has not.
+    """Start the MPI collectives that other ranks started in failed operations and this rank did not, and ignore their results.
 
-    Then all ranks have begun the same ones, and may begin others again.
+    After that all ranks have started the same collectives, and may start others again.
     """
-    channel.collectives.usable = False  # from here on, none is begun before all have told
-    # What others begin below in place of what they did not come to is no sum: whoever waits for one has to hear first that it fails.
+    channel.collectives.usable = False  # from here on none is started until all ranks have reported
+    # The collectives that ranks start below, in place of those they missed, produce no valid sum. A rank that waits for one must first be
+    # told that its operation fails.
     yield Until(lambda: not any(other.sequence < before and other.awaits_mpi() for other in channel.in_flight))  # type: ignore[misc]
     last = channel.collectives.count()
     ours = json.dumps([last, [entry for entry in channel.collectives.unfinished if entry[0] <= last and entry[1] < before]]).encode()
     texts: list[bytes] = yield Share(ours.ljust(512 + 48 * channel.ranks))
     known = [json.loads(text) for text in texts]
-    last = channel.collectives.count()  # an operation before this one may have made the channel sound since
+    last = channel.collectives.count()  # an earlier operation may have recovered the channel meanwhile
     missing = {entry[0]: entry for _, entries in known for entry in entries if entry[0] > last}
     for number in sorted(missing):
         _, sequence, kind, code, counts = missing[number]
@@ -119,22 +121,22 @@ def recovery(channel: Channel, before: int) -> Generator[Step, Any, None]:
             block, places = np.zeros(counts[channel.rank], code), np.cumsum([0, *counts[:-1]]).tolist()
             call = methodcaller("Iallgatherv", block, [total, counts, places, typed(total)])
         channel.mailbox.leftovers.keep([channel.collectives.enter(sequence, kind, dtype, counts, call)], total)
-    channel.collectives.forget(min(count for count, _ in known))  # others may fail before they have begun what they miss
+    channel.collectives.forget(min(count for count, _ in known))  # other ranks may fail before they have started what they missed
     if before < ALL:
         channel.collectives.usable_from = max(channel.collectives.usable_from, before)
     channel.collectives.usable = True
 
 
 def takes_collective(channel: Channel, steps: Collection[type]) -> bool:
-    """Whether an algorithm that takes these dense steps enters collectives of MPI."""
+    """Return True if an algorithm with these dense steps calls MPI collectives."""
     return DenseAllreduce in steps or (DenseAllgather in steps and channel.ranks > DIRECT_RANKS)
 
 
 def is_native(step: DenseAllreduce | DenseAllgather) -> bool:
-    """Whether MPI has this collective: any dtype is gathered, a sum of what MPI has a type for is reduced.
+    """Return True if MPI has this collective. It gathers any dtype, and reduces dtypes that have an MPI type.
 
-    What is complete must tell that all ranks have entered it. MPI may gather without one that has nothing to give, so that is left to it
-    only where all have something.
+    A completed collective must imply that all ranks have entered it. MPI may complete a gather without a rank that contributes nothing, so
+    MPI is used for it only if every block is non-empty.
     """
     stream = step.stream
     if stream._present is not None or stream._stored.size > _COUNT_LIMIT:
@@ -145,50 +147,49 @@ def is_native(step: DenseAllreduce | DenseAllgather) -> bool:
 
 
 def is_near_and_native(step: DenseAllgather, channel: Channel) -> bool:
-    """Whether blocks are gathered as they are, by MPI or straight from and to their places; between hosts they travel in pieces."""
+    """Return True if all ranks share a host and blocks are gathered uncompressed, by MPI or directly into their places."""
     return len(channel.near) == channel.ranks and is_native(step)
 
 
 def has_native_sum(op: Operator, dtype: np.dtype[Any], count: int) -> bool:
-    """Whether MPI reduces ``count`` values of this type by this operator."""
+    """Return True if MPI reduces ``count`` values of this type by this operator."""
     return op.is_sum and dtype in _MPI_TYPES and count <= _COUNT_LIMIT
 
 
 def unify_nans(step: Step | None, total: NDArray[Any], ranks: int) -> None:
-    """Make all NaNs of a sum by MPI NumPy's, where several ranks may have made it, each in an order of its own.
+    """Replace all NaNs of an MPI sum by NumPy's NaN, if several ranks may have computed it in different orders.
 
-    By recursive doubling they do: MPICH up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 and 2 MiB on a thousand. Longer
-    vectors are cut in parts, each of which one rank adds up, since all ranks would move all of them log2(P) times. A step of another kind
-    is left as it is.
+    They do so in recursive doubling, which MPICH uses up to 2 KiB, and Open MPI up to 16 KiB on few ranks, 256 KiB on 64 ranks and 2 MiB on
+    1,000 ranks. Longer vectors are split into parts, each reduced by one rank. Nothing is done after other kinds of steps.
     """
     if (step is None or isinstance(step, DenseAllreduce)) and total.nbytes <= max(_ALIKE, _ALIKE_A_RANK * ranks):
         kernels.unify_nans(total)
 
 
 def has_entered(error: BaseException) -> bool:
-    """Whether a collective of MPI that has raised was entered: not for want of memory for its arguments; interrupts come behind it."""
+    """Return True if an MPI collective that raised was entered: after MPI's errors and interrupts, but not if memory ran out before."""
     return not isinstance(error, Exception) or isinstance(error, MPI.Exception)
 
 
 def exchange(
     comm: MPI.Intracomm, ours: Any, places: Sequence[Any], others: Sequence[int], tag: int, requests: list[MPI.Request]
 ) -> None:
-    """Send our bytes or array to all others, and receive theirs, which may be shorter than their places; receives come first in the list.
+    """Send this rank's bytes or array to all other ranks and receive theirs; receive requests come first in the list.
 
-    Called again with the same list, it goes on where it was interrupted.
+    Received data may be shorter than its place. If the call was interrupted, call it again with the same list to continue.
     """
     sources = [other for other in others if len(places[other])]
     received = len(sources)
     sources = sources[len(requests) :]
-    requests.extend(map(comm.Irecv, [places[other] for other in sources], sources, repeat(tag)))  # no interrupt loses a request here
+    requests.extend(map(comm.Irecv, [places[other] for other in sources], sources, repeat(tag)))  # no interrupt can lose a request here
     if len(ours):
         requests.extend(map(comm.Isend, repeat(ours), others[len(requests) - received :], repeat(tag)))
 
 
 def raw_blocks(step: DenseAllgather, received: NDArray[Any]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Return this rank's block, and the places of all blocks in the array to be filled, as numbers that any MPI knows."""
+    """Return this rank's block, and the places of all blocks in the output array, viewed as unsigned integers, which MPI supports."""
     array, width = step.stream._stored, step.stream.width or 1
-    unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # there are none of 16 bytes
+    unsigned = np.dtype(f"u{array.itemsize}") if array.itemsize <= 8 else array.dtype  # NumPy has no 16-byte integers
     places = received.reshape(-1).view(unsigned)
     return array.reshape(-1).view(unsigned), [places[lo * width : hi * width] for lo, hi in step.ranges]
 

@@ -1,6 +1,6 @@
-"""What the library keeps for the user's communicators, and what it tells of them.
+"""Find the channel of a user's communicator, and answer queries about communicators.
 
-mpi4py is imported when a communicator of more than one process first comes into play, so that a process alone needs no MPI library.
+mpi4py is imported when a communicator of more than one process is first used, so that a single process needs no MPI library.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
     "world",
 ]
 
-_latest: tuple[Any, Any] = (), None  # what was given last as a communicator and its channel, until it is freed
-_making = threading.RLock()  # of threads that make channels
-_keyval: Any = None  # of the attribute of a communicator that is its channel; none until there is a first
+_latest: tuple[Any, Any] = (), None  # the communicator argument of the last call and its channel, until it is freed
+_making = threading.RLock()  # serialises threads that create channels
+_keyval: Any = None  # key of the attribute that holds the channel; None until the first is created
 
 
 class _OverMPI(NamedTuple):
@@ -56,7 +56,7 @@ class _OverMPI(NamedTuple):
 
 @lru_cache(maxsize=1)
 def over_mpi() -> _OverMPI:
-    """MPI, and modules that need it, imported when there is somebody to talk to."""
+    """Import MPI, and the modules that need it, on first use."""
     from mpi4py import MPI
 
     from sparseallreduce.runtime import channel, deadline, fast, freeing, operation, progress, signature
@@ -65,14 +65,14 @@ def over_mpi() -> _OverMPI:
 
 
 def world() -> MPI.Intracomm | SerialCommunicator:
-    """Return ``MPI.COMM_WORLD``, or ``SERIAL`` in a process alone without MPI, and in one that a rank has started.
+    """Return ``MPI.COMM_WORLD``, or ``SERIAL`` in a single process without MPI and in a process that a rank has started.
 
     Raises
     ------
     LauncherError
         If a launcher has started several processes, and MPI does not connect them.
     MPIUnavailableError
-        If it has, and mpi4py or its MPI library is missing: each process would take itself for the only one.
+        If a launcher has started several processes, and mpi4py or its MPI library is missing.
     """
     if children.is_child():
         launchers.check(None, child=True)
@@ -94,12 +94,14 @@ def world() -> MPI.Intracomm | SerialCommunicator:
 
 
 def resolve(comm: Any) -> Any:
-    """Return a communicator of the user's, checked, or that of all ranks for None.
+    """Return the checked communicator, or the one of all ranks for None.
 
     Raises
     ------
     ForkError
-        If it belongs to the rank from which this process was forked. Besides, all that :func:`world` raises.
+        If it belongs to the rank from which this process was forked.
+    LauncherError, MPIUnavailableError
+        As :func:`world`.
     """
     if comm is None:
         return world()
@@ -122,12 +124,12 @@ def check_owner(comm: Any) -> None:
 
 
 def size_of(comm: Any) -> int:
-    """The number of ranks.
+    """Return the number of ranks of a communicator.
 
     Raises
     ------
     StreamTypeError
-        If it is no intracommunicator.
+        If it is not an intracommunicator.
     ForkError
         If it belongs to the rank from which this process was forked.
     """
@@ -145,16 +147,16 @@ def size_of(comm: Any) -> int:
 
 
 def has_threads() -> bool:
-    """Whether any thread may call MPI at any time."""
+    """Return True if any thread may call MPI at any time (MPI_THREAD_MULTIPLE)."""
     MPI = over_mpi().MPI
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def known_channel(comm: Any) -> Channel | None:
-    """What is kept for a communicator, None for the world's, if there is anything yet."""
+    """Return the channel of a communicator (COMM_WORLD for None), or None if it has none yet."""
     global _latest
     latest, channel = _latest
-    if comm is not latest or not (comm is None or comm):  # which may have been freed
+    if comm is not latest or not (comm is None or comm):  # it may have been freed
         if _keyval is None:
             return None
         MPI = over_mpi().MPI
@@ -169,7 +171,7 @@ def known_channel(comm: Any) -> Channel | None:
 
 
 def channel_of(comm: MPI.Intracomm) -> Channel:
-    """Return what is kept for a communicator, as an attribute of it. Make it if this is the first operation on it."""
+    """Return the channel of a communicator, which is one of its attributes. Create it in the first operation."""
     global _keyval
     check_owner(comm)
     over = over_mpi()
@@ -181,9 +183,9 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
             over.progress.recall_freed()
             over.progress.give_back_freed()
             channel = over.channel.Channel(comm)
-            comm.Set_attr(_keyval, channel)  # before the duplicate: a rank that failed in between would make another one
+            comm.Set_attr(_keyval, channel)  # before the duplication: a rank that failed in between would duplicate it again
         found: Channel = channel
-        if found.messages is None:  # also if its first operation was interrupted before
+        if found.messages is None:  # also true if the first operation was interrupted before this
             try:
                 found.begin(comm)
             except BaseException as error:
@@ -193,23 +195,23 @@ def channel_of(comm: MPI.Intracomm) -> Channel:
 
 
 def measured(comm: MPI.Intracomm) -> Machine | None:
-    """The constants of the network between the ranks of ``comm``, once they are measured; collective."""
+    """Return the measured constants of the machine and network that connect the ranks of ``comm``. Collective."""
     return _ready_channel(comm).machine
 
 
 def shares_memory(comm: MPI.Intracomm) -> bool:
-    """Whether the ranks of ``comm`` agree on their operations in memory that they share; collective."""
+    """Return True if the ranks of ``comm`` agree on their operations in shared memory. Collective."""
     return _ready_channel(comm).shares_memory
 
 
 def shared_capacity(comm: MPI.Intracomm) -> int:
-    """Most bytes of a stream that the ranks of ``comm`` add up in memory that they share, 0 if they share none; collective."""
+    """Return the largest stream, in bytes, that the ranks of ``comm`` add in shared memory; 0 if they share none. Collective."""
     memory = _ready_channel(comm).sparse_memory
     return 0 if memory is None else memory.capacity
 
 
 def warm_up(comm: MPI.Intracomm | SerialCommunicator, size: int, dtype: np.dtype[Any]) -> None:
-    """Compile, or load from disk, what the ranks of ``comm`` need to add up such streams in memory that they share; collective."""
+    """Compile or load the kernels that the ranks of ``comm`` need to add such streams in shared memory. Collective."""
     if size_of(comm) > 1 and shared_capacity(cast("MPI.Intracomm", comm)):
         from sparseallreduce.runtime.memory.sum_parts import sum_parts_kernel
 
@@ -229,7 +231,7 @@ def _note_freed(channel: Channel) -> None:
 
 
 def _after_fork() -> None:
-    """Forget, in a forked process, what is the parent's."""
+    """Discard the parent's channels in a forked process."""
     global _latest, _keyval, _making
     if children.after_fork():
         _latest, _keyval, _making = ((), None), None, threading.RLock()

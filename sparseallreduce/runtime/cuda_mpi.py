@@ -1,4 +1,4 @@
-"""Whether the MPI library takes memory of a GPU as it takes that of the host, found out in this one place."""
+"""Determine whether the MPI library accepts pointers to GPU memory (CUDA-aware MPI)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["VARIABLE", "Support", "cuda_support", "found_out"]
 
 VARIABLE = "SPARSEALLREDUCE_CUDA_MPI"
 _CUDA = 0  # MPICH's MPIX_GPU_SUPPORT_CUDA
-# What switches it off, or on in libraries that cannot be asked: MPICH's, then Cray's and MVAPICH's.
+# Variables that switch it off (MPICH), or on in libraries without a query function (Cray, MVAPICH).
 _OFF, _ON = ("MPIR_CVAR_ENABLE_GPU",), ("MPICH_GPU_SUPPORT_ENABLED", "MVP_USE_CUDA", "MV2_USE_CUDA")
 
 
 class Support(NamedTuple):
-    """Whether it does, and how that is known."""
+    """Whether MPI accepts GPU memory, and the reason."""
 
-    used: bool  # whether streams on a GPU are handed to MPI as they are
+    used: bool  # whether GPU pointers are passed to MPI
     why: str
 
 
 @lru_cache(maxsize=1)
 def cuda_support() -> Support:
-    """Of the library that mpi4py has loaded."""
+    """Return whether the MPI library that mpi4py has loaded accepts GPU memory."""
     from mpi4py import MPI
 
     return found_out(ctypes.CDLL(MPI.__file__), os.environ)
 
 
 def found_out(library: Any, environment: Mapping[str, str]) -> Support:
-    """Of a library, by what it answers, and what the environment says.
+    """Return whether an MPI library accepts GPU memory, from the environment and the library's own query functions.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def found_out(library: Any, environment: Mapping[str, str]) -> Support:
     Raises
     ------
     StreamError
-        If the variable of ours holds something else than 0 or 1.
+        If the variable ``SPARSEALLREDUCE_CUDA_MPI`` is neither 0 nor 1.
     """
     told = environment.get(VARIABLE, "").strip()
     if told not in ("", "0", "1"):

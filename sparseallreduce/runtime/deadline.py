@@ -1,4 +1,4 @@
-"""Waiting for operations, indefinitely or for so long and no longer, and what is said of a long wait: who has not come."""
+"""Wait for operations, with or without a timeout, and describe which ranks a long wait is for."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "finish_within", "outcome", "said_of"]
 
-# Of a communicator that is not duplicated yet; the same on all ranks, who cannot tell each other.
+# For a communicator that is not duplicated yet. All ranks use the same text, since they cannot communicate.
 _UNKNOWN = "not all ranks have come to the first operation on this communicator in time, and MPI does not tell which have not"
 
 
 def finish(operation: Operation) -> None:
-    """Move on until ``operation`` is done, or the default timeout is over; an interrupt here makes it fail on all ranks."""
+    """Progress until ``operation`` is done or the default timeout expires. An interrupt makes it fail on all ranks."""
     try:
         waiting.add(operation)
         operation.enlist()
@@ -47,12 +47,12 @@ def finish(operation: Operation) -> None:
 
 
 def outcome(operation: Operation) -> Any:
-    """The result of an operation, when it is done.
+    """Wait for an operation and return its result.
 
     Raises
     ------
     SparseAllreduceError
-        If the operation failed, on all ranks the same.
+        If the operation failed; the same error on all ranks.
     """
     finish(operation)
     if operation.error is not None:
@@ -61,7 +61,7 @@ def outcome(operation: Operation) -> Any:
 
 
 def finish_within(operations: Sequence[Operation], seconds: float) -> None:
-    """Move on until these operations are done. Those that are not after so many seconds fail by that, on all ranks."""
+    """Progress until all operations are done. Those that are not done within ``seconds`` fail with a timeout on all ranks."""
     limit = perf_counter() + seconds
     waited = list(operations)
     try:
@@ -71,14 +71,14 @@ def finish_within(operations: Sequence[Operation], seconds: float) -> None:
         if _all_done(waited):
             return
         for operation in waited:
-            with operation.channel.lock:  # a thread may be moving it on
+            with operation.channel.lock:  # another thread may be progressing it
                 if operation.ended:
                     _leave_sends(operation)
                 elif operation.failure is None:
                     nobody_told = operation.channel.mailbox is None
                     text = _UNKNOWN if nobody_told else f"not done within {seconds:g} s: {_awaited(operation)}"
                     progress.give_up(operation, WaitTimeoutError(text))
-        progress.wait_until(lambda: _all_done(waited))  # until it is settled whose error counts
+        progress.wait_until(lambda: _all_done(waited))  # until the ranks have agreed on the error
     except BaseException as error:
         for operation in waited:
             if not operation.done:
@@ -92,7 +92,10 @@ def _all_done(operations: Sequence[Operation]) -> bool:
 
 
 def said_of(operation: Operation) -> tuple[str, str]:
-    """Who waits for an operation, and what it is, and waits for; whatever hits this rank here is left to who waits."""
+    """Return who is waiting for an operation, and a text that names the operation and what it waits for.
+
+    Exceptions and interrupts here propagate to the caller, who is waiting.
+    """
     channel = operation.channel
     name, who = _name(operation.work), f"rank {channel.rank} of {channel.ranks}"
     if not channel.lock.acquire(blocking=False):
@@ -117,7 +120,7 @@ def _said_of_any(operations: Sequence[Operation]) -> tuple[str, str]:
 
 
 def _name(work: Any) -> str:
-    """What the ranks do together, as a user has called it."""
+    """Return the name of the collective that the user called."""
     intent = work.intent(None)
     terms = dict(intent.terms)
     if "operation" in terms:
@@ -134,7 +137,10 @@ def _name(work: Any) -> str:
 
 
 def _leave_sends(operation: Operation) -> None:
-    """The result is there: leave to themselves the messages that others have not taken yet. Who fails to write them fails the operation."""
+    """Stop waiting for other ranks to receive the last messages of an operation whose result is complete.
+
+    If writing those messages fails, so does the operation.
+    """
     if operation.done:
         return
     try:
@@ -147,7 +153,7 @@ def _leave_sends(operation: Operation) -> None:
 
 
 def _awaited(operation: Operation) -> str:
-    """What an operation waits for: the ranks that have not come, if that can be told."""
+    """Return a text that says what an operation waits for, with the missing ranks if they are known."""
     channel = operation.channel
     if not operation.begun:
         return _awaited_before(operation)
@@ -176,7 +182,7 @@ def _awaited(operation: Operation) -> str:
 
 
 def _awaited_before(operation: Operation) -> str:
-    """The same of one that has not begun."""
+    """Return the same text for an operation that has not started."""
     channel = operation.channel
     if channel.state != READY:
         own = next((other for other in progress.operations if other.own and other.channel is channel and other.begun), None)

@@ -1,7 +1,7 @@
-"""Where plans of fixed indices meet a GPU: values are taken from there and copied to the host, and results are brought back.
+"""Copy values of plans with fixed indices from a GPU to the host, and results back.
 
-In between the plan is one of the host's, where its messages come from and go to: the sums are made there, so that values cross the link
-once each way.
+The plan itself runs on the host: messages are sent from host memory and the sums are computed there, so that values cross the link to the
+GPU once in each direction.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ Array = NDArray[Any]
 
 
 def lies_on_device(given: Any) -> bool:
-    """Whether a stream, or values, lie on a GPU."""
+    """Return True if a stream or an array of values is on a GPU."""
     return given.__class__ is not np.ndarray and (given.on_device if isinstance(given, SparseStream) else on_device(given))
 
 
 def checked_place(given: Any, there: bool) -> None:
-    """Raise an error unless a stream, or values, lie where those of the plan do: on a GPU if ``there``."""
+    """Raise an error unless a stream or an array is where the plan's streams are: on a GPU if ``there``."""
     if lies_on_device(given) != there:
         place, other, move = ("on a GPU", "the host", "to_device") if there else ("on the host", "a GPU", "to_host")
         raise StreamTypeError(f"this plan is of streams {place}, and was given what lies on {other}: move it, as with stream.{move}()")
 
 
 def moved(stream: SparseStream, xp: Any) -> SparseStream:
-    """A stream of the host on the device, for whoever goes on on the current stream."""
+    """Return a copy of a host stream on the device, ready for use on the current CUDA stream."""
     arrays = iter(transfers_of(xp).to_device([array for array in stream._arrays if array is not None]))
     return Reduction.freeze(stream._moved(lambda _: next(arrays)))
 
 
 class DeviceEnds:
-    """Of streams of one dtype and width.
+    """The GPU side of a plan: it copies the values of streams of one dtype and width to the host, and the results back.
 
     Parameters
     ----------
     xp : module
+        CuPy.
     sets : sequence of device arrays
         The indices of each stream.
     """
@@ -60,16 +61,16 @@ class DeviceEnds:
         self._finish()
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Memory of the host for all values, which are copied there at once where it is page-locked."""
+        """Return host memory for all values, page-locked if possible."""
         return self._transfers.room(shape, dtype)
 
     def take(self, number: int, given: Any, part: Array) -> None:
-        """Begin to copy the values of one of the streams, or its values as they are, to their part of the memory.
+        """Start to copy the values of stream ``number``, given as a stream or an array, to ``part`` of the host memory.
 
         Raises
         ------
         StreamError, StreamTypeError
-            If it does not go with the plan.
+            If indices, shape or dtype do not match the plan.
         """
         values = self._values_of(number, given) if isinstance(given, SparseStream) else self.xp.asarray(given)
         if values.dtype != part.dtype and not np.can_cast(values.dtype, part.dtype, "same_kind"):
@@ -78,15 +79,15 @@ class DeviceEnds:
             raise StreamError(f"this plan takes values of shape {part.shape}, one for each of its positions, not {values.shape}")
         _, download = self._transfers.download([values.astype(part.dtype, copy=False)], [part])
         self._under_way.append(download)
-        self._transfers.release()  # the values are the user's again
+        self._transfers.release()  # the user may change the values again
 
     def settle(self) -> None:
-        """Wait until all values are there."""
+        """Wait until all copies to the host are complete."""
         while self._under_way:
             self._under_way.pop().wait()
 
     def _values_of(self, number: int, stream: SparseStream) -> Any:
-        """The values of a stream at the positions of the plan, which are to be all that it has."""
+        """Return the values of a stream, whose positions must be those of the plan."""
         xp, indices = self.xp, self._sets[number]
         if stream._indices is None:
             values = stream._stored[indices.astype(np.intp)]
@@ -99,14 +100,14 @@ class DeviceEnds:
         return values
 
     def lay_out(self, results: Sequence[SparseStream], dense: Sequence[Array]) -> None:
-        """Learn what the results are like on the host, and where the values of the dense ones come from."""
+        """Record the form of the host results, and the positions from which the values of dense ones are taken."""
         self._results, places = results, iter(dense)
         self._places = [self.xp.asarray(next(places) if result.is_dense else result._indices) for result in results]
         self._present = [None if result._present is None else self.xp.asarray(result._present) for result in results]
         self._finish()
 
     def results(self, sums: Array) -> list[SparseStream]:
-        """The results on the device, on memory of their own, of the values at all positions of the union."""
+        """Return the results in new device memory, given the sums at all positions of the union."""
         (values,) = self._transfers.to_device([sums])
         cuts = [0, *np.cumsum([len(each) for each in self._places]).tolist()]
         made = []
@@ -120,5 +121,5 @@ class DeviceEnds:
         return made
 
     def _finish(self) -> None:
-        """Wait for what the plan keeps, which later sums use on whatever stream is current then."""
+        """Wait for the arrays that the plan keeps, because later sums may use them on another CUDA stream."""
         self.xp.cuda.get_current_stream().synchronize()

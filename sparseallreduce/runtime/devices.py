@@ -1,4 +1,4 @@
-"""Which GPU is whose, where a host has several, or several ranks share one."""
+"""Assign the GPUs of a host to its ranks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["local_device"]
 
 
 def local_device(comm: Any = None, xp: Any = None) -> int:
-    """The number of this rank's GPU, as CuPy counts those that ``CUDA_VISIBLE_DEVICES`` leaves.
+    """Return the number of this rank's GPU, counted by CuPy among those in ``CUDA_VISIBLE_DEVICES``.
 
-    The ranks of a host take its GPUs in their order, and begin again from the first where there are more ranks than GPUs.
-    :meth:`SparseStream.to_device` and ``bench --device gpu`` make it the current device if nobody has imported CuPy before. A program
-    that imports CuPy says so itself: ``cupy.cuda.Device(sar.local_device()).use()``.
+    The ranks of a host are assigned its GPUs in order, starting again from the first if there are more ranks than GPUs.
+    :meth:`SparseStream.to_device` and ``bench --device gpu`` make this the current device unless CuPy was imported before. A program that
+    imports CuPy selects it itself: ``cupy.cuda.Device(sar.local_device()).use()``.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
-        Whose ranks count; collective then. By default the launcher's environment tells the place of the rank on its host, and the first
-        GPU is that of a process of which no launcher tells one.
+        Communicator whose ranks are counted; the call is then collective. By default the rank on its host is read from the launcher's
+        environment, and a process without a launcher gets the first GPU.
     xp : module, optional
         CuPy by default.
 
     Raises
     ------
     StreamError
-        If there is no GPU here, or CuPy is not installed.
+        If there is no GPU, or CuPy is not installed.
     """
     xp = xp or device_module()
     if comm is None:

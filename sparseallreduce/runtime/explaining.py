@@ -1,4 +1,4 @@
-"""What "auto" takes for streams, and why: ``explain``."""
+"""Explain which algorithm "auto" selects for given streams, and why: ``explain``."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _ALONE = "alone"
-_RECORD = struct.Struct("<q16s")  # entries, and what would begin on this rank; the sample follows
+_RECORD = struct.Struct("<q16s")  # entries, and what this rank would start with; a sample follows
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What "auto" takes, and what it goes by.
+    """The choice of "auto", and the predictions that it is based on.
 
     Attributes
     ----------
     choice : str
-        An algorithm, or what needs none: "packed" (the streams travel with the agreement) or "sparse_shared" (they are added up in memory
-        that the ranks of one host share); "alone" on one rank. Where ranks have so different numbers of entries that each would choose
-        another way, it is what they take from the second such sum on.
+        An algorithm, or a shortcut that needs none: "packed" (streams are sent inside the agreement messages), "sparse_shared" (streams are
+        added in memory shared by the ranks of one host), or "alone" (one rank). If the numbers of entries differ so much that ranks would
+        choose differently, it is the choice from the second such reduction on.
     predicted : dict of float
-        Seconds that each way is expected to take.
+        Expected time of each algorithm or shortcut, in seconds.
     bytes : dict of float
-        Bytes that are expected to arrive in messages at a rank, by way.
+        Expected bytes received by a rank in messages, for each of them.
     union : float
-        Entries that the sum is expected to have.
+        Expected number of entries in the sum.
     entries : list of int
-        Of each rank's stream.
+        Number of entries in each rank's stream.
     size : int
         Dimension of the vector.
     copies : dict of float
-        Of the seconds expected, those of copies between a GPU and the host, by way; empty where streams lie on the host.
+        Part of the expected seconds that is spent on copies between GPU and host; empty if streams are on the host.
     largest_part : float
-        Entries of all ranks that are expected in the fullest of the P parts into which a split cuts the index space, by where entries lie;
-        the mean is that of ``entries``. Zero where the ranks do not ask each other: inside one host, and on a GPU.
+        Expected number of entries, over all ranks, in the fullest of the P parts into which a split cuts the index space; the mean part has
+        the mean of ``entries``. Zero if the ranks do not exchange samples: inside one host, and on a GPU.
     """
 
     choice: str
@@ -95,17 +95,17 @@ def explain(
     op: str | Operator | MPI.Op = "sum",
     **options: Unpack[OperationOptions],
 ) -> Explanation:
-    """What a blocking ``allreduce(stream, comm, op)`` takes by "auto", and why. Collective: all ranks call it.
+    """Return the algorithm that "auto" selects for a blocking ``allreduce(stream, comm, op)``, and the predictions. Collective.
 
     Parameters
     ----------
     stream, comm, op, **options
-        As for :func:`~sparseallreduce.allreduce`, which is not carried out.
+        As for :func:`~sparseallreduce.allreduce`. The reduction itself is not executed.
 
     Returns
     -------
     Explanation
-        The same on all ranks; ``print`` shows it as a table.
+        The same on all ranks. ``print`` shows it as a table.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
         "encoding": call.encoding,
         "hosts": channel.hosts,
     }
-    ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # which takes streams of the host
+    ours = "" if on_device else expected_beginning(stream, ranks, reduction, machine, **shared)  # it takes host streams only
     record = _RECORD.pack(stream.stored, ours.encode()[:16]) + sample_of(stream, channel.rank, ranks)
     records = yield from share_records(record, _RECORD.size + sample_bytes(stream.size))
     known = [_RECORD.unpack_from(record) for record in records]
@@ -147,7 +147,7 @@ def _explained(call: Call | None, comm: Any, ranks: int) -> Generator[Step, Any,
     overlap = estimated([record[_RECORD.size :] for record in records], stream.size)
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, overlap, channel.hosts)
     problem = problem._replace(on_device=on_device)
-    # "auto" asks where entries lie between hosts alone: inside one, and on a GPU, it takes them for random.
+    # "auto" samples positions only between hosts; inside a host and on a GPU it assumes random positions.
     considered, parts = problem, None if overlap is None or overlap.spread is None else overlap.spread.parts(0, stream.size, ranks)
     if near or on_device:
         considered, parts = problem_of(stream, sum(entries) / ranks, ranks, reduction, call.encoding, None, channel.hosts), None

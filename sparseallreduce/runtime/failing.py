@@ -1,18 +1,19 @@
-"""How an operation fails: in one place, :meth:`Failing.fail`, whatever raises and wherever.
+"""Define how an operation fails, whatever raises and wherever: :meth:`Failing.fail`.
 
-* Before a rank publishes anything, it is done with all that may fail; what hits it there or later it tells the others by a message with
-  the number of the operation. They raise the same. Of ranks that fail at once the lowest counts, so they tell each other what they know.
-* A rank that has the result may still fail while it writes what others need for theirs; then it fails as before.
-* Only MPI's own blocking sum cannot be told anything. A rank that has published that it enters it withdraws, unless another has seen
-  already that all do; then it enters the sum, and raises behind it.
-* A collective of MPI that some ranks have begun and others have not is begun by the others with the next operation, whose handshake tells
-  that one is missing (:func:`~sparseallreduce.runtime.collectives.recovery`). What it comes to is thrown away.
-* Who waits no longer recalls its record, so that a rank that comes later finds that, and not a result which the others have not waited
-  for; where records travel as messages, it looks for the word of the failure itself.
-* An error behind an operation that is over here may be news to ranks that have its result: it is raised by all in their next operation
+* Before a rank publishes its record, it completes every step that may fail. If something fails at that point or later, the rank sends the
+  other ranks a message with the number of the operation, and they raise the same error. If several ranks fail at the same time, the error
+  of the lowest rank takes precedence, so ranks exchange what they know.
+* A rank that has the result may still fail while it writes messages that others need for theirs. The operation then fails as before.
+* Only MPI's own blocking sum cannot be interrupted by a message. A rank that has published that it enters the sum withdraws, unless another
+  rank has already seen that all ranks enter; in that case it enters the sum, and raises afterwards.
+* An MPI collective that only some ranks have started is started by the others in the next operation, whose handshake reports that one is
+  missing (:func:`~sparseallreduce.runtime.collectives.recovery`). Its result is discarded.
+* A rank whose wait timed out withdraws its record, so that a rank that arrives later sees the failure instead of a result that the others
+  did not wait for. If records are sent as messages, the late rank reads the announcement of the failure itself.
+* An error in a rank after its operation ended may be unknown to ranks that have the result. All ranks raise it in their next operation
   (:mod:`~sparseallreduce.runtime.late_errors`). An interrupt ends all operations that this rank has in flight on the communicator.
-* A preparation that fails, fails on all ranks with the operations that waited for it, and the next operation begins another. Each rank
-  gives all others word of it once, its own or what it has heard, so that here, too, the lowest that failed counts.
+* A failed preparation fails on all ranks with the operations that waited for it, and the next operation starts another. Each rank sends one
+  announcement to all others, of its own failure or one that it has received, so that the lowest failing rank takes precedence here, too.
 """
 
 from __future__ import annotations
@@ -44,30 +45,31 @@ if TYPE_CHECKING:
 
 __all__ = ["SETTLING_RANKS", "SETTLING_SECONDS", "Alike", "Failing", "GivenUp", "by_culprit"]
 
-SETTLING_SECONDS = 0.25  # to wait for ranks whose error would count before ours; who has returned already does not answer
-SETTLING_RANKS = 64  # up to which they are waited for
-_RETRIES = 3  # of the way to fail, which may be interrupted, too
+SETTLING_SECONDS = 0.25  # to wait for lower ranks, whose errors take precedence; a rank that has returned does not answer
+SETTLING_RANKS = 64  # larger communicators do not wait for them
+_RETRIES = 3  # attempts to fail, since failing may be interrupted, too
 
 
 class GivenUp(Exception):
-    """Another rank has given up."""
+    """Raised when another rank has announced its failure."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
 
 
 class Alike(SparseAllreduceError):
-    """An error that says the same whichever rank meets it first."""
+    """An error whose text is the same on every rank, so that no rank takes precedence."""
 
 
 def by_culprit(failure: Failure) -> int:
+    """Sort key: the rank that failed."""
     return failure.culprit
 
 
 class Failing:
-    """What an operation is to those who end it; :class:`~sparseallreduce.runtime.operation.Operation` is its only kind.
+    """The failure handling of an operation; :class:`~sparseallreduce.runtime.operation.Operation` is its only subclass.
 
-    What most operations never need is an attribute of the class until they do.
+    Fields that most operations never need are class attributes until they are set.
     """
 
     channel: Channel
@@ -75,41 +77,41 @@ class Failing:
     stream: SparseStream | None
     sequence: int
     traces: list[Trace]
-    own = False  # whether it belongs to the preparation of the channel, which other operations wait for
-    queue: Queue | None = None  # where its work on a GPU goes, if it may have any
-    begun = False  # whether it takes part in the handshake, or in what comes behind it
-    listed = False  # whether it is among those that are moved on
-    handshake: Handshake | None = None  # until it is released
-    shortcut: Shortcut | None = None  # that this rank is armed for, or takes
-    stack: list[Any] | None = None  # schedules, the innermost last, if it takes no shortcut
-    step: Step | None = None  # what the schedule waits for
-    requests: list[MPI.Request] | None = None  # of a collective
-    received: Any = None  # what the collective fills
-    outbox: Outbox | None = None  # once it has sent anything
+    own = False  # whether it is an internal operation, which prepares the channel
+    queue: Queue | None = None  # queue of its work on a GPU, if there may be any
+    begun = False  # whether it has entered the handshake or a later stage
+    listed = False  # whether it is in the list of operations to be progressed
+    handshake: Handshake | None = None  # None once it is released
+    shortcut: Shortcut | None = None  # the shortcut that this rank is armed for, or takes
+    stack: list[Any] | None = None  # nested schedules, the innermost last, if it takes no shortcut
+    step: Step | None = None  # the step that the schedule waits for
+    requests: list[MPI.Request] | None = None  # requests of a collective
+    received: Any = None  # arrays that the collective fills
+    outbox: Outbox | None = None  # created when it first sends
     result: Any = None
     error: Exception | None = None
-    cause: BaseException | None = None  # what hit this rank
-    failure: Failure | None = None  # whose error counts, as far as is known
-    warned = -1  # the last rank that we have told of it
-    limit = 0.0  # until when we wait for others whose error would count
-    ended = False  # shortcut or schedule
-    done = False  # and its messages are out
+    cause: BaseException | None = None  # exception that hit this rank
+    failure: Failure | None = None  # the failure that takes precedence, as far as is known
+    warned = -1  # the last rank that it was sent to
+    limit = 0.0  # time until which announcements of lower ranks are awaited
+    ended = False  # whether the shortcut or schedule has ended
+    done = False  # whether it has ended and its messages are sent
 
     @property
     def tag(self) -> int:
         return self.channel.tag(self.sequence)
 
     def outgoing(self) -> Outbox:
-        """That of the operation."""
+        """Return the outbox of the operation, created on first use."""
         outbox = self.outbox
         if outbox is None:
             outbox = self.outbox = Outbox(self.channel, self.tag, self.work.encoding, self.traces, self.queue)
         return outbox
 
     def fail(self, error: BaseException) -> None:
-        """The one way to fail, for whatever has hit this rank, and for word that another has given up.
+        """Fail because of an error on this rank or an announcement from another rank. All failures pass through this method.
 
-        Nothing is raised here but an interrupt that comes meanwhile, once the others have been told.
+        It raises nothing except an interrupt that arrives meanwhile, after the other ranks have been notified.
         """
         interrupt: BaseException | None = None
         for _ in range(_RETRIES):
@@ -136,24 +138,24 @@ class Failing:
             self.channel.late.end_all(error)
 
     def owes(self) -> bool:
-        """Whether the result is there, but others wait for messages of ours that are still to be written: then it can still fail."""
+        """Return True if the result is complete but messages for other ranks are unwritten, so that the operation can still fail."""
         return self.ended and self.error is None and self.outbox is not None and self.outbox.owes()
 
     def enlist(self) -> None:
-        """Have the operation moved on with all others."""
+        """Add the operation to the list of those that are progressed."""
         if self.done:
             return
         if self.begun and not self.ended and self not in self.channel.in_flight:
             self.channel.in_flight.append(cast("Operation", self))
         if not self.listed:
-            # In this order, and with no other call: an interrupt may come as soon as it has been appended, and not before.
+            # Keep this order, without another call in between: no interrupt can occur between the two statements.
             self.listed = True
             progress.operations.append(self)  # type: ignore[arg-type]
 
     def _fail(self, error: BaseException) -> None:
         channel = self.channel
         if channel.state == SETTLING and not self.own:
-            return  # ends with the preparation
+            return  # it ends with the preparation
         if isinstance(error, GivenUp):
             failure = error.failure
             self._begin_to_fail()
@@ -167,13 +169,13 @@ class Failing:
             if self._has_fulfilled(failure):
                 return
         elif isinstance(error, Alike):
-            failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error counts before it
+            failure = Failure(self.sequence, channel.ranks, "SparseAllreduceError", str(error))  # any other error takes precedence
         else:
             failure, self.cause = Failure.of(error, self.sequence, channel.rank), error
             if not self.begun and channel.state != READY:
                 if channel.state == FAILED:
                     channel.restart()
-                channel.fail(error)  # ends this operation, too, when that has settled
+                channel.fail(error)  # this ends the operation, too, once the ranks have settled
                 return
             channel.late.mark(error)
             self._begin_to_fail()
@@ -182,11 +184,11 @@ class Failing:
         if not self.begun:
             self.end(common_error([failure.announcement()]))
             return
-        if self.awaits_mpi() or self.work.takes_collectives():  # others may have begun one that we shall not come to
-            channel.collectives.usable = False  # of which the handshake of the next operation tells the other ranks
+        if self.awaits_mpi() or self.work.takes_collectives():  # other ranks may have started one that this rank will not reach
+            channel.collectives.usable = False  # the handshake of the next operation reports this to the other ranks
         if isinstance(error, WaitTimeoutError) and self.handshake is not None:
             self.handshake.recall(self.sequence)
-        self._leave_handshake()  # now: later operations may come to it before this one has settled
+        self._leave_handshake()  # now, since later operations may use it before this one has settled
         self.limit = perf_counter() + SETTLING_SECONDS
         self.failure = failure
         channel.late.note(self.sequence, failure)
@@ -194,7 +196,10 @@ class Failing:
         self._settle()
 
     def _has_fulfilled(self, failure: Failure) -> bool:
-        """Return whether the others have all that they need of this rank: then it ends here, and they raise the error later."""
+        """Return True if the other ranks have all that they need of this rank.
+
+        The operation then ends here, and the other ranks raise the error later.
+        """
         if not self._fulfils():
             return False
         late = self.channel.late
@@ -204,7 +209,7 @@ class Failing:
         return True
 
     def _begin_to_fail(self) -> None:
-        """Take part in the handshake, which is to be released or told that we have given up."""
+        """Join the handshake, so that the failure can be announced there and the handshake be released."""
         if self.begun:
             return
         for earlier in self.earlier():
@@ -213,26 +218,26 @@ class Failing:
         self.enlist()
 
     def _fulfils(self) -> bool:
-        """Whether the others have all that they need of this rank, which it does now if it has to."""
+        """Return True if the other ranks have all that they need of this rank, after providing it if necessary."""
         handshake = self.handshake
         if handshake is not None and handshake.has_published(self.sequence):
-            handshake.complete(self.sequence)  # those who know our record may go on without asking who else does
+            handshake.complete(self.sequence)  # ranks that have read our record may proceed without checking the others
         else:
             handshake = None
         return self.shortcut is not None and self.shortcut.fulfil(self.sequence, handshake)
 
     def _leave_handshake(self) -> None:
-        """Release the handshake, or see to it that it is released as soon as that gives up nothing which we have still to read there."""
+        """Release the handshake, or arrange for its release once no record in it is unread by this rank."""
         handshake, channel = self.handshake, self.channel
         if handshake is None:
             return
         orphan = handshake, self.sequence
         if orphan not in channel.orphaned and not handshake.abandon(self.sequence):
             channel.orphaned.append(orphan)
-        self.handshake = None  # last: what raises here is tried again
+        self.handshake = None  # last, so that the method can be repeated if it raises
 
     def _warn(self) -> None:
-        """Tell all ranks whose error counts, as far as we know."""
+        """Send the failure that takes precedence, as far as it is known, to all ranks."""
         channel, failure = self.channel, self.failure
         assert failure is not None
         message = failure.packed()
@@ -243,7 +248,7 @@ class Failing:
                 outbox.post(self.warned, message)
 
     def _settle(self) -> None:
-        """Wait for ranks whose error would count before the one that we know of, so that all raise the same."""
+        """Wait for announcements of lower ranks, whose errors take precedence, so that all ranks raise the same one."""
         channel, failure = self.channel, self.failure
         assert failure is not None
         channel.mailbox.take_in()
@@ -256,11 +261,14 @@ class Failing:
                 failure = self.failure = announced
         waited = [rank for rank in range(failure.culprit) if rank != channel.rank and rank not in failures]
         if not waited or channel.ranks > SETTLING_RANKS or perf_counter() > self.limit:
-            channel.late.note(self.sequence, failure)  # that counts
+            channel.late.note(self.sequence, failure)  # the one that takes precedence
             self.end(common_error([failure.announcement()]))
 
     def _leave(self) -> None:
-        """The result is there, and the operation done once its last messages are out; called until then, from the start if interrupted."""
+        """Finish an operation that has its result, once its last messages are sent.
+
+        It is called repeatedly until then, and can be repeated from its start after an interrupt.
+        """
         if self in self.channel.in_flight:
             self.channel.in_flight.remove(self)
         self.stack = None
@@ -271,7 +279,7 @@ class Failing:
             if mailbox.strays or mailbox.warned:
                 self.channel.tidy()
             box = mailbox.boxes.get(self.tag)
-            if (box is not None and box.failures) or self.channel.late.is_owed:  # who gave up may call the library no more
+            if (box is not None and box.failures) or self.channel.late.is_owed:  # a rank that gave up may not call the library again
                 outbox.abandon()
         if outbox is None or outbox.is_empty():
             mailbox.finish(self.tag)
@@ -280,7 +288,7 @@ class Failing:
             self.done = True
 
     def end(self, error: Exception) -> None:
-        """End by an error that all ranks raise, or that they have been told of."""
+        """End the operation with an error that all ranks raise or have been told of."""
         if self.done:
             return
         channel, entries = self.channel, self.work.entries(self.stream)
@@ -312,7 +320,7 @@ class Failing:
             channel.tidy()
 
     def _leave_messages(self) -> None:
-        """Leave what is on its way to itself."""
+        """Hand pending messages over to the mailbox, which completes or cancels them later."""
         channel, step, mailbox = self.channel, self.step, self.channel.mailbox
         if mailbox is None:
             return
@@ -324,22 +332,25 @@ class Failing:
             if isinstance(step, DenseAllgather):
                 sources = sum(low < high for rank, (low, high) in enumerate(step.ranges) if rank != channel.rank)
             for request in (self.requests or [])[:sources]:
-                if request:  # MPI makes null what was found complete, and cancels nothing that is null
+                if request:  # completed requests are null, and cannot be cancelled
                     request.Cancel()
-        channel.stale.append([self.tag, 0])  # also where others have come further than this rank, to an exchange
+        channel.stale.append([self.tag, 0])  # also if other ranks have already reached an exchange
         mailbox.close(self.tag)
 
     def earlier(self) -> list[Any]:
-        """The user's operations on this channel that were called before, and have not begun: a thread was moving others on at the time."""
+        """Return the user's operations on this channel that were called before this one and have not started.
+
+        They have not if another thread was progressing the channel when they were called.
+        """
         others = [operation for operation in tuple(progress.operations) if operation.channel is self.channel]
         return [other for other in others if other.is_waiting() and other.sequence < self.sequence]
 
     def is_waiting(self) -> bool:
-        """Whether this operation of the user's has not begun."""
+        """Return True if this is a user's operation that has not started."""
         return not (self.begun or self.own or self.done)
 
     def awaits_mpi(self) -> bool:
-        """Whether this rank has begun a collective of MPI for it, which is not done."""
+        """Return True if this rank has started an MPI collective for the operation that is not complete."""
         native = isinstance(self.step, DenseAllreduce | DenseAllgather) and not self._is_direct(self.step)
         return native and self.requests is not None and not self.ended
 
@@ -351,7 +362,7 @@ class Failing:
 
 
 def _close(generator: Any) -> None:
-    """Close a generator, whatever it has to say to that: the operation has failed already."""
+    """Close a generator and ignore its exceptions, since the operation has already failed."""
     with contextlib.suppress(Exception):
         generator.close()
 

@@ -1,8 +1,8 @@
-"""The beginning of every operation that can begin at once, and all of a blocking one that is over at once.
+"""Start operations that can start immediately, and complete blocking ones without creating a request.
 
-An operation on a few kilobytes takes some ten microseconds, and the handshake adds as much to MPI's allreduce of a dense vector. Checked
-arguments, what the ranks are told and how they choose are the same for all streams of a kind, and remembered; the operation is in no list
-and takes no lock until there is something to wait for. From there on it goes on as any other does.
+An operation on a few kilobytes takes about ten microseconds, so every object and lock counts. Checked arguments, the agreed description of
+the operation and the choice of algorithm are cached by size, dtype, operator and algorithm. The operation is added to the list of pending
+operations, and the channel's lock is taken, only if there is something to wait for. From then on it proceeds like any other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["has_begun", "is_idle", "start"]
 
-_REMEMBERED = 256  # kinds of streams
-_AT_ONCE = (False,)  # the argument with which a lock is acquired now or not at all
-_STRUCK = Launched(Intent((), 0))  # in place of what an operation was to do, which has failed before that was known
+_REMEMBERED = 256  # signatures cached for a channel
+_AT_ONCE = (False,)  # argument of `acquire` for a non-blocking attempt
+_STRUCK = Launched(Intent((), 0))  # stands for the work of an operation that failed before its work was known
 
 
 def is_idle(channel: Channel) -> bool:
@@ -45,14 +45,14 @@ def start(
 ) -> Operation | None:
     """Start an operation and return it, completed if ``blocking``. Return None if it cannot start yet.
 
-    It cannot while others of this channel have not begun, or are in flight and it is ``blocking``; while the arguments need checking; and
-    while another thread moves operations of this channel on; and while another rank is more than four operations behind. ``fusion`` is
-    that of a list's streams, which ``stream`` is made of.
+    It cannot start if earlier operations on this channel have not started, or are in flight and ``blocking`` is true; if the arguments need
+    checking; if another thread is progressing this channel; or if another rank is more than four operations behind. ``fusion`` describes
+    the list of streams that were fused into ``stream``, if any.
 
     Raises
     ------
     BaseException
-        What is no Exception, if it hits this rank here; the operation has failed then. All other errors are the operation's.
+        An interrupt (not an Exception), by which the operation has failed. All other errors are stored in the operation.
     """
     with channel.turn:
         idle = is_idle(channel)
@@ -62,8 +62,8 @@ def start(
         operation: Any = None
         locked: list[bool] = []
         try:
-            if not (idle and slots):  # else nothing that another thread moves on is touched
-                locked.extend(map(channel.lock.acquire, _AT_ONCE))  # no interrupt comes between this call and what it returns
+            if not (idle and slots):  # otherwise nothing is touched that another thread may be progressing
+                locked.extend(map(channel.lock.acquire, _AT_ONCE))  # no interrupt can separate this call from storing its result
                 if not locked[0]:
                     return None
             stored = stream._stored
@@ -90,7 +90,7 @@ def start(
             channel.sequence = sequence
             if operation is None:
                 operation = Operation(channel, _STRUCK, None, sequence)
-            with channel.lock:  # another thread may be moving others on
+            with channel.lock:  # another thread may be progressing other operations
                 operation.fail(error)
             if not isinstance(error, Exception):
                 raise
@@ -105,12 +105,12 @@ def start(
 def _signature_of(
     key: tuple[Any, ...], stream: SparseStream, op: str, algorithm: str, channel: Channel, fusion: Fusion | None
 ) -> Signature | None:
-    """What is known of operations on such streams, remembered from now on; None if the arguments are wrong."""
+    """Return the cached signature of operations on such streams, creating it if needed. Return None if the arguments are wrong."""
     call, intent = make_call(stream, op, algorithm, {})
     if call is not None and fusion is not None:
         intent = make_fused_call(fusion, stream, op, algorithm)[1]
     if intent.error is not None and not isinstance(intent.error, Exception):
-        raise intent.error  # an interrupt, which whoever tries again would know nothing of
+        raise intent.error  # an interrupt, which a second attempt would lose
     if call is None or intent.error is not None:
         return None
     signature = Signature(call, intent, channel)

@@ -1,4 +1,4 @@
-"""Plans of streams whose indices stay: where every value goes is laid out once, and the results lie in memory of the plan."""
+"""Plans for streams whose indices stay fixed: routes and result memory are set up once, and each sum sends values alone."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ Array = NDArray[Any]
 
 
 class GroupPlan:
-    """The streams of one dtype and width: their values as one array, the sum, and where the results are.
+    """The streams of one dtype and width in a plan: their values in one array, the schedule of the sum, and the results.
 
     Parameters
     ----------
     group : Group
     streams : sequence of SparseStream
+    op : Operator
     density : float, optional
         The switch density of results.
     """
@@ -47,12 +48,12 @@ class GroupPlan:
     def __init__(self, group: Group, streams: Sequence[SparseStream], op: Operator, density: float | None) -> None:
         self.group, self.density = group, density
         self.kind = Kind(op, group.dtype, group.row)
-        self.ends: DeviceEnds | None = None  # of streams on a GPU
+        self.ends: DeviceEnds | None = None  # None for streams on the host
         if streams[0].on_device:
             self.ends = DeviceEnds(array_module(streams[0]._stored), [stream._entries()[0] for stream in streams])
             streams = [stream.to_host() for stream in streams]
         entries = [stream._entries() for stream in streams]
-        self._sets = [np.array(indices) for indices, _ in entries]  # a copy: a stream's maker may change his
+        self._sets = [np.array(indices) for indices, _ in entries]  # a copy, since the user may change the original
         self.indices: Array = group.fuse_sparse(*zip(*entries, strict=True))._entries()[0]
         cuts = [0, *np.cumsum([len(each) for each in self._sets]).tolist()]
         self.values = self.kind.room(cuts[-1]) if self.ends is None else self.ends.room((cuts[-1], *group.row), group.dtype)
@@ -60,12 +61,12 @@ class GroupPlan:
         self.fixed: FixedSum | None = None
 
     def take(self, number: int, given: Any) -> None:
-        """Copy the values of one of the streams.
+        """Copy the values of stream ``number``, given as a stream or an array.
 
         Raises
         ------
         StreamError, StreamTypeError
-            If it does not go with the plan.
+            If indices, shape or dtype do not match the plan.
         """
         part = self._parts[number]
         checked_place(given, self.ends is not None)
@@ -84,7 +85,7 @@ class GroupPlan:
         np.copyto(part, values, casting="same_kind")
 
     def settle(self) -> None:
-        """Wait until the values are there."""
+        """Wait until copies of values from a GPU are complete."""
         if self.ends is not None:
             self.ends.settle()
 
@@ -94,7 +95,7 @@ class GroupPlan:
             raise StreamError(UNLIKE)
 
     def _values_of(self, number: int, stream: SparseStream) -> Array:
-        """The values of a stream at the positions of the plan, which are to be all that it has."""
+        """Return the values of a stream, whose positions must be those of the plan."""
         indices = self._sets[number]
         if stream._indices is None:
             values: Array = stream._stored[indices.astype(np.intp)]
@@ -107,7 +108,7 @@ class GroupPlan:
         return values
 
     def lay_out_results(self, ranks: int) -> list[SparseStream]:
-        """The streams that the values of the results will be in; of those on a GPU, what they are like."""
+        """Create and return the result streams, whose values later sums fill in; for streams on a GPU, their host templates."""
         assert self.fixed is not None
         union, group = self.fixed.indices, self.group
         self._divisor = ranks if self.kind.op.is_mean else 0
@@ -135,7 +136,7 @@ class GroupPlan:
         return self._results
 
     def finish(self, sums: Array) -> list[SparseStream]:
-        """Bring the sums to the results."""
+        """Write the sums into the results, and return these."""
         if self._divisor:
             divide(sums, self._divisor, self._sums)
         elif sums is not self._sums:
@@ -148,7 +149,7 @@ class GroupPlan:
 
 
 class _Sums:
-    """The values at all positions of the union, of each kind of streams."""
+    """The reduced values at all positions of the union, one array for each group of streams."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = arrays
@@ -159,7 +160,7 @@ class _Sums:
 
 
 class _Sum(Work):
-    """A sum over index sets that stay; the same object for any number of them."""
+    """The work of one sum with fixed index sets; the same object is used for every sum of the plan."""
 
     def __init__(self, groups: Sequence[GroupPlan], intent: Intent, encoding: Encoding) -> None:
         self._groups, self._intent, self.encoding = groups, intent, encoding
@@ -186,13 +187,13 @@ class _Sum(Work):
 
 
 class FixedPlan(Plan):
-    """Of streams whose indices stay."""
+    """A plan for streams whose indices stay fixed."""
 
     def __init__(self, common: Common, is_list: bool, fusion: Fusion, groups: Sequence[GroupPlan]) -> None:
         super().__init__(common)
         self._is_list, self._fusion, self._groups = is_list, fusion, groups
         self._results: list[Any] = [None] * len(fusion.sizes)
-        self._place: list[Any] = [None] * len(fusion.sizes)  # of each stream: its group, and its number there
+        self._place: list[Any] = [None] * len(fusion.sizes)  # group of each stream, and its number in the group
         for group in groups:
             group.lay_out_results(common.ranks)
             for number, place in enumerate(group.group.members):
@@ -204,7 +205,7 @@ class FixedPlan(Plan):
 
     @property
     def algorithm(self) -> str | None:
-        """That by which values travel; None if there are several kinds of streams, or none."""
+        """The algorithm by which values are reduced; None if there are several groups of streams, or none."""
         names = {group.fixed.algorithm for group in self._groups if group.fixed is not None}
         return names.pop() if len(names) == 1 else None
 
@@ -213,7 +214,7 @@ class FixedPlan(Plan):
         return self._common.begin(self._sound, self._sound.schedule) if fault is None else self._failing(fault)
 
     def _failing(self, fault: BaseException) -> Request:
-        """A sum of which all ranks are told what is wrong on this one."""
+        """Start a sum that raises this rank's error on all ranks."""
         work = _Sum(self._groups, self._common.intent._replace(error=fault), self._encoding)
         return self._common.begin(work, work.schedule)
 
@@ -221,7 +222,7 @@ class FixedPlan(Plan):
         self._groups, self._results, self._place = [], [], []
 
     def _taken(self, given: Any) -> BaseException | None:
-        """Copy the values of all streams; what is wrong with them."""
+        """Copy the values of all streams; return the error if that fails."""
         try:
             if self._is_list and not isinstance(given, list | tuple):
                 raise StreamTypeError(f"this plan takes a list of streams or arrays, not {type(given).__name__}")
@@ -242,7 +243,7 @@ class FixedPlan(Plan):
 
 
 class PlanInMemory(FixedPlan):
-    """Of streams whose indices stay, of one kind, on ranks that share memory: there a sum of streams takes less time than messages do."""
+    """A plan with fixed indices for one group of streams on ranks that share memory, where a sum in memory beats messages."""
 
     def __init__(self, common: Common, is_list: bool, fusion: Fusion, group: GroupPlan) -> None:
         Plan.__init__(self, common)
@@ -280,14 +281,14 @@ class PlanInMemory(FixedPlan):
 
 
 def _takes_memory(common: Common, groups: Sequence[GroupPlan]) -> bool:
-    """Whether sums of streams in memory that the ranks share are what is fastest; the same on all ranks."""
+    """Return True if sums in shared memory are fastest. All ranks return the same."""
     channel, call = common.channel, getattr(common.call, "call", common.call)
     one = len(groups) == 1 and call.algorithm == AUTO and call.op.is_sum and call.encoding.is_exact
     return one and channel is not None and channel.shares_memory and len(channel.near) == channel.ranks
 
 
 def lay_out(common: Common, stream: Any, rank: int, ranks: int, machine: Any) -> Generator[Step, Any, tuple[Fusion, list[GroupPlan]]]:
-    """Configure the sums of all groups, one after the other."""
+    """Set up the sums of all groups, one after the other."""
     call = getattr(common.call, "call", common.call)
     streams = stream if isinstance(stream, list | tuple) else [stream]
     fusion = fusion_of(streams)
@@ -305,7 +306,7 @@ def _place(union: Array, bound: int) -> int:
 
 
 def unfit(call: Call, algorithm: str) -> str | None:
-    """Why a plan of fixed indices cannot have these arguments."""
+    """Return the reason why a plan with fixed indices cannot have these arguments, or None."""
     if algorithm not in (*FIXED, "auto"):
         return f"fixed_indices goes with algorithm 'auto' or one of {', '.join(FIXED)}, not with {algorithm!r}"
     given = [*call.options, *(["index_codec"] if call.encoding.index_codec != "auto" else [])]

@@ -1,8 +1,8 @@
-"""How what is kept for a communicator is given back after the user has freed it.
+"""Release what the library keeps for a communicator after the user has freed it.
 
-MPI then calls back, maybe amid another call of its own, where it must not be called; and ranks may free their communicators in another
-order. So the callback only takes note. What takes calls of MPI is a generator, which goes on with the next calls of the library, a step at
-a time, or at exit; it waits for the other ranks by yielding.
+MPI calls a callback when a communicator is freed, possibly inside another MPI call, where MPI must not be called; and ranks may free their
+communicators in different orders. The callback therefore only queues a generator that makes the necessary MPI calls. Later calls of the
+library, and an exit handler, advance it step by step; it yields while it waits for other ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["channel_given_back", "finish", "keyval", "note_channel", "returned"]
 
 _IN_FLIGHT = "the communicator was freed while an operation on it was in flight: wait for it before"
-_EXIT_SECONDS = 3.0  # to wait at exit for ranks that have not freed theirs
+_EXIT_SECONDS = 3.0  # limit for waiting at exit for ranks that have not freed their communicators
 
 Returning = Generator[bool, None, None]
 
@@ -39,7 +39,8 @@ def keyval(give_back: Callable[[Any], Returning], note: Callable[[Any], None] | 
     Parameters
     ----------
     give_back : callable
-        Makes of an attribute's value, once its communicator is freed, the generator that gives it back. It yields False whenever it waits.
+        Called with the attribute's value when its communicator is freed; returns the generator that releases it. The generator yields False
+        while it waits.
     note : callable, optional
         Called with the value inside MPI's callback, where MPI must not be called.
     """
@@ -48,7 +49,7 @@ def keyval(give_back: Callable[[Any], Returning], note: Callable[[Any], None] | 
 
 
 def returned(*comms: Any) -> Returning:
-    """Free communicators of the library's own that no message is under way on."""
+    """Free internal communicators on which no message is in flight."""
     for comm in comms:
         comm.Free()
     return
@@ -56,8 +57,8 @@ def returned(*comms: Any) -> Returning:
 
 
 def note_channel(channel: Channel) -> None:
-    """Give back the memory of a channel whose communicator is being freed, unless operations on it are in flight."""
-    # Open MPI ends in a segmentation fault if a communicator goes before it has been duplicated. It may be called here.
+    """Release the memory of a channel whose communicator is being freed, unless operations on it are in flight."""
+    # Open MPI crashes if a communicator is freed while it is being duplicated. Open MPI may be called here.
     while channel.duplicating is not None and _is_open_mpi() and not channel.duplicating.Test():
         os.sched_yield()
     if channel.state in (READY, FAILED) and not any(operation.channel is channel for operation in tuple(progress.operations)):
@@ -65,7 +66,7 @@ def note_channel(channel: Channel) -> None:
 
 
 def channel_given_back(channel: Channel) -> Returning:
-    """Give the duplicates of a channel back to MPI, with the other ranks. Operations in flight fail."""
+    """Free the duplicates of a channel, together with the other ranks. Operations in flight fail."""
     for operation in tuple(progress.operations):
         if operation.channel is channel and not operation.own:
             operation.fail(Alike(_IN_FLIGHT))
@@ -78,8 +79,8 @@ def channel_given_back(channel: Channel) -> Returning:
     mailbox = channel.mailbox
     if mailbox is None or channel.collectives.comm is None:
         return
-    # What a rank that gave up has sent to those that were done already must not be taken for a message of the next communicator, to which
-    # MPI may give the same context.
+    # Announcements of a rank that gave up, sent to ranks that had finished, must not be received on the next communicator, to which MPI may
+    # give the same context.
     for _ in range(2):
         barrier, limit = channel.messages.Ibarrier(), perf_counter() + WITHDRAWAL_SECONDS
         while not barrier.Test() or (mailbox.leftovers and perf_counter() < limit):
@@ -92,7 +93,7 @@ def channel_given_back(channel: Channel) -> Returning:
 
 
 def finish() -> None:
-    """Give back all that is still to be given back, unless other ranks make this wait for long."""
+    """Release everything that is pending, waiting for other ranks for a limited time."""
     limit = perf_counter() + _EXIT_SECONDS
     progress.wait_until(lambda: not progress.recall_freed() or perf_counter() > limit)
 
@@ -111,7 +112,7 @@ def _is_open_mpi() -> bool:
 def _deleted(
     give_back: Callable[[Any], Returning], note: Callable[[Any], None] | None, _comm: MPI.Comm, _key: int, value: Any
 ) -> None:
-    if children.generation:  # in a forked process it is the parent's, who goes on with it
+    if children.generation:  # in a forked process the communicator belongs to the parent, which still uses it
         return
     if note is not None:
         note(value)

@@ -1,15 +1,14 @@
-"""Who shares a host's cores, who may share its memory, and how many cores the ranks of a host may use together.
+"""Determine which ranks share a host's cores, which may share its memory, and how many cores they may use together.
 
-Host names tell neither: containers on different machines may have one name, and those of one machine have several. The boot id, which
-Linux draws when a machine starts, tells who shares cores. Boot id and PID namespace together tell who may share memory, since ranks
-find each other's by process id; whether they can is proved by the mapping itself
-(:func:`~sparseallreduce.runtime.memory.mapping.shared_memory`).
-Where there is no boot id, the host name stands for it. Machines resumed from one snapshot have one boot id, and are taken for one host
-whose ranks cannot share memory.
+Host names are not reliable: containers on different machines may have the same name, and those on one machine have different names. The
+boot id, which Linux draws when a machine starts, identifies ranks that share cores. Boot id and PID namespace together identify ranks that
+may share memory, since ranks find each other by process id; the mapping itself shows whether they can
+(:func:`~sparseallreduce.runtime.memory.mapping.shared_memory`). If there is no boot id, the host name is used instead. Machines resumed
+from one snapshot have the same boot id, and are treated as one host whose ranks cannot share memory.
 
-How many cores the host has says little where a container, ``taskset`` or a job scheduler allows some of them: two ranks on one of two
-cores that took themselves for a rank a core took 379 microseconds for a sum of a few entries, where ranks that know it take 57.
-A cgroup may besides limit the processor time of all that is in it (``cpu.max``), which counts as so many cores, rounded up.
+The number of cores of the host is not enough if a container, ``taskset`` or a job scheduler allows only some of them: two ranks on one of
+two cores that assumed a core each took 379 microseconds for a sum of a few entries; ranks that know the limit take 57. A cgroup may also
+limit the processor time of its members (``cpu.max``), which counts as that many cores, rounded up.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ __all__ = [
     "usable_cores",
 ]
 
-_ROOT = Path("/")  # of the file system in which /proc and /sys are looked for
+_ROOT = Path("/")  # root of the file system that contains /proc and /sys
 _ID = 8  # bytes
-_MASK = 256  # bytes, for 2,048 cores; ranks bound to others count as if they could use all
-_LIMITS = 4  # most nested limits of a rank that others learn of: those of the innermost cgroups
+_MASK = 256  # bytes, for 2,048 cores; ranks bound to cores beyond these count as if they could use all
+_LIMITS = 4  # number of a rank's nested limits that are sent to other ranks: those of the innermost cgroups
 _MEMBERSHIP = re.compile(r"^[0-9]+:([^:\n]*):([^\n]*)$", re.MULTILINE)  # a line of /proc/self/cgroup: controllers and path
-# A line of /proc/self/mountinfo: what of the file system is mounted, where, its type and its options.
+# A line of /proc/self/mountinfo: the mounted folder, the mount point, the type and the options.
 _MOUNT = re.compile(r"^(?:[^ \n]+ ){3}([^ \n]+) ([^ \n]+) [^\n]*? - ([^ \n]+) [^ \n]* ([^ \n]+)$", re.MULTILINE)
 _RECORD = struct.Struct(f"<{_ID}s{_ID}s{_MASK}s{2 * _LIMITS}Q")
 
 
 class Limit(NamedTuple):
-    """What the processes of a cgroup and of those inside it may use together."""
+    """The processor time that the processes of a cgroup and its descendants may use together."""
 
     cgroup: int  # the inode of its folder, which is the same in every namespace of a host; never 0
     millicores: int  # thousandths of a core: 1,500 are 1.5 seconds of processor time in each second
@@ -58,24 +57,24 @@ class Place(NamedTuple):
 
     host: bytes  # the same for processes that share cores
     memory: bytes  # the same for processes that may share memory, all of which are on one host
-    affinity: bytes  # the cores that it may run on, a bit for each; none where the system does not tell
-    limits: tuple[Limit, ...] = ()  # of the cgroups that it is in, outermost first
+    affinity: bytes  # bit mask of the cores that it may run on; zero if unknown
+    limits: tuple[Limit, ...] = ()  # limits of its cgroups, outermost first
 
     def pack(self) -> bytes:
-        """A record, equally long for all places."""
+        """Return a record of this place; all records have the same length."""
         numbers = [number for limit in self.limits[-_LIMITS:] for number in limit]
         return _RECORD.pack(self.host, self.memory, self.affinity, *numbers, *[0] * (2 * _LIMITS - len(numbers)))
 
     @staticmethod
     def unpack(record: bytes) -> Place:
-        """The place of a record."""
+        """Return the place stored in a record."""
         host, memory, affinity, *numbers = _RECORD.unpack(record)
         limits = map(Limit, numbers[::2], numbers[1::2])
         return Place(host, memory, affinity, tuple(limit for limit in limits if limit.cgroup))
 
 
 def this_place(root: Path = _ROOT) -> Place:
-    """Where this process runs, as ``/proc`` and ``/sys`` below ``root`` tell."""
+    """Return where this process runs, read from ``/proc`` and ``/sys`` below ``root``."""
     try:
         host = "boot " + (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -88,48 +87,51 @@ def this_place(root: Path = _ROOT) -> Place:
 
 
 def same_host(places: Sequence[Place], rank: int) -> list[int]:
-    """The ranks that share cores with a rank, itself included."""
+    """Return the ranks that share cores with ``rank``, including itself."""
     return [other for other, place in enumerate(places) if place.host == places[rank].host]
 
 
 def same_memory(places: Sequence[Place], rank: int) -> list[int]:
-    """The ranks that may share memory with a rank, itself included."""
+    """Return the ranks that may share memory with ``rank``, including itself."""
     return [other for other, place in enumerate(places) if place.memory == places[rank].memory]
 
 
 def count_cores(places: Iterable[Place]) -> int:
-    """The cores that processes of one host may use together.
+    r"""Return the number of cores that processes of one host may use together.
 
-    These are the cores that any of them may run on, but no more than the limits of their cgroups add up to: a limit counts once for
-    all processes in its cgroup, those of different cgroups add up, and no cgroup has more than the one that it lies in. What remains
-    of a core counts as one.
+    These are the cores that any of the processes may run on, but no more than the sum of their cgroup limits. A limit counts once for all
+    processes in its cgroup, and a nested cgroup cannot exceed its parent. Fractions of a core are rounded up.
 
+    Examples
+    --------
     >>> one, other = Limit(7, 1500), Limit(8, 500)
-    >>> count_cores([Place(b"", b"", b"\\1"), Place(b"", b"", b"\\2"), Place(b"", b"", b"\\2")])
+    >>> count_cores([Place(b"", b"", b"\1"), Place(b"", b"", b"\2"), Place(b"", b"", b"\2")])
     2
-    >>> count_cores([Place(b"", b"", b"\\xff", (one,)), Place(b"", b"", b"\\xff", (one,))])
+    >>> count_cores([Place(b"", b"", b"\xff", (one,)), Place(b"", b"", b"\xff", (one,))])
     2
-    >>> count_cores([Place(b"", b"", b"\\xff", (one,)), Place(b"", b"", b"\\xff", (other,))])
+    >>> count_cores([Place(b"", b"", b"\xff", (one,)), Place(b"", b"", b"\xff", (other,))])
     2
     """
     return max(1, -(-_millicores([(place.affinity, place.limits) for place in places]) // 1000))
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return count_cores([this_place()])
 
 
 def label_hosts(names: Sequence[str], places: Sequence[Place]) -> list[str]:
-    """For each rank a name of its host, the same for ranks that may share memory and for no others.
+    """Return a host name for each rank, the same for ranks that may share memory and different for others.
 
     Parameters
     ----------
     names : sequence of str
-        The host names of the ranks, of which the first of each host counts; hosts of one name are numbered.
+        The host names of the ranks. The name of a host's first rank is used; hosts with the same name are numbered.
     places : sequence of Place
-        Of the ranks.
+        The places of the ranks.
 
+    Examples
+    --------
     >>> label_hosts(["a", "a", "b"], [Place(b"1", b"1", b""), Place(b"2", b"2", b""), Place(b"2", b"2", b"")])
     ['a', 'a (2)', 'a (2)']
     """
@@ -143,9 +145,9 @@ def label_hosts(names: Sequence[str], places: Sequence[Place]) -> list[str]:
 
 
 def cpu_limits(root: Path = _ROOT) -> tuple[Limit, ...]:
-    """The limits of the cgroups that this process is in, outermost first; a limit above one further out is none.
+    """Return the limits of this process's cgroups, outermost first, without those that a parent's lower limit makes ineffective.
 
-    Cgroups outside of what a container sees of ``/sys/fs/cgroup`` remain unknown.
+    Cgroups outside of the part of ``/sys/fs/cgroup`` that a container sees remain unknown.
     """
     limits: list[Limit] = []
     for folder in _cgroups(root):
@@ -168,7 +170,7 @@ def _affinity() -> bytes:
 
 
 def _millicores(ranks: list[tuple[bytes, tuple[Limit, ...]]]) -> int:
-    """What processes may use together, each with its affinity and its limits, outermost first."""
+    """Return what processes may use together, in thousandths of a core, given their affinities and limits (outermost first)."""
     union = 0
     cgroups: dict[Limit | None, list[tuple[bytes, tuple[Limit, ...]]]] = {}
     for affinity, limits in ranks:
@@ -181,7 +183,7 @@ def _millicores(ranks: list[tuple[bytes, tuple[Limit, ...]]]) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """The folders of the cgroups that this process is in and that may limit processor time, outermost first."""
+    """Yield the folders of this process's cgroups that may limit processor time, outermost first."""
     try:
         memberships, mounts = (os.fsdecode((root / "proc/self" / name).read_bytes()) for name in ("cgroup", "mountinfo"))
     except OSError:
@@ -203,7 +205,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _limit(folder: Path) -> int | None:
-    """Of one cgroup, in thousandths of a core; None without."""
+    """Return the limit of one cgroup in thousandths of a core, or None if it has none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -213,5 +215,5 @@ def _limit(folder: Path) -> int | None:
             return None
     try:
         return max(1, 1000 * int(quota) // int(period)) if int(quota) >= 0 else None
-    except (ValueError, ZeroDivisionError):  # no limit is "max"
+    except (ValueError, ZeroDivisionError):  # "max" means no limit
         return None

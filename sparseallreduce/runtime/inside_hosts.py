@@ -1,18 +1,16 @@
-"""The two steps of a schedule inside a host, in memory that its ranks share, or by messages.
+"""Execute the two steps of a schedule inside a host, in memory that its ranks share, or by messages.
 
-To reduce, each rank writes to a row of its own what others are to add up, and publishes that. Each of the first ranks then adds up its part
-where the others' lie, in the order of the tree in which it would add up what comes by messages: the result is the same to the bit. A rank
-that has no memory for its row says so, and sends its parts; the others' come through memory all the same.
+To reduce, each rank writes the parts that other ranks add to a row of its own and publishes it. Each of the first ranks then adds its part
+from the rows of the others, in the tree order used for messages, so that the result is bitwise identical. A rank without memory for its row
+publishes that and sends its parts as messages; the parts of the other ranks still come from memory.
 
-To gather, each rank that has a part publishes how many entries that has. The first rank then says where they are to lie, all write their
-parts there, and what lies there is the result of all of them, without a copy. If the first rank has no memory for that, or expects messages
-to take less time, it says that instead.
+To gather, each rank that has a part publishes its number of entries. The first rank then publishes where the parts belong, all ranks write
+their parts there, and that memory is the result of all ranks, without a copy. If the first rank has no memory for it, or expects messages
+to be faster, it publishes that instead.
 
-Both wait only by steps of the schedule, so that any number of operations go on meanwhile, and an operation that fails on another rank, or
-is interrupted here, ends in a wait like any other. However it ends, this rank then says that it reads and writes nothing more of it.
-
-Operations of which four lie between take the same words of the memory, one after the other; so each waits until the one before is over on
-this rank.
+Both wait only by steps of the schedule, so that other operations progress meanwhile, and an operation that fails on another rank, or is
+interrupted here, ends like any other. However it ends, this rank then publishes that it no longer accesses the memory of the step. An
+operation uses the same words of memory as the operation four before it, and waits until that one is over on this rank.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = ["inside_host"]
 
-# Words of a step: what a rank has of it, behind the numbers; and the last number for which it has written its part of a result.
+# Words of a step: two values that a rank publishes with its number, and the last number for which it has written its part.
 _FIRST, _SECOND, _WRITTEN = range(LEFT + 1, LEFT + 4)
-_STEPS = 16  # bits of the number of a step in its operation, above which is that of the operation
-_LAID = 5  # words that say where a result is to lie, behind whether it does
-_LEAST = 1 << 12  # bytes of a row or a result from which on memory takes less time than messages
+_STEPS = 16  # low bits that number a step in its operation; the bits above number the operation
+_LAID = 5  # words that describe where a result is placed; all zero if it is not placed in memory
+_LEAST = 1 << 12  # smallest row or result, in bytes, for which memory is faster than messages
 
 Steps = Generator[Step, Any, Any]
 
 
 def inside_host(step: HostReduceScatter | HostGather, operation: Operation) -> Steps:
-    """The schedule of the step."""
+    """Return the schedule of the step: in shared memory if the host's ranks have it, otherwise by messages."""
     channel = operation.channel
     host = channel.host_memory
     if host is None or step.members != host.members:
@@ -83,7 +81,7 @@ def _reduce_scatter(step: HostReduceScatter, operation: Operation, host: HostMem
 
 
 def _summed(step: HostReduceScatter, operation: Operation, host: HostMemory, number: int, own: SparseStream) -> Steps:
-    """The sum of our part, of which each rank's is added as it comes."""
+    """Return the sum of this rank's part; the part of each rank is added when it arrives."""
     line, lanes, place = host.line_of(operation.sequence, REDUCING), len(step.bounds) - 1, host.place
     sums = Tree(step.reduction, host.ranks)
     sums.add(place, own)
@@ -131,7 +129,7 @@ def _gather(step: HostGather, operation: Operation, host: HostMemory, number: in
 
 
 def _settled(step: HostGather, host: HostMemory, line: int, number: int, part: SparseStream) -> list[int]:
-    """What the first rank says of the result: where it is to lie, or zeros."""
+    """Return where the first rank places the result in memory, or zeros for messages."""
     owners = range(len(step.bounds) - 1)
     forms, counts = ([host.word(owner, line, word) for owner in owners] for word in (_FIRST, _SECOND))
     laid = Laid.planned(host, forms, counts, step.bounds, part, step.reduction)
@@ -142,19 +140,19 @@ def _settled(step: HostGather, host: HostMemory, line: int, number: int, part: S
 
 
 def _is_turn(operation: Operation) -> bool:
-    """Whether the operation before in this slot is over on this rank."""
+    """Return True if the previous operation in this slot has ended on this rank."""
     ours, others = operation.sequence, operation.channel.in_flight
     return not any(0 < other.sequence < ours and not other.ended and (ours - other.sequence) % SLOTS == 0 for other in others)
 
 
 def _until(condition: Callable[[], bool]) -> Steps:
-    """Wait, unless the condition holds already."""
+    """Wait until the condition holds."""
     if not condition():
         yield Until(condition)  # type: ignore[misc]
 
 
 def _until_at(host: HostMemory, places: Sequence[int] | set[int], line: int, word: int, number: int, some: bool = False) -> Steps:
-    """Wait until all of these ranks of the host, or some, have come to a number."""
+    """Wait until all of these ranks of the host (or any, with ``some``) have published ``number`` in this word."""
 
     def missing() -> list[int]:
         return [host.members[place] for place in places if not host.is_at(place, line, word, number)]
@@ -174,6 +172,6 @@ def _copied(stream: SparseStream) -> SparseStream:
 
 
 def _count(operation: Operation, sent: int, received: int, messages: int) -> None:
-    """Count what would have gone by messages."""
+    """Count the bytes in traces as if they had been sent in messages."""
     for counts in operation.traces:
         counts.move(sent, received, messages)

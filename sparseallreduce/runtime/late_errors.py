@@ -1,15 +1,15 @@
-"""Errors that some ranks have raised in an operation which others had completed: those raise them in their next operation.
+"""Propagate errors that some ranks raised in an operation that others had completed: those raise them in their next operation.
 
-Otherwise the ranks that know nothing of an error would wait in that operation for a rank that has left a loop. There are two ways on which
-a rank learns of such an error, whichever comes first:
+Otherwise a rank that does not know of the error would wait in that operation for a rank that has left its loop. A rank learns of such an
+error in one of two ways, whichever comes first:
 
-* **By word.** A rank that fails tells all others, with the number of the operation. A rank that has completed that operation raises the
-  error in the operation that it waits in, or else in its next one, and tells the others that this one has failed.
-* **By the handshake.** A rank of which an operation has failed publishes with its next record that there is something to compare. Then
-  all ranks compare which operations have failed and which have been completed, and raise the error, on all of them, if one is both.
+* **By a message.** A rank that fails notifies all others with the number of the operation. A rank that has completed that operation raises
+  the error in the operation that it is waiting for, or else in its next one, and notifies the others that this one has failed.
+* **By the handshake.** A rank on which an operation has failed reports in its next record that there is something to compare. All ranks
+  then compare which operations have failed and which have been completed, and all raise the error if an operation is in both sets.
 
-An error that all ranks have raised is settled, and so is one with a lower number than an operation that has failed: every rank has raised
-something then.
+An error that all ranks have raised is settled. So is one with a lower number than a failed operation, since every rank has raised an error
+in that one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = ["LateError", "LateErrors"]
 
-_COMPARED = 32  # failed operations of a rank that are compared, the first ones
-_NUMBER_BYTES = 24  # of the number of an operation as text
-_FAILURE_BYTES = 4096  # of a Failure as text
-_REMEMBERED = 256  # numbers of failed operations
+_COMPARED = 32  # largest number of failed operations per rank that are compared, oldest first
+_NUMBER_BYTES = 24  # size of an operation's number as text
+_FAILURE_BYTES = 4096  # size of a Failure as text
+_REMEMBERED = 256  # failed operations whose numbers are kept
 
 
 class LateError(Exception):
-    """What an operation is to fail of on this rank, though it has happened elsewhere."""
+    """Raised to fail an operation on this rank because of an error that occurred on another rank or in an earlier operation."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
 
 
 class LateErrors:
-    """What a rank knows of operations that failed on some ranks of a communicator.
+    """The operations that failed on some ranks of a communicator, as far as this rank knows.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ class LateErrors:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.failed: deque[int] = deque(maxlen=_REMEMBERED)  # numbers of operations that failed on this rank
-        self.unshared: dict[int, Failure] = {}  # those of them that may not have failed on all ranks
-        self._overdue: Failure | None = None  # of an operation that this rank has completed
-        self._raised_through = -1  # once it has been raised: the last operation that had been called by then
+        self.unshared: dict[int, Failure] = {}  # those that may not have failed on all ranks
+        self._overdue: Failure | None = None  # failure of an operation that this rank has completed
+        self._raised_through = -1  # the last operation called when it was raised; -1 until then
         self._ending = False
-        self._settled = -1  # errors of operations up to this one are nobody's concern any more
+        self._settled = -1  # errors of operations up to this number are settled
 
     def note(self, number: int, failure: Failure | None = None) -> None:
-        """Note that an operation has failed on this rank; give its ``failure`` if it may not have failed on all ranks."""
+        """Record that an operation has failed on this rank; pass its ``failure`` if it may not have failed on all ranks."""
         if number not in self.failed:
             self.failed.append(number)
         if failure is not None:
@@ -69,7 +69,7 @@ class LateErrors:
         self._settle(number - 1)
 
     def hear(self, failure: Failure) -> None:
-        """Note that another rank has failed in an operation that is over here."""
+        """Record that another rank has failed in an operation that has ended on this rank."""
         if failure.reply or failure.number <= self._settled or failure.number in self.failed:
             return
         known = self._overdue
@@ -78,40 +78,41 @@ class LateErrors:
 
     @property
     def is_owed(self) -> bool:
-        """Whether this rank knows of an error that it has not raised, or has raised in operations that are still in flight."""
+        """True if this rank knows of an error that it has not raised, or has raised in operations that are still in flight."""
         return self._overdue is not None
 
     def check(self, number: int) -> None:
-        """Raise what this rank has not raised yet, in the operation of this number.
+        """Raise a pending error of another rank in the operation with this number.
 
         Raises
         ------
         LateError
+            If there is one.
         """
         overdue = self._overdue
         if overdue is None or number <= overdue.number:
             return
         if self._raised_through < 0:
-            self._raised_through = self._channel.sequence  # all that wait for a rank which may have left are to raise
+            self._raised_through = self._channel.sequence  # every operation that waits for a rank that may have left must raise
         if number <= self._raised_through:
             raise LateError(overdue._replace(number=number))
         self._overdue, self._raised_through = None, -1
 
     def mark(self, error: BaseException) -> None:
-        """Mark an error as one that the other ranks are told of."""
+        """Mark an error as known to the other ranks of this channel."""
         vars(error).setdefault("_told", set()).add(self._channel.number)
 
     def is_told(self, error: BaseException) -> bool:
-        """Return whether the other ranks are told of an error, or raise it, too."""
+        """Return True if the other ranks know of an error, or raise it, too."""
         return bool(getattr(error, "on_all_ranks", False)) or self._channel.number in getattr(error, "_told", ())
 
     def leave(self, error: BaseException, number: int) -> None:
-        """Tell the other ranks of an error that a call raises behind an operation, unless they know of it."""
+        """Notify the other ranks of an error that a call raises after an operation, unless they know of it."""
         if not self.is_told(error):
             self.tell(error, number)
 
     def tell(self, error: BaseException, number: int) -> None:
-        """Tell all other ranks of an error that this rank raises behind an operation, which may be complete here and elsewhere."""
+        """Notify all other ranks of an error that this rank raises after an operation, which may be complete here and elsewhere."""
         channel = self._channel
         mailbox = channel.mailbox
         if mailbox is None or channel.state == FREED:
@@ -124,7 +125,7 @@ class LateErrors:
             self.end_all(error)
 
     def end_all(self, error: BaseException) -> None:
-        """Fail all operations in flight with an interrupt: this rank may leave without waiting for them, and none is to wait for it."""
+        """Fail all operations in flight with an interrupt, because this rank may leave without waiting for them."""
         channel = self._channel
         if self._ending or channel.state != READY:
             return
@@ -137,7 +138,7 @@ class LateErrors:
             self._ending = False
 
     def post(self, failure: Failure) -> None:
-        """Tell all other ranks of a failure in an operation that they may have completed."""
+        """Send all other ranks the failure of an operation that they may have completed."""
         channel, sends = self._channel, list[Sent]()
         try:
             for other in channel.others:
@@ -146,12 +147,12 @@ class LateErrors:
             channel.mailbox.leftovers.keep_sent(sends)
 
     def compare(self, number: int) -> Generator[Step, Any, None]:
-        """Compare the failed operations of all ranks, before the operation of this number goes on.
+        """Compare the failed operations of all ranks before the operation with this number proceeds.
 
         Raises
         ------
         SparseAllreduceError
-            On all ranks the same, if one had failed on some of them and been completed by others.
+            If an operation failed on some ranks and completed on others; the same error on all ranks.
         """
         ours = json.dumps(sorted(self.unshared)[:_COMPARED]).encode().ljust(_COMPARED * _NUMBER_BYTES)
         texts: list[bytes] = yield Share(ours)
@@ -168,14 +169,14 @@ class LateErrors:
             self.unshared.pop(each, None)
 
     def _has_completed(self, number: int) -> bool:
-        """Return whether this rank has completed an operation, and has not raised anything since."""
+        """Return True if this rank has completed an operation and has raised no error since."""
         channel = self._channel
         if number > channel.begun or number <= max(self._settled, channel.failed_through) or number in self.failed:
             return False
         return not any(each.channel is channel and each.sequence == number and not each.ended for each in progress.operations)
 
     def _settle(self, number: int) -> None:
-        """Forget the errors of operations up to this one."""
+        """Discard the errors of operations up to this one."""
         if number <= self._settled:
             return
         self._settled = number

@@ -1,8 +1,8 @@
-"""What the launcher of this process says about it, and whether MPI knows of the other processes that it has started.
+"""Read what the launcher of this process says in the environment, and check that MPI connects the processes that it has started.
 
-Every launcher tells its processes their number, and most how many there are, through the environment. MPI needs more than that: a launcher
-that it understands. Under any other, as torchrun, or the mpiexec of another MPI library, each process is an MPI world of one rank, in which
-nothing is ever reduced, without an error.
+Every launcher gives its processes their number in environment variables, and most also give the total. MPI works only under launchers that
+its library supports. Under any other, such as torchrun or the mpiexec of another MPI library, each process is an MPI world of one rank, in
+which nothing is ever reduced, without an error.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from sparseallreduce.runtime import children
 __all__ = ["CHECK", "OWN_RUN", "check", "check_missing", "initialised_mpi", "launched_rank", "launched_ranks", "library"]
 
 CHECK = "SPARSEALLREDUCE_LAUNCHER_CHECK"
-OWN_RUN = "sparseallreduce"  # TORCHELASTIC_RUN_ID of ranks that MPI connects, which sparseallreduce.torch has given torchrun's variables
+OWN_RUN = "sparseallreduce"  # TORCHELASTIC_RUN_ID that sparseallreduce.torch sets in MPI ranks, along with torchrun's other variables
 
-_RUN = "sparseallreduce.torch.run"  # what runs a script for torchrun as ranks of MPI
-_LONGEST = 160  # characters of a command that is shown as it was called
+_RUN = "sparseallreduce.torch.run"  # module that runs a script written for torchrun as MPI ranks
+_LONGEST = 160  # longest command, in characters, that is shown in full
 
 
 class _Launcher(NamedTuple):
+    """The name of a launcher, and the environment variables that it sets."""
+
     name: str
-    sizes: tuple[str, ...]  # variables that say how many processes it has started, or how many on this host
-    ranks: tuple[str, ...]  # or which of them this is, counted from 0
-    needs_rank: bool = False  # whether a size without a rank says nothing
-    encloses: bool = True  # whether each of its processes may be an mpiexec that starts a world of its own
+    sizes: tuple[str, ...]  # variables with the number of processes, in total or on this host
+    ranks: tuple[str, ...]  # variables with the number of this process, from 0
+    needs_rank: bool = False  # whether a size counts only together with a rank
+    encloses: bool = True  # whether its processes may be mpiexec programs that start worlds of their own
 
 
-# In this order they are believed: an mpiexec may run inside a step of srun, and torchrun inside either.
+# In order of precedence: an mpiexec may run inside a step of srun, and torchrun inside either.
 _LAUNCHERS = (
     _Launcher("torchrun", ("WORLD_SIZE",), ("RANK", "LOCAL_RANK"), needs_rank=True, encloses=False),
     _Launcher("horovodrun", ("HOROVOD_SIZE",), ("HOROVOD_RANK",), encloses=False),
@@ -53,14 +55,14 @@ _LAUNCHERS = (
 _VARIABLES = frozenset(name for launcher in _LAUNCHERS for name in (*launcher.sizes, *launcher.ranks))
 _LOOKED_FOR = _VARIABLES | {name.encode() for name in _VARIABLES}
 
-# Of the launchers that MPI libraries understand, what says that they have started no other process, by the library.
+# For each MPI library, the variable of its launcher that holds the number of processes.
 _OWN_SIZES = {"Open MPI": "OMPI_COMM_WORLD_SIZE", "MPICH": "PMI_SIZE", "Intel MPI": "PMI_SIZE", "Microsoft MPI": "PMI_SIZE"}
 _PMIX = ("PMIX_RANK", "PMIX_NAMESPACE")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 class _Found(NamedTuple):
-    """A launcher that has started several processes, and what says so."""
+    """A launcher that has started several processes, and the variable that says so."""
 
     launcher: _Launcher
     processes: int
@@ -74,7 +76,10 @@ class _Found(NamedTuple):
 
 
 def launched_rank() -> int:
-    """Return the rank that a launcher gave this process, known without MPI; 0 for a process alone, or one that a rank has started."""
+    """Return the rank that a launcher gave this process, without using MPI.
+
+    It is 0 in a process without a launcher, and in one that a rank has started.
+    """
     if not _is_launched() or children.is_child():
         return 0
     told = (_first_number(launcher.ranks) for launcher in _LAUNCHERS if not launcher.needs_rank or _first_number(launcher.sizes))
@@ -82,7 +87,7 @@ def launched_rank() -> int:
 
 
 def launched_ranks() -> int | None:
-    """Return how many processes the launcher of this one has started, None if none did or it does not say."""
+    """Return the number of processes that this one's launcher has started, or None if there is no launcher or it does not say."""
     if children.is_child():
         return None
     sizes = ((launcher, _first_number(launcher.sizes)) for launcher in _LAUNCHERS)
@@ -90,12 +95,12 @@ def launched_ranks() -> int | None:
 
 
 def check(MPI: Any, child: bool = False) -> None:
-    """Check that a process which is an MPI world of its own was started alone; ``MPI`` is None where there is no MPI.
+    """Check that a process that is an MPI world of its own was started alone; ``MPI`` is None if mpi4py is not available.
 
     Raises
     ------
     LauncherError
-        If a launcher says that it has started more, unless the environment turns this check off.
+        If a launcher says that it has started more processes, unless the environment disables this check.
     """
     found = _found(MPI, child)
     if found is None:
@@ -113,12 +118,12 @@ def check(MPI: Any, child: bool = False) -> None:
 
 
 def check_missing(error: Exception) -> None:
-    """Check that a process for which mpi4py cannot be loaded was started alone.
+    """Check that a process that cannot load mpi4py was started alone.
 
     Raises
     ------
     MPIUnavailableError
-        If a launcher has started more: each would take itself for the only one.
+        If a launcher has started more processes: each would take itself for the only one.
     """
     found = _found(None, False)
     if found is not None:
@@ -128,7 +133,7 @@ def check_missing(error: Exception) -> None:
 
 
 def initialised_mpi() -> Any:
-    """Return mpi4py's MPI with the library running, or not, where it would end the process as it starts: under a launcher of others.
+    """Return mpi4py's MPI module, initialised unless initialisation would end the process (under a launcher that MPI does not support).
 
     Raises
     ------
@@ -143,12 +148,12 @@ def initialised_mpi() -> Any:
 
 
 def check_running(MPI: Any) -> None:
-    """Check that MPI can be used, or that it cannot start.
+    """Check that MPI is neither finalised nor left uninitialised by the program.
 
     Raises
     ------
     SparseAllreduceError
-        If the program has not initialised it yet, or has finalised it.
+        If the program has not initialised MPI yet, or has finalised it.
     """
     if MPI.Is_finalized():
         raise SparseAllreduceError("MPI has been finalised: compute before MPI.Finalize(), or pass comm=sparseallreduce.SERIAL")
@@ -157,13 +162,13 @@ def check_running(MPI: Any) -> None:
 
 
 def library(MPI: Any) -> str:
-    """Return the name and version of the library that mpi4py has loaded."""
+    """Return the name and version of the MPI library that mpi4py has loaded."""
     vendor, release = MPI.get_vendor()
     return f"{vendor} {'.'.join(map(str, release))}"
 
 
 def _found(MPI: Any, child: bool) -> _Found | None:
-    """Return the launcher that has started this process and others; None if there is none, or nobody is to look for it."""
+    """Return the launcher that has started this process and others. Return None if there is none or the check is disabled."""
     has_group = _has_group()
     if not has_group and not _is_launched():
         return None
@@ -183,7 +188,7 @@ def _found(MPI: Any, child: bool) -> _Found | None:
 
 
 def _several(launcher: _Launcher) -> _Found | None:
-    """What a launcher says, if that is that there are several processes."""
+    """Return what a launcher says if it has started several processes, otherwise None."""
     if _says_nothing(launcher):
         return None
     sizes = [name for name in launcher.sizes if _number(name) is not None]
@@ -195,7 +200,10 @@ def _several(launcher: _Launcher) -> _Found | None:
 
 
 def _is_launched() -> bool:
-    """Return True if the environment has any variable of a launcher's; asked for in every sum of a process alone, and so in a hurry."""
+    """Return True if the environment has a variable of any launcher.
+
+    This is called in every sum of a single process and must be fast.
+    """
     return not _LOOKED_FOR.isdisjoint(getattr(os.environ, "_data", os.environ))  # decoding all names takes ten times as long
 
 
@@ -223,12 +231,12 @@ def _has_group() -> bool:
 
 
 def _may_end_the_process() -> bool:
-    """Return True if there are MPI libraries that end a process like this one as they start."""
+    """Return True if some MPI libraries would end a process like this one during initialisation."""
     return _is_cut_off() or ("PMI_FD" not in os.environ and any(name in os.environ for name in _PMIX))
 
 
 def _is_cut_off() -> bool:
-    """Return True if the socket to the launcher is closed: whoever has started this process did not pass it on."""
+    """Return True if the socket to the launcher is closed because a parent process did not pass it on."""
     descriptor = _number("PMI_FD")
     if descriptor is None:
         return False
@@ -240,9 +248,9 @@ def _is_cut_off() -> bool:
 
 
 def _cannot_start(MPI: Any) -> str:
-    """Return why a library that has been loaded would end this process if it were started; an empty string if nothing is known."""
+    """Return why initialising the loaded MPI library would end this process; an empty string if nothing is known."""
     version = MPI.Get_library_version()
-    if not version.startswith("MPICH"):  # Open MPI takes no notice of PMI_FD, and of others nothing is known
+    if not version.startswith("MPICH"):  # Open MPI ignores PMI_FD, and nothing is known of other libraries
         return ""
     if _is_cut_off():
         return f"has no way to its launcher, as a program between them has closed PMI_FD={os.environ['PMI_FD']}"
@@ -252,7 +260,7 @@ def _cannot_start(MPI: Any) -> str:
 
 
 def _started_with_care() -> Any:
-    """Import mpi4py's MPI, and have the library start, as the import does by itself, only if that does not end the process."""
+    """Import mpi4py's MPI, which initialises the library, but skip the initialisation if it would end the process."""
     import mpi4py
 
     rc = mpi4py.rc
@@ -271,7 +279,7 @@ def _started_with_care() -> Any:
 
 
 def _command(MPI: Any, found: _Found) -> str:
-    """Return the command line that starts this program as ranks."""
+    """Return the command line that starts this program as MPI ranks."""
     arguments = [Path(sys.executable or "python").name, *sys.orig_argv[1:]]
     if found.launcher.name == "torchrun" and _RUN not in arguments:
         script = _place_of_script(arguments)
@@ -287,7 +295,10 @@ def _command(MPI: Any, found: _Found) -> str:
 
 
 def _place_of_script(arguments: list[str]) -> int:
-    """Return where in a command line of Python's the script begins, or ``-m`` before a module; 0 if there is none."""
+    """Return the index of the script in a Python command line, or of ``-m`` before a module.
+
+    It is 0 if there is none.
+    """
     own = sys.argv[1:]
     script = len(arguments) - len(own) - 1
     if script < 1 or arguments[script + 1 :] != own or arguments[script - 1] == "-c" or arguments[script].startswith("-"):
@@ -296,7 +307,7 @@ def _place_of_script(arguments: list[str]) -> int:
 
 
 def _mpiexec(MPI: Any) -> str:
-    """Return the mpiexec that belongs to the loaded library, as far as that can be told: the one that is installed with it."""
+    """Return the mpiexec that is installed with the loaded MPI library, as far as it can be determined."""
     if MPI is None:
         return "mpiexec"
     vendor = MPI.get_vendor()[0]

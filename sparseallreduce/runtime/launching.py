@@ -1,4 +1,4 @@
-"""How operations are started that are not over at once: by several ranks, or by one alone."""
+"""Start operations that are not on the fast path, on several ranks or on one."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ Made = tuple[Call | ListCall | None, Intent]
 def start(
     stream: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool, struck: Made | None = None
 ) -> Request:
-    """Start an allreduce; parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
+    """Start an allreduce. Parameters, errors and result are those of :mod:`~sparseallreduce.runtime.api`.
 
-    With ``blocking``, it is done when this returns, and its errors are raised here. ``struck`` is what has hit this rank already.
+    With ``blocking`` the operation is complete when this returns, and its errors are raised here. ``struck`` replaces the call and intent
+    if an error has already hit this rank.
     """
     progress = options.pop("progress", "manual") if not blocking else "manual"
     timeout = options.pop("timeout", None) if blocking else None
@@ -73,7 +74,7 @@ def start(
 
 
 def _as_timeout(timeout: Any) -> float | None:
-    """How long the operation is waited for, whatever is wrong with its arguments; if that is what is wrong, for ever."""
+    """Return the timeout in seconds, or None for no limit; an invalid value counts as no limit, since the operation reports it."""
     try:
         return None if timeout is None else checked_timeout(timeout)
     except AlgorithmError:
@@ -90,18 +91,18 @@ def launch(
     progress: str = "manual",
     traced: bool = True,
 ) -> Request:
-    """Start an operation of any kind, of which ``schedule`` makes the steps from the rank and the number of ranks.
+    """Start an operation of any kind, whose steps ``schedule(rank, ranks)`` generates.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
     intent : Intent
-        Which the ranks agree on before there is a schedule.
+        Description of the operation, on which the ranks agree before the schedule starts.
     schedule : callable
     close : callable, optional
-        Called if the operation fails, maybe before there is a schedule, and maybe more than once.
+        Called if the operation fails, possibly before the schedule exists and possibly more than once.
     blocking : bool
-        Whether the request is done when this returns; errors are then raised here.
+        Whether the request is complete when this returns; errors are then raised here.
     progress : str
         As for :func:`~sparseallreduce.iallreduce`.
     traced : bool
@@ -123,7 +124,7 @@ def launch(
 
 
 def agree(comm: Any, intent: Intent, *, blocking: bool) -> Request:
-    """Have the ranks agree on an intent, and do nothing else: so a rank with an error tells the others, who wait for it in an operation."""
+    """Start an operation in which ranks only agree on an intent, so that a rank with an error can report it to the waiting ranks."""
     return launch(comm, intent, _nothing, blocking=blocking, traced=False)
 
 
@@ -133,7 +134,7 @@ def _nothing(_rank: int, _ranks: int) -> Generator[Step, Any, None]:
 
 
 def checked_intent(intent: Intent, comm: Any, progress: str, timeout: Any = None) -> Intent:
-    """The intent, with an error if ``progress`` is not what there is, or ``timeout`` is no time."""
+    """Return the intent, with an error if ``progress`` or ``timeout`` is invalid."""
     if intent.error is None:
         try:
             if timeout is not None:
@@ -150,7 +151,7 @@ def checked_intent(intent: Intent, comm: Any, progress: str, timeout: Any = None
 def launched(
     comm: Any, work_on: Callable[[Channel], Work], stream: SparseStream | None, blocking: bool, progress: str
 ) -> Request:
-    """Begin an operation, or have it wait until it can, and wait for it if this is ``blocking``."""
+    """Start an operation, or queue it until it can start, and wait for it if ``blocking``."""
     over = over_mpi()
     if over.progress.freed:
         over.progress.give_back_freed()
@@ -182,7 +183,7 @@ def launched(
 
 
 class Telling:
-    """A block of a call of the library: if an error leaves it on this rank, the other ranks are told of it, unless they know.
+    """A context manager inside a library call that reports errors to the other ranks, unless they know of them.
 
     Parameters
     ----------
@@ -204,7 +205,10 @@ class Telling:
 
 
 class TellingBehind(Telling):
-    """The same of a call that begins no operation, but waits for one; what is wrong with its arguments concerns this rank alone."""
+    """The same for a call that waits for an operation instead of starting one.
+
+    AlgorithmError, raised for wrong arguments, concerns this rank alone and is not reported.
+    """
 
     def __enter__(self) -> None:
         self._before = -1
@@ -215,20 +219,20 @@ class TellingBehind(Telling):
 
 
 def latest(comm: Any) -> int:
-    """Return the number of the latest operation on a communicator, 0 if there has been none."""
+    """Return the number of the latest operation on a communicator, 0 if there was none."""
     channel = known_channel(comm)
     return 0 if channel is None else channel.sequence
 
 
 def leave(comm: Any, error: BaseException, before: int | None) -> None:
-    """Tell the other ranks of an error that a call raises on this rank, unless they know of it.
+    """Report an error that a call raises on this rank to the other ranks, unless they know of it.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
     error : BaseException
     before : int, optional
-        The number of the last operation when the call began, if it had begun.
+        Number of the last operation at the start of the call; None if the call had not got that far.
     """
     if getattr(error, "on_all_ranks", False):
         return
@@ -237,7 +241,7 @@ def leave(comm: Any, error: BaseException, before: int | None) -> None:
         if size_of(comm) == 1:
             return
         channel = channel_of(comm)
-    except SparseAllreduceError:  # there is nobody to tell
+    except SparseAllreduceError:  # there are no ranks to notify
         return
     if before is not None and channel.sequence > before:
         channel.late.leave(error, channel.sequence)
@@ -256,7 +260,7 @@ def _serial(call: Call | ListCall | None, intent: Intent) -> Generator[Step, Any
 
 
 def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
-    """What is done for the groups of a list, which are none or several."""
+    """Return a function that makes the work for a list of streams with no group or several groups."""
 
     def work_on(channel: Channel) -> Work:
         reductions = call.reductions()
@@ -267,7 +271,7 @@ def _groups(call: Any, intent: Intent) -> Callable[[Channel], Work]:
 
 
 def alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blocking: bool) -> Request:
-    """The operation of one rank."""
+    """Run the operation on a communicator of one rank."""
     if intent.error is not None and not isinstance(intent.error, Exception):
         raise intent.error
     try:
@@ -284,7 +288,7 @@ def alone(schedule: Callable[[], Generator[Step, Any, Any]], intent: Intent, blo
 
 
 def _run_alone(schedule: Generator[Step, Any, Any], entries: int) -> Any:
-    """Carry out a schedule of one rank, whose collectives have nobody to talk to."""
+    """Run a schedule on one rank, whose collectives return the rank's own contribution."""
     value: Any = None
     while True:
         try:

@@ -1,7 +1,7 @@
-"""How much memory the limits of this process's control groups leave, and the machine.
+"""Determine how much memory this process may still use, given the limits of its control groups and of the machine.
 
-The kernel counts memory that ranks share against the control group of who touches it first, and kills a process of a group that has come to
-its limit. Pages of files that it can drop at once do not count here, although it has counted them.
+The kernel charges shared memory to the control group of the process that touches it first, and kills a process of a group that reaches its
+limit. File pages that the kernel can drop immediately are subtracted from the usage here, although the kernel counts them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 __all__ = ["memory_left"]
 
 _ROOT = Path("/")
-# Where groups are, and the files of one: its limit, what it takes, and what can be dropped, as its statistics call it.
+# Files of a control group: its limit, its usage, and the entries of memory.stat that can be dropped.
 _VERSION_2 = "memory.max", "memory.current", ("inactive_file", "active_file")
 _VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
 
 
 def memory_left(root: Path | None = None) -> float:
-    """Bytes that this process can still take, as far as the system tells; infinity if it tells nothing.
+    """Return the bytes that this process may still allocate, as far as the system reports; infinity if it reports nothing.
 
     Parameters
     ----------
     root : Path, optional
-        Where the files of the system are, "/" by default.
+        Root of the file system that contains /proc and /sys, "/" by default.
     """
     root = _ROOT if root is None else root
     left = [_left_in(folder, *files) for folder, files in _groups(root)]
@@ -34,9 +34,9 @@ def memory_left(root: Path | None = None) -> float:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, str]]]]:
-    """Folders of the groups that this process is in, and of those that they are in.
+    """Yield the folders of this process's control groups and of their parents.
 
-    In a container the paths may be those of the host, and not there: then its own group is where the groups begin.
+    In a container the paths may be those of the host and not exist; the container's own group is then at the root of the hierarchy.
     """
     mounted = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
@@ -57,7 +57,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, str]]
 
 
 def _left_in(group: Path, limit: str, usage: str, droppable: tuple[str, str]) -> float:
-    """Bytes that a group's limit leaves, infinity if it has none."""
+    """Return the bytes that a group's limit leaves, infinity if it has none."""
     with suppress(OSError, ValueError):
         most, taken = int((group / limit).read_text()), int((group / usage).read_text())
         statistics = _numbers(group / "memory.stat")
@@ -66,7 +66,7 @@ def _left_in(group: Path, limit: str, usage: str, droppable: tuple[str, str]) ->
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The number behind the first word of each line."""
+    """Return the number after the first word of each line, by that word."""
     words = (line.split() for line in _lines(file))
     return {first: int(number) for first, number, *_ in (each for each in words if len(each) > 1) if number.isdigit()}
 

@@ -1,8 +1,8 @@
-"""The messages of a channel: streams between two ranks, and word that a rank has given up.
+"""The point-to-point messages of a channel: streams, and announcements that a rank has failed.
 
-Every message carries the tag of its operation. Whoever looks takes in whatever has arrived, for operations that have begun here, for
-those that will begin, and for those that are over: the latter is received and dropped, so that nothing is left in MPI's queues and no
-message is ever taken for one of another operation.
+Every message carries the tag of its operation. Each call receives whatever has arrived: for operations that have started here, for those
+that will start, and for those that are over. Messages for the latter are discarded, so that nothing remains in MPI's queues and no message
+is taken for one of another operation.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["INLINE_BYTES", "PIECE_BYTES", "Box", "Failure", "Leftovers", "Mailbox", "Sent", "all_done"]
 
-# The parts of a stream go out as they lie in memory, behind an envelope of the headers, and arrive in arrays of their own: for
-# 1.3 MB between two ranks of one host that took a quarter of the time of a message packed and unpacked. Short ones are packed.
+# The arrays of a stream are sent without packing, after an envelope with the headers, and received into arrays of their own: for 1.3 MB
+# between two ranks of one host that took a quarter of the time of a packed message. Short messages are packed.
 INLINE_BYTES = 1 << 14
-PIECE_BYTES = 1 << 30  # a part goes out in pieces of this size, since MPI counts in 32 bits before version 4
-_FAILURE = b"SARX"  # in place of a stream: a rank has given up, and says why
+PIECE_BYTES = 1 << 30  # largest piece of a part, since counts have 32 bits before MPI 4
+_FAILURE = b"SARX"  # marks an announcement of a failure, in place of a stream
 _NOTHING = np.empty(0, np.uint8)
-_TEXT = 400  # characters of an error's text that travel
+_TEXT = 400  # largest number of characters of an error's text that are sent
 
 Bytes = NDArray[np.uint8]
 
 
 class Failure(NamedTuple):
-    """Word that a rank has given up.
+    """An announcement that a rank has failed.
 
-    ``number`` is that of the operation, or of the attempt to prepare the channel; then ``through`` is the last operation that waited for
-    it. A ``reply`` says that the operation was over where it comes from.
+    ``number`` is the number of the operation, or of the attempt to prepare the channel; in the latter case ``through`` is the last
+    operation that waited for it. With ``reply`` the sender had already completed the operation.
     """
 
     number: int
@@ -53,21 +53,21 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, number: int, culprit: int, through: int = 0) -> Failure:
-        """Of an error that a rank has met by itself."""
+        """Return the announcement of an error on this rank."""
         said = str(error)[:_TEXT]
         return cls(number, culprit, type(error).__name__[:100], f"rank {culprit} gave up" + (f": {said}" if said else ""), through)
 
     def announcement(self) -> dict[str, str]:
-        """As :func:`~sparseallreduce.algorithms.agreement.common_error` takes it."""
+        """Return the form that :func:`~sparseallreduce.algorithms.agreement.common_error` takes."""
         return {"error": self.error, "text": self.text}
 
     def packed(self) -> Bytes:
-        """As a message."""
+        """Return the message as bytes."""
         return np.frombuffer(_FAILURE + json.dumps(self, ensure_ascii=False).encode("utf-8", "replace"), np.uint8)
 
     @classmethod
     def unpacked(cls, message: Bytes) -> Failure | None:
-        """What a message says, if it is one of these."""
+        """Return the announcement in a message, or None if the message is something else."""
         if message[:4].tobytes() != _FAILURE:
             return None
         return cls(*json.loads(message[4:].tobytes()))
@@ -75,36 +75,36 @@ class Failure(NamedTuple):
 
 @dataclass
 class Sent:
-    """A message on its way out: its memory has to stay, and its requests to be tested, until these are done."""
+    """An outgoing message, whose memory must be kept and whose requests must be tested until they are complete."""
 
     messages: list[Bytes]
-    requests: list[MPI.Request] = field(default_factory=list)  # one for each, or none if it does not go out
+    requests: list[MPI.Request] = field(default_factory=list)  # one for each message, or none if sending failed
 
 
 class Arrival:
-    """A message on its way in, of which the first is here."""
+    """An incoming message, whose first part has arrived."""
 
-    nbytes = 0  # that have come
+    nbytes = 0  # bytes received
     requests: list[MPI.Request] = []  # noqa: RUF012 - never changed
-    memory: Any = None  # which they fill
+    memory: Any = None  # arrays that they fill
 
     def complete(self) -> bool:
-        """Whether all of it is here."""
+        """Return True if the whole message has arrived."""
         raise NotImplementedError
 
     def streams(self) -> list[SparseStream]:
-        """What it carries, once it is complete."""
+        """Return the streams of a complete message."""
         raise NotImplementedError
 
 
 class InPieces(Arrival):
-    """A message whose packets are read as they come."""
+    """A message whose packets are decoded as they arrive."""
 
     def __init__(self) -> None:
         self.assembly = wire.Assembly()
 
     def take(self, packet: Bytes) -> None:
-        """Read the next packet."""
+        """Decode the next packet."""
         self.nbytes += len(packet)
         self.assembly.take(packet)
 
@@ -116,7 +116,7 @@ class InPieces(Arrival):
 
 
 class InParts(Arrival):
-    """A message whose headers are here, and whose parts come to arrays of their own."""
+    """A message whose headers have arrived, and whose parts are received into arrays of their own."""
 
     def __init__(
         self, headers: list[wire.Header], parts: list[Bytes], requests: list[MPI.Request], queue: Queue | None = None
@@ -129,12 +129,12 @@ class InParts(Arrival):
             return wire.join(self.headers, self.memory)
 
     def complete(self) -> bool:
-        """Whether all parts are here.
+        """Return True if all parts have arrived.
 
         Raises
         ------
         WireError
-            If one came shorter than its header says.
+            If a part is shorter than its header says.
         """
         if not self.requests:
             return True
@@ -150,21 +150,21 @@ class InParts(Arrival):
 
 @dataclass
 class Box:
-    """What has arrived for one operation."""
+    """The messages that have arrived for one operation."""
 
     arrivals: dict[int, deque[Arrival]] = field(default_factory=dict)  # by source
-    failures: dict[int, Failure] = field(default_factory=dict)  # likewise
-    queue: Queue | None = None  # of the device that its parts are to come to
-    error: BaseException | None = None  # that hit this rank while it took in a message for this operation
+    failures: dict[int, Failure] = field(default_factory=dict)  # by source
+    queue: Queue | None = None  # queue of the device on which its parts are received
+    error: BaseException | None = None  # error of this rank while it received a message for this operation
 
     def arriving(self, source: int) -> InPieces | None:
-        """The next message of a source, if it comes in pieces."""
+        """Return the next message of a source if it arrives in pieces, otherwise None."""
         arrivals = self.arrivals.get(source)
         first = arrivals[0] if arrivals else None
         return first if isinstance(first, InPieces) else None
 
     def first(self, sources: Iterable[int]) -> tuple[int, Arrival] | None:
-        """The next message of any of the sources, if it is complete."""
+        """Remove and return the first complete message from any of the sources, with its source; None if there is none."""
         for source in sources:
             arrivals = self.arrivals.get(source)
             if arrivals and arrivals[0].complete():
@@ -173,34 +173,34 @@ class Box:
 
 
 class Leftovers:
-    """What operations that gave up have left under way: memory that MPI reads or writes until the requests are done."""
+    """Messages in flight that failed operations have left behind: MPI accesses their memory until the requests are complete."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[list[MPI.Request], Any]] = []
-        self._receives: list[MPI.Request] = []  # of messages that may never be sent
-        self.outboxes: list[Any] = []  # of operations whose result was there before their messages were out
+        self._receives: list[MPI.Request] = []  # receives of messages that may never be sent
+        self.outboxes: list[Any] = []  # outboxes of operations that were complete before their messages were sent
 
     def __len__(self) -> int:
         return len(self._kept) + len(self.outboxes)
 
     def keep(self, requests: Iterable[MPI.Request] | None, memory: Any) -> None:
-        """Keep memory until the requests are done."""
+        """Keep memory until the requests are complete."""
         if requests is not None:
             self._kept.append((list(requests), memory))
 
     def keep_sent(self, sends: list[Sent]) -> None:
-        """Keep messages until they are out."""
+        """Keep outgoing messages until they are sent."""
         for sent in sends:
             self.keep(sent.requests, sent.messages)
 
     def receive(self, requests: Iterable[MPI.Request], memory: Any) -> None:
-        """The same of receives, some of which may be waiting for messages that are never sent."""
+        """Keep memory of receive requests, some of which may wait for messages that are never sent."""
         receives = list(requests)
         self._receives += receives
         self.keep(receives, memory)
 
     def tidy(self) -> None:
-        """Let go what is done."""
+        """Release what is complete."""
         if self.outboxes:
             self.outboxes = [outbox for outbox in self.outboxes if not outbox.is_empty()]
         self._kept = [kept for kept in self._kept if not all_done(kept[0])]
@@ -208,7 +208,7 @@ class Leftovers:
             self._receives.clear()
 
     def cancel(self) -> None:
-        """Call off receives that nobody will send to any more."""
+        """Cancel receives whose messages will not be sent any more."""
         for request in self._receives:
             if not request.Test():
                 request.Cancel()
@@ -221,29 +221,29 @@ class Mailbox:
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Of the library's own.
+        A duplicate that only the library uses.
     is_over : callable
-        Whether the operation of a tag, which is not in flight here, has been before.
+        Takes a tag with no operation in flight here; returns True if that operation has ended, False if it has not started.
     """
 
     def __init__(self, comm: MPI.Intracomm, is_over: Callable[[int], bool]) -> None:
         self.comm = comm
         self.boxes: dict[int, Box] = {}  # by tag
-        self.strays: list[tuple[int, Failure]] = []  # source and word of ranks that gave up in operations that are over here
-        self.warned: set[int] = set()  # tags of boxes that word of a rank which gave up has come to
+        self.strays: list[tuple[int, Failure]] = []  # source and announcement of ranks that failed in operations that are over here
+        self.warned: set[int] = set()  # tags of boxes with announcements of failures
         self.leftovers = Leftovers()
         self._is_over = is_over
-        self._incoming: tuple[MPI.Request, Bytes, int, int] | None = None  # an envelope, its source and tag
+        self._incoming: tuple[MPI.Request, Bytes, int, int] | None = None  # envelope being received, with its source and tag
 
     def box(self, tag: int) -> Box:
-        """That of an operation, which it has to close."""
+        """Return the box of an operation, which must be closed later."""
         box = self.boxes.get(tag)
         if box is None:
             box = self.boxes[tag] = Box()
         return box
 
     def close(self, tag: int) -> None:
-        """The operation is over: drop what has come for it."""
+        """Discard what has arrived for an operation that is over."""
         box = self.boxes.pop(tag, None)
         if box is not None:
             for arrivals in box.arrivals.values():
@@ -251,14 +251,14 @@ class Mailbox:
                     self.leftovers.receive(arrival.requests, arrival.memory)
 
     def finish(self, tag: int) -> None:
-        """The operation has its result: who has given up in it, as far as that has come, is to be answered."""
+        """Close the box of a completed operation; announcements of failed ranks in it are kept, to be answered."""
         box = self.boxes.get(tag)
         if box is not None:
             self.strays += box.failures.items()
             self.close(tag)
 
     def send(self, dest: int, tag: int, streams: tuple[SparseStream, ...], sends: list[Sent]) -> tuple[int, int]:
-        """Send streams in one message, which ``sends`` keeps, and return the bytes of all and of the headers."""
+        """Send streams in one message, kept in ``sends``; return the total size and the size of the headers in bytes."""
         envelope, parts = wire.enclose(streams)
         nbytes = len(envelope) + sum(map(len, parts))
         messages = [envelope, *(piece for part in parts for piece in _pieces(part))]
@@ -268,13 +268,13 @@ class Mailbox:
         return nbytes, len(envelope)
 
     def post(self, dest: int, tag: int, message: Bytes, sends: list[Sent]) -> None:
-        """Send bytes, which ``sends`` keeps: before they go out, so that no interrupt can free memory that MPI reads."""
+        """Send bytes. They are stored in ``sends`` before they are sent, so that no interrupt can free memory that MPI reads."""
         self._post(dest, tag, [message], sends)
 
     def _post(self, dest: int, tag: int, messages: list[Bytes], sends: list[Sent]) -> None:
-        """Send an envelope and its parts, in one call that no interrupt divides: a rank that has the envelope waits for all parts.
+        """Send an envelope and its parts in one call that no interrupt can divide, since the receiver waits for all parts.
 
-        If MPI refuses one, the others go out empty, so that who receives them finds the message truncated.
+        If MPI refuses a part, the remaining ones are sent empty, so that the receiver finds the message truncated.
         """
         sent = Sent(messages)
         sends.append(sent)
@@ -287,12 +287,12 @@ class Mailbox:
             raise
 
     def take_in(self) -> None:
-        """Take in whatever has arrived."""
+        """Receive whatever has arrived."""
         for outbox in self.leftovers.outboxes:
             outbox.pump()
         while True:
             if self._incoming is None:
-                status = MPI.Status()  # of any tag, which is below 0
+                status = MPI.Status()  # its tag is negative until something is matched
                 try:
                     matched = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                     if matched is None:
@@ -302,7 +302,7 @@ class Mailbox:
                 except BaseException as error:
                     self._lose(status.Get_tag(), error)
                     raise
-            # Until it is known what follows this envelope, its parts must not be taken for envelopes.
+            # Until the envelope is decoded, its parts must not be taken for envelopes.
             request, envelope, source, tag = self._incoming
             if not request.Test():
                 return
@@ -316,13 +316,13 @@ class Mailbox:
                 self._incoming = None
 
     def _lose(self, tag: int, error: BaseException) -> None:
-        """A message could not be taken in: its operation, which need not be the one that is waited for, has failed."""
+        """Record the error of a message that could not be received; its operation fails, which need not be the current one."""
         if tag >= 0 and (tag in self.boxes or not self._is_over(tag)):
             box = self.box(tag)
-            box.error = box.error or error  # the first: parts of a message whose envelope was damaged are taken for envelopes
+            box.error = box.error or error  # keep the first: after a damaged envelope, its parts are taken for envelopes
 
     def _sort(self, envelope: Bytes, source: int, tag: int) -> None:
-        """Put a message whose envelope has come where it belongs, and receive its parts."""
+        """Put a message whose envelope has arrived into its box, and start to receive its parts."""
         over = tag not in self.boxes and self._is_over(tag)
         failure = Failure.unpacked(envelope)
         if failure is not None:
@@ -351,7 +351,7 @@ class Mailbox:
             box.arrivals.setdefault(source, deque()).append(arrival)
 
     def _headers(self, envelope: Bytes, over: bool) -> list[wire.Header] | None:
-        """Those of a message; None for parts of one whose envelope was damaged, if its operation is over."""
+        """Return the headers of a message; None for a stray part of a damaged message whose operation is over."""
         try:
             return wire.read_headers(envelope)
         except WireError:
@@ -360,7 +360,7 @@ class Mailbox:
             raise
 
     def _in_parts(self, headers: list[wire.Header], source: int, tag: int, queue: Queue | None) -> InParts:
-        """The message whose headers have come, its parts on their way."""
+        """Start to receive the parts of a message whose headers have arrived."""
         if queue is not None and sum(header.payload for header in headers) > INLINE_BYTES:
             parts = queue.room(wire.part_lengths(headers))
         else:
@@ -368,14 +368,14 @@ class Mailbox:
         requests: list[MPI.Request] = []
         try:
             pieces = [[piece, MPI.BYTE] for part in parts for piece in _pieces(part)]
-            requests.extend(map(self.comm.Irecv, pieces, repeat(source), repeat(tag)))  # no interrupt loses a request here
+            requests.extend(map(self.comm.Irecv, pieces, repeat(source), repeat(tag)))  # no interrupt can lose a request here
         except BaseException:
             self.leftovers.receive(requests, parts)
             raise
         return InParts(headers, parts, requests, queue)
 
     def drain(self) -> None:
-        """Receive and drop everything that has arrived."""
+        """Receive and discard everything that has arrived."""
         self.take_in()
         for tag in list(self.boxes):
             self.close(tag)
@@ -384,7 +384,7 @@ class Mailbox:
 
 
 def all_done(requests: list[MPI.Request]) -> bool:
-    """Whether all of them are."""
+    """Return True if all requests are complete."""
     return bool(MPI.Request.Testall(requests))
 
 

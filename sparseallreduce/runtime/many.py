@@ -1,4 +1,4 @@
-"""How a sum of many streams at once is started: fused, it takes the way of a single stream; in several groups, that of a schedule."""
+"""Start a sum of a list of streams: as a single fused stream if all have one dtype and width, otherwise by a schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["start"]
 
 
 def start(streams: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, Any], blocking: bool) -> Request:
-    """As :func:`sparseallreduce.runtime.launching.start`, which does what is no list, or cannot begin at once."""
+    """Start a sum of one stream or a list. Same as :func:`sparseallreduce.runtime.launching.start`, with a fast path for fusible lists."""
     struck = None
     if isinstance(streams, list | tuple) and not options and type(op) is str and type(algorithm) is str:
         channel = communicators.known_channel(comm)
@@ -24,7 +24,7 @@ def start(streams: Any, comm: Any, op: Any, algorithm: Any, options: dict[str, A
             if fast.is_idle(channel) if blocking else fast.has_begun(channel):
                 try:
                     found = fused_alike(streams)
-                except BaseException as error:  # which the others are told
+                except BaseException as error:  # reported to the other ranks
                     found, struck = None, (None, Intent((), 0, error))
                 if found is not None:
                     request = _begun(*found, op, algorithm, channel, blocking)
@@ -45,7 +45,7 @@ def _begun(fusion: Fusion, fused: SparseStream, op: str, algorithm: str, channel
 
 
 class _Cut:
-    """How the result of one group becomes those of the list."""
+    """A callable that cuts the result of a fused stream into the results of the list."""
 
     __slots__ = ("_fusion", "_is_sum")
 

@@ -1,7 +1,7 @@
-"""What ranks say to each other beside sums: values, arrays, and errors, which are raised by all or by none.
+"""Exchange values, arrays and errors between ranks; errors are raised by all ranks or by none.
 
-Everything travels in operations of the communicator's channel, as sums do. So a rank that fails between two of them tells the others in the
-next (:func:`tell`), whatever that is, and an interrupt inside one fails as in any operation.
+All data travels in operations of the communicator's channel, as sums do. A rank that fails between two of them therefore reports the error
+in the next one (:func:`tell`), whichever it is, and an interrupt inside one fails as in any operation.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ Schedule = Callable[[int, int], Generator[Step, Any, Any]]
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between two looks of a rank that waits for others to compute
-_SHORT = 248  # bytes that travel with their number
-_HEAD = 8  # bytes of that number
+_PAUSE, _LONGEST_PAUSE = 2e-5, 5e-4  # seconds between polls of a patient rank: first and longest
+_SHORT = 248  # bytes sent in the same message as their length
+_HEAD = 8  # bytes of that length
 _SAID = Intent((("operation", "an exchange of values"),), 0)
 _END = Intent((("operation", "the end of a call"),), 0)
 _leaving: list[tuple[Any, Any]] = []  # weak references to meetings in shared memory, each with its communicator
 
 
 class _Entered(threading.local):
-    """The communicators on which a call of this thread is under way that all ranks make."""
+    """The communicators on which this thread is inside a collective call of the library."""
 
     def __init__(self) -> None:
         self.calls: list[list[Any]] = []
@@ -69,15 +69,15 @@ _entered = _Entered()
 
 
 def together(comm: Any, action: Callable[[], T]) -> T:
-    """Return what ``action`` returns on this rank, once it has returned on all; if it raises on any rank, all raise. Collective.
+    """Return what ``action`` returns on this rank once it has returned on all ranks; if it raises on any rank, all raise. Collective.
 
-    Every call of the library's that is more than one operation is made so. A rank on which something raises between two operations tells
-    the others in the next one, which fails there; who has come to the end waits for all others there.
+    Every call of the library that consists of more than one operation is made this way. A rank on which something raises between two
+    operations reports the error in the next one, which fails there. A rank that reaches the end waits there for all others.
 
     Raises
     ------
     SparseAllreduceError
-        On all ranks the same, where ``action`` raises on some alone; a rank that is interrupted raises what has interrupted it.
+        If ``action`` raises on some ranks only; the same error on all ranks. A rank that is interrupted raises its interrupt.
     """
     if comm.size == 1 or any(other is comm for (other,) in _entered.calls):
         return action()
@@ -96,11 +96,14 @@ def together(comm: Any, action: Callable[[], T]) -> T:
             raise
         raise shared from error
     finally:
-        entry[0] = None  # which is no call that could fail
+        entry[0] = None  # an assignment cannot fail, unlike a call
 
 
 def collective(function: Callable[P, T]) -> Callable[P, T]:
-    """Have all ranks make the calls of a function :func:`together`. It has an argument ``comm``, a communicator, or the first has one."""
+    """Decorate a function so that its calls are made :func:`together` by all ranks.
+
+    The function has an argument ``comm``, a communicator, or its first argument has an attribute ``comm``.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -114,7 +117,7 @@ def collective(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def in_turns(comm: Any, steps: Generator[T, None, Any]) -> Generator[T, None, None]:
-    """Yield what ``steps`` yields; each of them is made by all ranks :func:`together`."""
+    """Yield what ``steps`` yields; all ranks make each step :func:`together`."""
     end = object()
     while True:
         step: Any = together(comm, lambda: next(steps, end))
@@ -124,10 +127,10 @@ def in_turns(comm: Any, steps: Generator[T, None, Any]) -> Generator[T, None, No
 
 
 def tell(comm: Any, error: BaseException) -> BaseException:
-    """Tell the other ranks, in the next operation on the communicator, what has hit this one; return what is to be raised here.
+    """Report an error of this rank to the other ranks in the next operation on the communicator; return the exception to raise here.
 
-    That is the common error where some ranks alone have one, and the given one where all have the same or know of it already. Whoever is
-    interrupted waits for nobody.
+    That is the common error if only some ranks have one, and ``error`` itself if all ranks have the same or know of it already. A rank that
+    is interrupted does not wait for the others.
     """
     if comm.size == 1 or is_known(error) or not _talks(comm):
         return error
@@ -147,32 +150,32 @@ def tell(comm: Any, error: BaseException) -> BaseException:
 
 
 def leaves_on_failure(meeting: Any, comm: Any) -> None:
-    """Have ``meeting.leave()`` be called before the ranks of ``comm`` are told that something has failed on this one."""
+    """Register ``meeting.leave()`` to be called before a failure on this rank is reported to the ranks of ``comm``."""
     _leaving[:] = [*(each for each in _leaving if each[0]() is not None), (weakref.ref(meeting), comm)]
 
 
 def is_known(error: BaseException) -> bool:
-    """Return whether the other ranks have been told of an error already."""
+    """Return True if the other ranks have already been told of an error."""
     return bool(getattr(error, "on_all_ranks", False) or getattr(error, "_told", ()))
 
 
 def mark_known(comm: Any, error: BaseException) -> None:
-    """Note that all ranks of a communicator know of an error."""
+    """Record that all ranks of a communicator know of an error."""
     channel = known_channel(comm)
     if channel is not None:
         channel.late.mark(error)
 
 
 def gather(comm: Any, value: T, patient: bool = False) -> list[T]:
-    """Return what every rank gives, in the order of ranks, on every rank; collective.
+    """Return the values of all ranks, in the order of ranks, on every rank. Collective.
 
     Parameters
     ----------
     comm : communicator
     value : object
-        That can be pickled.
+        Must be picklable.
     patient : bool
-        Whether to leave the core to the others while waiting for them: where one may compute for much longer.
+        Whether to sleep between polls, for waits in which another rank may compute for much longer.
     """
     if comm.size == 1:
         return [value]
@@ -187,8 +190,10 @@ def gather(comm: Any, value: T, patient: bool = False) -> list[T]:
 
 
 def told(comm: Any, action: Callable[[], T], patient: bool = False) -> list[T]:
-    """Return what ``action`` returns on every rank, in the order of ranks; if it raises on any, the lowest such rank's exception is raised
-    on all. A rank that is interrupted raises what has interrupted it, and the others that it was. Collective.
+    """Return what ``action`` returns on each rank, in the order of ranks. Collective.
+
+    If it raises on any rank, all ranks raise the exception of the lowest such rank. A rank that is interrupted raises its interrupt, and
+    the other ranks raise an error that names it.
     """
     value: Any = None
     failure: Exception | None = None
@@ -212,14 +217,14 @@ def told(comm: Any, action: Callable[[], T], patient: bool = False) -> list[T]:
 
 
 def agreed(comm: Any, action: Callable[[], T], patient: bool = False) -> T:
-    """Return what ``action`` returns on this rank; raise as :func:`told` does, if it raises on any. Collective."""
+    """Return what ``action`` returns on this rank; if it raises on any rank, all raise as :func:`told` does. Collective."""
     result: list[T] = []
     told(comm, lambda: result.append(action()), patient)
     return result[0]
 
 
 def broadcast_arrays(comm: Any, arrays: Mapping[str, Array] | None) -> dict[str, Array]:
-    """Return the arrays by name that the first rank gives, on every rank; the others give None. Of any size; collective."""
+    """Return the named arrays of the first rank on every rank; the other ranks pass None. Arrays may have any size. Collective."""
     if comm.size == 1:
         return dict(arrays or {})
 
@@ -236,8 +241,9 @@ def broadcast_arrays(comm: Any, arrays: Mapping[str, Array] | None) -> dict[str,
 
 
 def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
-    """Return the arrays of all ranks, whose lengths are given, behind each other on the first rank; elsewhere the own. Of any size;
-    collective.
+    """Concatenate the arrays of all ranks on the first rank, and return this rank's own array elsewhere. Collective.
+
+    Arrays may have any size; ``lengths`` are those of all ranks.
     """
     if comm.size == 1:
         return array
@@ -245,7 +251,7 @@ def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
     bounds = [0, *accumulate(lengths)]
     if comm.rank == 0:
         whole[: bounds[1]] = array
-    for source in range(1, comm.size):  # one after the other, so that the first rank has memory for one
+    for source in range(1, comm.size):  # one at a time, so that the first rank needs memory for one only
 
         step = Recv(source) if comm.rank == 0 else Send(0, _as_stream(_bytes(whole))) if comm.rank == source else None
         arrived = _carried_out(comm, _SAID, lambda _rank, _ranks, step=step: _nothing() if step is None else _one(step))  # type: ignore[misc]
@@ -256,7 +262,10 @@ def gather_on_first(comm: Any, array: Array, lengths: list[int]) -> Array:
 
 
 def exchange(comm: Any, parts: list[Array]) -> list[Array]:
-    """Return what every rank has for this one, in the order of ranks; each has an array for every rank, all of one dtype. Collective."""
+    """Return the arrays that all ranks have for this one, in the order of ranks. Collective.
+
+    Each rank passes an array for every rank; all have one dtype.
+    """
     if comm.size == 1:
         return parts
     if not _talks(comm):
@@ -280,12 +289,12 @@ def exchange(comm: Any, parts: list[Array]) -> list[Array]:
 
 
 def _talks(comm: Any) -> bool:
-    """Return whether the ranks of a communicator have a channel, as those of MPI's have."""
+    """Return True if the ranks of a communicator have a channel, as MPI communicators do."""
     return hasattr(comm, "Idup")
 
 
 def _carried_out(comm: Any, intent: Intent, schedule: Schedule, patient: bool = False) -> Any:
-    """Return the result of an operation of all ranks, whose bytes count in no trace."""
+    """Run an operation of all ranks, whose bytes are not traced, and return its result."""
     request = launch(comm, intent, schedule, blocking=not patient, traced=False)
     operation, pause = request._operation, _PAUSE
     if operation is None:
@@ -307,7 +316,7 @@ def _carried_out(comm: Any, intent: Intent, schedule: Schedule, patient: bool = 
 
 
 def _everyones(comm: Any, intent: Intent, content: bytes, patient: bool) -> list[Any]:
-    """Return the bytes of every rank; short ones travel with their number."""
+    """Return the bytes of every rank; short ones are sent in the same message as their length."""
     step = Share((len(content).to_bytes(_HEAD, "little") + content[:_SHORT]).ljust(_HEAD + _SHORT, b"\0"))
     records: list[bytes] = _carried_out(comm, intent, lambda _rank, _ranks: _one(step), patient)
     lengths = [int.from_bytes(each[:_HEAD], "little") for each in records]
@@ -318,7 +327,7 @@ def _everyones(comm: Any, intent: Intent, content: bytes, patient: bool) -> list
 
 
 def _joined(comm: Any, content: Array, lengths: Sequence[int]) -> Array:
-    """Return the bytes of all ranks, of these lengths; those of each begin at a multiple of four."""
+    """Return the concatenated bytes of all ranks, given their lengths; each rank's bytes start at a multiple of four."""
     ranges = _ranges(lengths)
     size = ranges[-1][1]
     if not size:
@@ -334,22 +343,25 @@ def _nothing() -> Generator[Step, Any, None]:
 
 
 def _one(step: Step) -> Generator[Step, Any, Any]:
-    """The schedule of a single step, which is made before: what fails in a schedule the others may have behind them already."""
+    """Return the schedule of a single step.
+
+    The step is constructed by the caller, since an error inside a schedule may occur after other ranks have completed theirs.
+    """
     return (yield step)
 
 
 def _ranges(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Where the bytes of each rank lie, in words."""
+    """Return the range of words that holds the bytes of each rank."""
     return tuple(pairwise([0, *accumulate(-(-length // 4) for length in lengths)]))
 
 
 def _bytes(array: Array) -> Array:
-    """The bytes of a contiguous array, on its memory."""
+    """Return a view of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8)
 
 
 def _words(content: Array) -> Array:
-    """Bytes as words, with zeros behind them where they do not fill the last; on their memory where they do, and it allows."""
+    """Return bytes as 32-bit words, padded with zeros; a view if length and alignment allow."""
     if len(content) % 4 == 0 and content.ctypes.data % 4 == 0:
         return content.view(np.int32)
     words = np.zeros(-(-len(content) // 4), np.int32)
@@ -363,7 +375,7 @@ def _as_stream(content: Array) -> SparseStream:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The error, or what other ranks can be told of it: some cannot be pickled, or not be made again from their pickle."""
+    """Return the error if it can be pickled and restored, otherwise a SparseAllreduceError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

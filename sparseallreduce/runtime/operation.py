@@ -1,21 +1,21 @@
-"""One operation on its way over MPI, moved on by whoever tests or waits for any operation.
+"""One operation over MPI, progressed by any call that tests or waits for an operation.
 
-This is what LibNBC is to the thesis (section 4.1.5): a collective is a schedule, and one small engine executes any schedule. An operation
-passes these states, once each and in this order, and from any of them it may fail (:mod:`~sparseallreduce.runtime.failing`):
+This is the role of LibNBC in the thesis (section 4.1.5): a collective is a schedule, and one small engine executes any schedule. An
+operation passes through these states in order, and may fail in any of them (:mod:`~sparseallreduce.runtime.failing`):
 
 ======== =========================================================================================================================
-called   it has its number; begins when the channel is ready and all operations called before have begun
-begun    this rank has armed a shortcut, if any, and published its record; the others' are awaited
-agreed   the shortcut that all have armed is taken, or a schedule runs
-ended    the result is there; our last messages may still be on their way out
-done     nothing is left of it but the result
+called   it has its number; it starts when the channel is ready and all operations called before it have started
+begun    this rank has armed a shortcut, if any, and published its record; it waits for the records of the other ranks
+agreed   the ranks take the shortcut that all have armed, or run a schedule
+ended    the result is complete; last messages to other ranks may still be in flight
+done     only the result is kept
 ======== =========================================================================================================================
 
-Messages of an operation carry its number as tag, on a duplicate of the user's communicator. Collectives of the MPI library run on a second
-duplicate, each operation's after those of all operations started before it, because MPI asks that all ranks start the collectives of a
-communicator in the same order. All are of the non-blocking kind: a rank that waits inside MPI burns the core that the others need where
-ranks outnumber cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores, the same polled 0.12 s). The exception is the
-shortcut :mod:`~sparseallreduce.runtime.shortcuts.mpi_sum`.
+Messages of an operation carry its number as tag, on a duplicate of the user's communicator. MPI collectives run on a second duplicate, each
+operation's after those of all operations started before it, because MPI requires that all ranks start the collectives of a communicator in
+the same order. All are non-blocking: a rank that waits inside MPI occupies the core that other ranks need if there are more ranks than
+cores (MPICH's Allgatherv of 64 MiB took 8.5 s with 8 ranks on 2 cores; polled, it took 0.12 s). The exception is the shortcut
+:mod:`~sparseallreduce.runtime.shortcuts.mpi_sum`.
 """
 
 from __future__ import annotations
@@ -90,34 +90,34 @@ class Operation(Failing):
     channel : Channel
     work : Work
     stream : SparseStream or None
-        Ours.
+        This rank's stream.
     sequence : int
         The operation's number.
     level : int
-        What it may take: one of :mod:`~sparseallreduce.runtime.work`'s.
+        The shortcuts that it may take: one of the levels of :mod:`~sparseallreduce.runtime.work`.
     """
 
     traces = traces
     uses_collectives = True  # whether collectives of MPI may be used
     advancing = False
-    flags = 0  # that we have published
-    steps_inside = 0  # of a host, that its schedule has come to
-    comparing: Any = None  # the schedule by which the ranks compare what has failed before
-    explaining = 0.0  # until when the ranks that disagree wait for each other's texts, whoever fails meanwhile
+    flags = 0  # flags that this rank has published
+    steps_inside = 0  # steps inside a host that its schedule has reached
+    comparing: Any = None  # the schedule in which the ranks compare earlier failures
+    explaining = 0.0  # time until which disagreeing ranks wait for each other's texts, even if one fails
 
     def __init__(self, channel: Channel, work: Work, stream: SparseStream | None, sequence: int, level: int = OTHER) -> None:
         self.channel, self.work, self.stream, self.sequence, self.level = channel, work, stream, sequence, level
 
-    # The way of every operation, from one state to the next. Who calls these sees to it that what they raise comes to `fail`.
+    # The transitions from state to state. Callers pass every exception that these raise to `fail`.
 
     def begin(self, handshake: Handshake) -> None:
-        """Arm a shortcut, and publish our record. What can fail is done before the others are told anything."""
+        """Arm a shortcut and publish this rank's record. Whatever can fail is done before the record is published."""
         channel, work, sequence, stream, flags = self.channel, self.work, self.sequence, self.stream, 0
         self.handshake = handshake
         channel.begun = sequence
         self.begun = True
         if work.error is not None and not isinstance(work.error, Exception):
-            raise work.error  # an interrupt waits for nobody
+            raise work.error  # an interrupt does not wait for other ranks
         for shortcut in work.choose(stream, self.level):
             self.shortcut = shortcut
             flags = shortcut.arm(sequence, stream)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ class Operation(Failing):
                 counts.rounds += 1
 
     def agree(self, spins: int) -> bool:
-        """Whether all ranks have published, or do while we look so many times: then it is settled what comes next, or done."""
+        """Return True if all ranks have published, polling ``spins`` times, and continue with a shortcut, a schedule or the result."""
         handshake, shortcut, work, sequence = self.handshake, self.shortcut, self.work, self.sequence
         assert handshake is not None
         common = handshake.agree(sequence, spins, self.flags, work.digest, work.itemsize)
@@ -169,7 +169,7 @@ class Operation(Failing):
         return True
 
     def poll(self, spins: int) -> bool:
-        """Whether the shortcut has led to the result, or does while we look so many times."""
+        """Poll the shortcut up to ``spins`` times; complete the operation and return True if it has a result."""
         shortcut = self.shortcut
         assert shortcut is not None
         result = shortcut.poll(self.sequence, spins)
@@ -179,13 +179,13 @@ class Operation(Failing):
         return True
 
     def _enter(self, handshake: Handshake | None) -> None:
-        """It begins: nothing that is called before it may begin later."""
+        """Mark the operation as started, so that no operation called before it can start later."""
         self.handshake = handshake
         self.channel.begun = max(self.channel.begun, self.sequence)
         self.begun = True
 
     def _complete(self, result: Any) -> None:
-        """The result is there."""
+        """Store the result."""
         if self.traces:
             self._count(result)
         self.result = result
@@ -193,7 +193,7 @@ class Operation(Failing):
         self.ended = True
         if not self.listed:
             self.done = True
-            if not self.channel.slots:  # where the handshake looks for messages
+            if not self.channel.slots:  # with slots, the handshake never reads messages
                 self.channel.mailbox.finish(self.tag)
 
     def _count(self, result: Any) -> None:
@@ -204,14 +204,14 @@ class Operation(Failing):
             counts.rounds += messages > 0
 
     def advance(self, spin: bool = False) -> None:
-        """Move on as far as what has come allows; ``spin`` is who has nothing else to do, and looks for longer."""
+        """Progress as far as possible; with ``spin`` poll for longer, as the caller has nothing else to do."""
         channel = self.channel
         if self.done or self.advancing or not channel.lock.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread is progressing it
         self.advancing = True
         try:
             if channel.state == SETTLING and not (self.own or self.ended):
-                return  # ends with the preparation
+                return  # it ends with the preparation
             if self.ended:
                 self._leave()
             elif self.failure is not None:
@@ -227,7 +227,7 @@ class Operation(Failing):
             channel.lock.release()
 
     def _begin_in_order(self) -> bool:
-        """Begin if the channel is ready: in the order of the calls, which is that of all ranks."""
+        """Start if the channel is ready and all earlier operations have started, so that the order is the same on all ranks."""
         channel = self.channel
         if self.own:
             self._enter(None)
@@ -254,7 +254,7 @@ class Operation(Failing):
 
     def _run(self, spin: bool) -> None:
         if self.handshake is not None and not self.agree(self.handshake.spins if spin else 1):
-            self._check_messages()  # a rank that has given up publishes nothing
+            self._check_messages()  # a rank that has failed publishes nothing
             return
         if self.shortcut is not None and not self.poll(self.shortcut.spins if spin else 1):
             self._check_messages()
@@ -265,12 +265,12 @@ class Operation(Failing):
         value: Any = None
         if self.step is not None:
             ready, value = self._ready()
-            if not ready or self.ended:  # by word of a preparation that failed elsewhere
+            if not ready or self.ended:  # ended by the announcement of a failed preparation
                 return
         self._resume(value)
 
     def _resume(self, value: Any) -> None:
-        """Resume the schedule until it waits for something."""
+        """Run the schedule until it has to wait."""
         stack, native = self.stack, self.uses_collectives and self.work.encoding.is_exact
         while stack:
             try:
@@ -307,7 +307,7 @@ class Operation(Failing):
         self._leave()
 
     def _ready(self) -> tuple[bool, Any]:
-        """Whether the step that the schedule waits for is complete, and its result."""
+        """Return whether the current step is complete, and its result."""
         step, value = self.step, None
         if isinstance(step, Until):
             if not step.condition():
@@ -318,7 +318,7 @@ class Operation(Failing):
                 self.requests = self._start_collective(step)
             oversubscribed = self.channel.oversubscribed
             if self.requests is None or not done_within(self.requests, oversubscribed, 1 if oversubscribed else progress.COLLECTIVE_SPINS):
-                self._check_messages()  # a rank that has given up will not take part
+                self._check_messages()  # a rank that has failed does not take part
                 return False, None
             value = self._collected(step)
             self.requests, self.received = None, None
@@ -337,7 +337,7 @@ class Operation(Failing):
         return True, value
 
     def _message(self, step: Step | None) -> tuple[int, list[SparseStream]] | None:
-        """The next message from where ``step`` expects one, if it is there."""
+        """Return the source and streams of the next message that ``step`` waits for, or None if it has not arrived."""
         if isinstance(step, RecvAny):
             wanted = step.sources
         else:
@@ -359,7 +359,7 @@ class Operation(Failing):
         return source, arrival.streams()
 
     def _check_messages(self) -> None:
-        """Take in whatever has arrived, and raise if any rank of this operation has given up."""
+        """Receive whatever has arrived, and raise if any rank of this operation has failed."""
         channel = self.channel
         if self.outbox is not None:
             self.outbox.pump()
@@ -375,7 +375,7 @@ class Operation(Failing):
         if box is None:
             return
         if box.error is not None:
-            if not isinstance(box.error, Exception):  # an interrupt has been raised, and is so once
+            if not isinstance(box.error, Exception):  # the interrupt itself has been raised already
                 raise LateError(Failure.of(box.error, self.sequence, channel.rank))
             raise box.error
         if box.failures and not explaining:
@@ -388,7 +388,7 @@ class Operation(Failing):
         self.outgoing().send(dest, streams)
 
     def _start_collective(self, step: Share | DenseAllreduce | DenseAllgather) -> list[MPI.Request] | None:
-        """The requests of the collective, or None while it is not this operation's turn."""
+        """Start a collective and return its requests, or None if earlier operations must come first."""
         channel = self.channel
         if self._is_direct(step):
             return self._gather_directly(step)
@@ -409,7 +409,7 @@ class Operation(Failing):
         return [channel.collectives.enter(self.sequence, "allgatherv", raw.dtype, lengths, call)]
 
     def _share(self, step: Share) -> list[MPI.Request]:
-        """By messages, however many ranks there are: a rank that has failed would miss a collective, and take part in the next instead."""
+        """Exchange records by messages. In an MPI collective, a rank that failed would be matched with its next collective instead."""
         channel, ours = self.channel, np.frombuffer(step.record, np.uint8)
         for counts in self.traces:
             counts.share(len(step.record), 0, channel.ranks)
@@ -421,7 +421,7 @@ class Operation(Failing):
         return requests
 
     def _gather_directly(self, step: DenseAllgather) -> list[MPI.Request]:
-        """Blocks sent straight from and to their places: half the time of the MPI libraries' rings in shared memory."""
+        """Send blocks from and to their places without copies, in half the time of MPI libraries' rings in shared memory."""
         channel = self.channel
         ours, places = self._blocks(step)
         requests: list[MPI.Request] = []
@@ -440,7 +440,7 @@ class Operation(Failing):
         if isinstance(step, Share):
             return [row.tobytes() for row in self.received]
         entered = [number for number, sequence, *_ in self.channel.collectives.unfinished if sequence == self.sequence]
-        if entered:  # it could not be complete without all of them
+        if entered:  # its completion implies that all ranks have entered it
             self.channel.collectives.forget(entered[-1])
         unify_nans(step, self.received, self.channel.ranks)
         return SparseStream._dense_form(self.received, step.stream.size, density=step.stream.switch_density, owned=True)

@@ -1,4 +1,4 @@
-"""The options of an operation, for editors and type checkers: what :func:`~sparseallreduce.allreduce` takes by name."""
+"""The keyword options of :func:`~sparseallreduce.allreduce` and related functions, typed for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["OperationOptions", "RequestOptions"]
 
 
 class OperationOptions(TypedDict, total=False):
-    """What an operation takes besides streams, communicator, operator and algorithm."""
+    """The options of a blocking operation."""
 
-    switch_density: float | None  # share of the size above which streams go dense
+    switch_density: float | None  # density above which streams become dense
     timeout: float | None  # seconds
-    machine: Machine | None  # for "auto", instead of the measured one
+    machine: Machine | None  # constants that "auto" uses instead of the measured ones
     index_codec: Literal["auto", "plain", "bitmap", "gaps"]
     value_codec: Literal["exact", "float16", "bfloat16", "qsgd8", "qsgd4"]
-    seed: int  # of the draws of QSGD
-    group_size: int  # of dsar_early_switch
+    seed: int  # seed of QSGD's random numbers
+    group_size: int  # group size of dsar_early_switch
     inner: str  # of hierarchical: the algorithm inside hosts
     outer: str  # of hierarchical: the algorithm between hosts
 
 
 class RequestOptions(OperationOptions, total=False):
-    """The same of an operation that is started and waited for later."""
+    """The options of a non-blocking operation."""
 
     progress: Literal["manual", "thread"]

@@ -1,11 +1,11 @@
-"""What an operation sends: inside a host the arrays as they lie in memory, between hosts in pieces.
+"""The outgoing messages of an operation: sent uncompressed from memory inside a host, and in encoded pieces between hosts.
 
-Pieces go out a few at a time, each written when there is room for it, so that a message is not there in whole. A message of many
-megabytes that is handed to MPI in one piece wastes the wire between hosts: an exchange of 8 and then 16 MB each way at 200 Mbit/s, 960 ms
-on the wire, took 1,180 to 2,090 ms, and in pieces of 64 to 256 KiB with two to four in flight 1,025 to 1,040.
+A few pieces are in flight at a time, each encoded when there is room for it, so that a message is never in memory as a whole. A message of
+many megabytes that is passed to MPI in one call uses a link between hosts poorly: an exchange of 8 and then 16 MB in each direction at 200
+Mbit/s, which takes 960 ms on the wire, took 1,180 to 2,090 ms, and 1,025 to 1,040 ms in pieces of 64 to 256 KiB with two to four in flight.
 
-An operation that sends values with loss has all its messages in pieces: whoever receives a stream hands it on in the form in which it
-came, and a rank of another host may be next.
+An operation with a lossy value codec sends all its messages in pieces: a receiver forwards a stream in the form in which it arrived, and
+the next rank may be on another host.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECES_IN_FLIGHT", "PIECES_OF_A_RANK", "Outbox"]
 
-PIECES_IN_FLIGHT = 4  # of one message
-PIECES_OF_A_RANK = 16  # of all messages of an operation
+PIECES_IN_FLIGHT = 4  # for one message
+PIECES_OF_A_RANK = 16  # for all messages of an operation
 
 
 class _Message:
-    """A message on its way out."""
+    """An outgoing message."""
 
     def __init__(self, dest: int, packets: Iterator[Bytes]) -> None:
         self.dest = dest
@@ -39,28 +39,28 @@ class _Message:
 
 
 class Outbox:
-    """What one operation sends.
+    """The outgoing messages of one operation.
 
     Parameters
     ----------
     channel : Channel
     tag : int
     encoding : Encoding
-        How its messages are written.
+        How its messages are encoded.
     traces : list of Trace
-        Which count the bytes as they go out.
+        Traces that count the bytes sent.
     queue : Queue, optional
-        Of the device on which streams may lie that are handed to MPI as they are.
+        Queue of the device, if GPU memory is passed to MPI directly.
     """
 
     def __init__(self, channel: Channel, tag: int, encoding: Encoding, traces: list[Trace], queue: Queue | None = None) -> None:
         self._queue = queue
         self._channel, self._mailbox, self._tag, self._encoding, self._traces = channel, channel.mailbox, tag, encoding, traces
-        self._sends: list[Sent] = []  # what is in flight as it is
-        self._messages: list[_Message] = []  # what goes out in pieces
+        self._sends: list[Sent] = []  # messages in flight that are sent uncompressed
+        self._messages: list[_Message] = []  # messages that are sent in pieces
 
     def send(self, dest: int, streams: tuple[SparseStream, ...]) -> None:
-        """Send streams in one message, behind those to the same rank before."""
+        """Send streams in one message, after earlier messages to the same rank."""
         for counts in self._traces:
             counts.messages += 1
         if self._queue is not None and any(stream.on_device for stream in streams):
@@ -77,17 +77,17 @@ class Outbox:
         self.pump()
 
     def post(self, dest: int, message: Bytes) -> None:
-        """Send word of a failure."""
+        """Send an announcement of a failure."""
         self._mailbox.post(dest, self._tag, message, self._sends)
 
     def pump(self) -> None:
-        """Write and send what there is room for."""
+        """Encode and send as many pieces as there is room for."""
         if not self._messages:
             return
         for message in self._messages:
             message.in_flight = [sent for sent in message.in_flight if not all_done(sent.requests)]
         room = PIECES_OF_A_RANK - sum(len(message.in_flight) for message in self._messages)
-        busy: set[int] = set()  # ranks to which a message is not yet in flight as a whole
+        busy: set[int] = set()  # ranks with a message whose pieces are not all in flight
         for message in self._messages:
             while message.packets is not None and message.dest not in busy and room > 0 and len(message.in_flight) < PIECES_IN_FLIGHT:
                 packet = next(message.packets, None)
@@ -103,20 +103,20 @@ class Outbox:
         self._messages = [message for message in self._messages if message.packets is not None or message.in_flight]
 
     def owes(self) -> bool:
-        """Whether messages are still to be written, in whole or in part."""
+        """Return True if a message has not been encoded completely."""
         return any(message.packets is not None for message in self._messages)
 
     def is_empty(self) -> bool:
-        """Whether all is out; large messages leave only while this rank calls MPI."""
+        """Return True if everything has been sent. Large messages progress only while this rank calls MPI."""
         if self._sends:
             self._sends = [sent for sent in self._sends if not all_done(sent.requests)]
         self.pump()
         return not (self._sends or self._messages)
 
     def leave(self, sequence: int) -> None:
-        """Have what is still to go out of an operation sent whenever this rank looks for messages, behind the operation's back.
+        """Detach the remaining messages from the operation; they are sent whenever this rank looks for messages.
 
-        Who waits no longer may change the stream: the pieces that are left are written now. What raises leaves all as it was.
+        The remaining pieces are encoded now, since the user may change the stream afterwards. If this raises, nothing has changed.
         """
         for message in self._messages:
             if message.packets is not None:
@@ -128,7 +128,7 @@ class Outbox:
         self._mailbox.leftovers.outboxes.append(rest)
 
     def abandon(self) -> None:
-        """Write no more, and leave what is in flight to itself."""
+        """Encode no more pieces, and leave those in flight to the mailbox."""
         leftovers = self._mailbox.leftovers
         leftovers.keep_sent(self._sends)
         for message in self._messages:
@@ -142,12 +142,12 @@ class Outbox:
 
 
 class LeftOutbox(Outbox):
-    """What is still to go out of an operation that is done here; what hits this rank there fails the operation on those who wait for it."""
+    """The remaining messages of an operation that is done here. An error while sending fails the operation on waiting ranks."""
 
-    sequence = 0  # of the operation
+    sequence = 0  # number of the operation
 
     def pump(self) -> None:
-        """Write and send what there is room for. Nothing is raised but an interrupt, once who waits has been told."""
+        """Encode and send as many pieces as there is room for. Errors are reported to the receivers; only interrupts are raised."""
         try:
             super().pump()
         except BaseException as error:

@@ -1,10 +1,11 @@
-"""What a rank remembers of how the sets of all ranks overlap and where they lie, so that not every operation takes new samples.
+"""Remember how the index sets of all ranks overlap and where their entries are, so that not every operation takes new samples.
 
-Gradients overlap from step to step about as much. What an algorithm is chosen by, and where it cuts the index space, has to be the same on
-all ranks, and a rank may have missed an operation: so each tells the digest of what it remembers, and they go by it if all tell the same.
+Gradients overlap about as much from step to step. The choice of an algorithm, and the cuts of the index space, must be the same on all
+ranks, and a rank may have missed an operation. Each rank therefore sends the digest of what it remembers, which is used if all digests are
+equal.
 
-What is remembered is used for 16 sums, and after those for twice as many as before, as long as the results say that it still holds: if a
-part of the index space holds a third more or less of a result than of the first, or the result does, the ranks take new samples.
+What is remembered is used for 16 sums, and after new samples for twice as many as before, as long as results agree with it. If a part of
+the index space, or the whole result, has a third more or fewer entries than in the first result, the ranks take new samples.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["REMEMBERED", "Overlaps"]
 
-_SAMPLED, REMEMBERED = b"\1", b"\2"  # what a note begins with
-_USES, _MOST_USES = 16, 256  # of what is remembered
-_REVIEWED = 4  # sums, of one of which the result is looked at, which takes 30 microseconds
-_MISSES = 4  # operations in which others did not remember the same, as those that are in flight when samples come
-_KINDS = 256  # of operations
-_LOOKS = 4096  # values of a dense result that are looked at
+_SAMPLED, REMEMBERED = b"\1", b"\2"  # first byte of a note
+_USES, _MOST_USES = 16, 256  # sums between two samples: first and most
+_REVIEWED = 4  # one result in this many is checked, which takes 30 microseconds
+_MISSES = 4  # operations with differing notes that are tolerated, such as those in flight when samples arrive
+_KINDS = 256  # kinds of operations remembered
+_LOOKS = 4096  # values of a dense result that are checked
 
 
 class _Known:
-    """What is remembered of one kind of operation."""
+    """The overlap remembered for one kind of operation, and how long it is used."""
 
     def __init__(self, overlap: Overlap, period: int) -> None:
         self.overlap, self.digest, self.period = overlap, overlap.digest, period
         self.uses, self.misses = period, 0
-        self.shares: NDArray[np.float64] | None = None  # of the first result in each part, and behind them its entries
+        self.shares: NDArray[np.float64] | None = None  # entries of the first result in each part, then in total
 
 
 class Overlaps:
@@ -50,11 +51,11 @@ class Overlaps:
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
         self._known: dict[int, _Known] = {}
-        # By their own digests: an operation that has told one may be the last to go by it.
+        # By their own digests: an operation that has sent a digest may be the last to use it.
         self._latest: OrderedDict[bytes, Overlap] = OrderedDict()
 
     def note(self, digest: int, stream: SparseStream) -> bytes:
-        """Return what to tell the others: the digest of what is remembered, or a sample."""
+        """Return what to send to the other ranks: the digest of what is remembered, or a sample."""
         known = self._known.get(digest)
         if known is not None and known.uses > 0 and known.digest in self._latest:
             known.uses -= 1
@@ -62,11 +63,11 @@ class Overlaps:
         return self.sample(stream)
 
     def sample(self, stream: SparseStream) -> bytes:
-        """Return a note with a sample of our stream."""
+        """Return a note with a sample of this rank's stream."""
         return _SAMPLED + sample_of(stream, self._rank, self._ranks)
 
     def learn(self, digest: int, notes: Sequence[bytes], size: int) -> Overlap | None:
-        """Return the overlap that all ranks go by, from what all of them have told; None if they told different things."""
+        """Return the overlap that all ranks use, given the notes of all ranks; None if the notes do not match."""
         known, first = self._known.get(digest), notes[0]
         if first[:1] == REMEMBERED and notes.count(first) == len(notes):
             self._latest.move_to_end(first[1:])
@@ -88,9 +89,9 @@ class Overlaps:
         return overlap
 
     def review(self, digest: int, result: SparseStream) -> None:
-        """Look, now and then, whether what is remembered still holds for a result; if not, the next operation takes samples.
+        """Check from time to time that what is remembered still matches a result; if not, the next operation takes samples.
 
-        The result is the same on all ranks, and so is what they find.
+        The result is the same on all ranks, and so is the decision.
         """
         known = self._known.get(digest)
         if known is None or known.overlap.spread is None or (known.shares is not None and known.uses % _REVIEWED):
@@ -106,7 +107,7 @@ class Overlaps:
 
 
 def _counts(result: SparseStream, bounds: Sequence[int]) -> NDArray[np.float64]:
-    """The entries of a result in each part, and in all; of a dense one, those of some positions that lie as far apart."""
+    """Return the entries of a result in each part and in total. In a dense result, evenly spaced positions are counted instead."""
     if not result.is_dense:
         below = np.array(kernels.cuts(result._entries()[0], bounds, result.lo, result.hi), np.float64)
     else:

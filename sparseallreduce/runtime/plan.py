@@ -1,4 +1,4 @@
-"""A plan, a sum that is started again and again, and what all of its sums have in common (MPI's persistent operations)."""
+"""Persistent sums (MPI's persistent operations): the base class ``Plan``, and the state shared by the sums of a plan."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Streams = list[SparseStream] | tuple[SparseStream, ...]
 
 
 class Plan:
-    """A sum that is started again and again, of :func:`allreduce_init`.
+    """A sum that can be started repeatedly, created by :func:`allreduce_init`.
 
-    All ranks start the sums of their plans, and other operations of a communicator, in the same order. Sums of several plans may be in
-    flight together. A sum that fails raises on all ranks, and the plan can be started again.
+    All ranks must start the sums of their plans, and other operations on a communicator, in the same order. Sums of several plans may be in
+    flight together. A sum that fails raises on all ranks, and the plan can then be started again.
     """
 
-    _fixed_indices = True  # whether values alone travel
+    _fixed_indices = True  # whether only values are sent
 
     def __init__(self, common: Common) -> None:
         self._common = common
@@ -49,14 +49,15 @@ class Plan:
         Parameters
         ----------
         stream : SparseStream, or list or tuple of SparseStream
-            Like those of the plan. With fixed indices their values will do, an array of shape (nnz,) or (nnz, width) for each, in the
-            order of the positions; they are copied. What a stream has at other positions than the plan is an error on all ranks.
+            Streams of the same sizes, dtypes and widths as those of the plan. With fixed indices the values alone may be given: for each
+            stream an array of shape (nnz,) or (nnz, width), in the order of the positions. They are copied. A stream whose positions are
+            not those of the plan raises an error on all ranks.
 
         Raises
         ------
         AlgorithmError
-            If the sum before this one has not been waited for, or the plan is freed; all ranks that start one raise it then. What is
-            wrong with ``stream`` is raised by ``test`` or ``wait``, on all ranks.
+            If the previous sum has not been waited for, or the plan is freed; all ranks that start a sum then raise it. Errors in
+            ``stream`` are raised by ``test`` or ``wait``, on all ranks.
         """
         fault = None
         if self._freed:
@@ -73,25 +74,25 @@ class Plan:
         raise NotImplementedError
 
     def test(self) -> tuple[bool, Any]:
-        """Move on, and return ``(True, result)`` if done, else ``(False, None)``; errors are those of :meth:`wait`."""
+        """Progress the sum. Return ``(True, result)`` if it is complete, else ``(False, None)``. Raises as :meth:`wait`."""
         with launching.TellingBehind(self._common.comm):
-            request, self._active = self._started(), False  # if this raises
+            request, self._active = self._started(), False  # inactive if this raises
             done, result = request.test()
             self._active = not done
             return done, self._finished(result) if done else None
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The result, when done: a stream, or a list of them. With fixed indices it is valid until the next :meth:`start`.
+        """Wait for the sum and return its result, a stream or a list. With fixed indices it is valid until the next :meth:`start`.
 
         Parameters
         ----------
         timeout : float, optional
-            As of :meth:`Request.wait`.
+            Seconds, as in :meth:`Request.wait`.
 
         Raises
         ------
         SparseAllreduceError
-            If the sum failed, on all ranks the same. AlgorithmError if none has been started.
+            If the sum failed; the same error on all ranks. AlgorithmError if no sum has been started.
         """
         with launching.TellingBehind(self._common.comm):
             request = self._started()
@@ -101,12 +102,12 @@ class Plan:
             return self._finished(request.wait(timeout))
 
     def free(self) -> None:
-        """Let go of what the plan holds; a sum in flight goes on. Not collective, and done by itself when the plan is forgotten."""
+        """Release the memory of the plan; a sum in flight completes. Not collective. Also done when the plan is garbage-collected."""
         self._freed, self._active, self._request = True, False, None
         self._release()
 
     def _release(self) -> None:
-        """Let go of memory."""
+        """Release memory held by a subclass."""
 
     def _started(self) -> Request:
         if self._request is None:
@@ -118,36 +119,36 @@ class Plan:
 
 
 class Common:
-    """What all sums of a plan have in common.
+    """The state that all sums of a plan share.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or SERIAL
     call : Call or ListCall or None
     intent : Intent
-        With an error if the arguments are wrong.
+        Includes an error if the arguments are wrong.
     progress : str
     """
 
     def __init__(self, comm: Any, call: Any, intent: Intent, progress: str) -> None:
         self.comm, self.call, self.intent, self.progress = comm, call, intent, progress
         self.ranks = size_of(comm)
-        self.channel: Channel | None = None  # of several ranks, once they make the plan
+        self.channel: Channel | None = None  # set when several ranks create the plan
 
     def checked(self) -> Intent:
-        """The intent, with an error if ``progress`` is wrong."""
+        """Return the intent, with an error if ``progress`` is wrong."""
         return launching.checked_intent(self.intent, self.comm, self.progress)
 
     def settle(self) -> None:
-        """Let go of the streams, of which the plan knows all that it needs."""
+        """Release the streams, once the plan has everything that it needs from them."""
         self.call = None
 
     def numbered(self, channel: Channel) -> None:
-        """Tell this plan from others on the communicator, by the number of the operation that made it."""
+        """Add the number of the creating operation to the intent, which identifies the plan on its communicator."""
         self.intent = self.intent._replace(terms=(*self.intent.terms, ("number of the plan", str(channel.sequence + 1))))
 
     def carry_out(self, schedule: Any) -> Any:
-        """What a schedule made from rank, number of ranks and machine comes to."""
+        """Run a schedule, made from rank, number of ranks and machine, and return its result."""
         intent = self.checked()
         if self.ranks == 1:
             return launching.alone(lambda: schedule(0, 1, None), intent, True).wait()
@@ -167,7 +168,7 @@ class Common:
         return launching.launched(self.comm, lambda channel: work, stream, False, self.progress)
 
     def fail(self, error: Exception) -> None:
-        """Have the ranks that start a sum now raise this."""
+        """Raise ``error`` on all ranks that start a sum now."""
         if self.ranks > 1:
             with launching.Telling(self.comm):
                 launching.agree(self.comm, Intent((), 0, error), blocking=False)

@@ -1,4 +1,4 @@
-"""Plans: sums that are started again and again; what is known before the first value is settled once (MPI's persistent operations)."""
+"""Create plans, sums that can be started repeatedly, whose fixed properties are set up once (MPI's persistent operations)."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ def allreduce_init(
     fixed_indices: bool = False,
     **options: Unpack[RequestOptions],
 ) -> Plan:
-    """Plan sums of streams like these, to be started again and again; collective.
+    """Create a plan for sums of streams like ``stream``, which can be started repeatedly. Collective.
 
     Parameters
     ----------
     stream : SparseStream, or list or tuple of SparseStream
-        One of those to come: size, dtype and width are settled by it, and with ``fixed_indices`` its positions. Its values are not used.
+        An example. It defines size, dtype and width, and with ``fixed_indices`` the positions. Its values are not used.
     comm, op
         As for :func:`~sparseallreduce.allreduce`.
     algorithm : str
-        The same; with ``fixed_indices`` "auto", "ssar_recursive_doubling", "ssar_split_allgather" or "hierarchical".
+        As for :func:`~sparseallreduce.allreduce`; with ``fixed_indices`` one of "auto", "ssar_recursive_doubling", "ssar_split_allgather"
+        or "hierarchical".
     fixed_indices : bool
-        Whether the positions of this rank stay as they are. Then the index sets of all ranks are exchanged here, and values alone travel
-        in every sum. The streams of a list go in one message a step, those of one dtype and width.
+        Whether the positions of this rank stay the same in all sums. The index sets of all ranks are then exchanged once, here, and every
+        sum sends values alone. The streams of a list with one dtype and width share messages.
     **options
-        As for :func:`~sparseallreduce.iallreduce`; with ``fixed_indices`` those that still mean something: ``switch_density``, ``machine``,
-        ``value_codec`` and its ``seed``, and ``progress``.
+        As for :func:`~sparseallreduce.iallreduce`; with ``fixed_indices`` only ``switch_density``, ``machine``, ``value_codec`` and its
+        ``seed``, and ``progress``.
 
     Returns
     -------
@@ -61,7 +62,7 @@ def allreduce_init(
     Raises
     ------
     SparseAllreduceError
-        On every rank the same, as for :func:`~sparseallreduce.allreduce`.
+        The same error on every rank, as for :func:`~sparseallreduce.allreduce`.
 
     Examples
     --------
@@ -96,13 +97,13 @@ def _planned(stream: Any, comm: Any, op: Any, algorithm: str, fixed_indices: boo
 
 
 def _fault(call: Any, is_list: bool, algorithm: str, fixed_indices: bool) -> Exception | None:
-    """What a plan does not take."""
+    """Return an error if a plan cannot have these arguments, otherwise None."""
     fault = unfit(call.call if is_list else call, algorithm) if fixed_indices else None
     return None if fault is None else AlgorithmError(fault)
 
 
 class FreePlan(Plan):
-    """Of streams with any indices: every sum is one of ``iallreduce``, of which the arguments are known to be right."""
+    """A plan for streams with any indices: every sum is an ``iallreduce`` with arguments that have been checked."""
 
     _fixed_indices = False
 
@@ -122,7 +123,7 @@ class FreePlan(Plan):
         return iallreduce(stream, self._common.comm, op, algorithm, **options, progress=self._common.progress)  # type: ignore[arg-type]
 
     def _strange(self, stream: Any) -> Exception | None:
-        """What is wrong with a stream, or a list."""
+        """Return an error if a stream, or a list, does not match the plan, otherwise None."""
         if isinstance(stream, list | tuple) != self._is_list:
             return StreamTypeError(f"this plan takes {'a list of streams' if self._is_list else 'a stream'}, not {type(stream).__name__}")
         try:

@@ -1,6 +1,6 @@
-"""What an operation by "auto" begins with: the shortcut that is expected to take less time than every other way, if there is one.
+"""Predict the time of the shortcuts, and choose the one that "auto" starts with, if it is expected to beat every algorithm.
 
-:mod:`~sparseallreduce.algorithms.choose` chooses; here are the times of the shortcuts.
+:mod:`~sparseallreduce.algorithms.choose` makes the choice; this module provides the times of the shortcuts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from sparseallreduce.streams.wire import Encoding
 
 __all__ = ["beginning_times", "byte_limits", "dense_share", "expected_beginning", "uneven_beginning"]
 
-# Bytes of a rank's stream up to which it always travels with the record, by messages and in shared memory. The MPI libraries send messages
-# of 4 KiB at once, longer ones in part only when the receiver has answered.
+# Streams up to these sizes, in bytes, are always packed into the record, in messages and in shared memory. MPI libraries send messages of
+# 4 KiB immediately, but parts of longer ones only after the receiver has answered.
 _ALWAYS_PACKED, _ALWAYS_PACKED_SHARED = 4000, 1 << 13
-# Of the time for a byte of MPI's own dense sum, which is measured at 4 MiB, that of one in shared memory where ranks share cores, for
-# vectors of so many bytes at most, and for others. By the former, 20 % of 1 MiB took 539 microseconds so at P = 4, and 20 % of 4 MiB
-# 2,919, where splits take 390 and 1,040; by the latter, 30 % of 256 KiB would take 214 by a split, and take 187 so.
+# If ranks share cores: ratio of the time per byte of a dense sum in shared memory to that of MPI's own (measured at 4 MiB), for vectors up
+# to _SHORT bytes and for longer ones. With the first ratio for all, "auto" chose the dense sum for a density of 20 % at P = 4, which took
+# 539 microseconds for 1 MiB and 2,919 for 4 MiB, where splits take 390 and 1,040. With the second for all, 30 % of 256 KiB would take 214
+# by a split, and takes 187 by the dense sum.
 _SHORT, _SHARES = 1 << 18, (0.35, 0.7)
-_ANY = 1 << 62  # more bytes than there are
-# Bytes of a dense vector above which a dense sum takes so many times as long as is measured, at 4 MiB: 1.6 to 2.5 at 16 and 64 MiB, P = 2,
-# 4 and 8 on 2 cores, by Open MPI and MPICH. An entry takes a split in shared memory up to 1.6 times as long there.
+_ANY = 1 << 62  # no limit
+# Above _CACHED bytes, a dense sum takes _BEYOND times as long per byte as measured at 4 MiB: 1.6 to 2.5 times at 16 and 64 MiB, P = 2, 4
+# and 8 on 2 cores, with Open MPI and MPICH. A split in shared memory takes up to 1.6 times as long per entry there.
 _CACHED, _BEYOND = 1 << 23, 2.0
 
 
@@ -44,25 +45,27 @@ def expected_beginning(
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     hosts: Hosts | None = None,
 ) -> str:
-    """"packed", "sparse_shared" or "dense" for a shortcut, or the name of an algorithm; "" where a stream that is dense is no sum.
+    """Return the shortcut, or the name of the algorithm, that is expected to be fastest.
+
+    A shortcut is "packed", "sparse_shared" or "dense". The result is "" for a dense stream whose operator is not a sum.
 
     Parameters
     ----------
     stream : SparseStream
-        All ranks are taken to have one like it.
+        This rank's stream; all ranks are assumed to have one like it.
     ranks : int
     reduction : Reduction
     machine : Machine
     shares_memory : bool
         Whether handshakes are in memory that all ranks share.
     capacity : int
-        Bytes of a stream that the ranks can add up there, 0 for none.
+        Largest stream, in bytes, that the ranks can add in shared memory; 0 for none.
     share : float
-        Of the time for a byte of MPI's own dense sum, that of the dense sum which ranks would wait for; of :func:`dense_share`.
+        Ratio of the time per byte of the dense sum that would be used to that of MPI's own; see :func:`dense_share`.
     encoding : Encoding
-        How messages are written.
+        How messages are encoded.
     hosts : Hosts, optional
-        Ranks next to each other that are on one host.
+        The ranks of each host.
     """
     summed, nbytes = reduction.op.is_sum, packed.packed_bytes(stream)
     always, room, capacity = byte_limits(ranks, shares_memory, capacity)
@@ -86,17 +89,17 @@ def uneven_beginning(
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     hosts: Hosts | None = None,
 ) -> tuple[str, int]:
-    """Return the fastest way for sums of streams of which ranks have so different numbers of entries that each would choose another.
+    """Return the fastest shortcut or algorithm if the ranks' numbers of entries differ so much that each would choose another.
 
-    The mean number stands for the model's k, and the longest stream has to fit. Parameters are those of :func:`expected_beginning`, and
-    ``entries``, of each rank; ``stream`` is one of its kind.
+    The mean number of entries is used as the model's k, and the longest stream must fit. Parameters are those of
+    :func:`expected_beginning`; ``entries`` holds the number of each rank, and ``stream`` is an example.
 
     Returns
     -------
     str
-        As of :func:`expected_beginning`, of a sum.
+        As of :func:`expected_beginning`, for a sum.
     int
-        Bytes of a stream for which that way has room.
+        Largest stream, in bytes, for which that choice has room.
     """
     ranks, most = len(entries), max(entries)
     problem = problem_of(stream, sum(entries) / ranks, ranks, reduction, encoding, hosts=hosts)
@@ -107,17 +110,17 @@ def uneven_beginning(
 
 
 def byte_limits(ranks: int, shares_memory: bool, capacity: int) -> tuple[int, int, int]:
-    """The most bytes of a stream that is packed in any case, that can be packed, and that is written to shared memory.
+    """Return three limits in bytes: up to which a stream is always packed, can be packed, and can be added in shared memory.
 
-    Beside them, :func:`expected_beginning` of sparse streams of one kind knows of their entries what
-    :func:`~sparseallreduce.algorithms.choose.rounded` leaves.
+    Apart from these limits, :func:`expected_beginning` of sparse streams of one kind depends on the number of entries only through
+    :func:`~sparseallreduce.algorithms.choose.rounded`.
     """
     room = payload_capacity(ranks)
     return min(_ALWAYS_PACKED_SHARED if shares_memory else _ALWAYS_PACKED, room), room, capacity
 
 
 def dense_share(nbytes: int, oversubscribed: bool) -> float:
-    """The share for vectors of so many bytes in shared memory."""
+    """Return the ratio of the times per byte of a dense sum in shared memory and of MPI's own, for vectors of ``nbytes`` bytes."""
     return _SHARES[nbytes > _SHORT] if oversubscribed else 1.0
 
 
@@ -133,7 +136,10 @@ def beginning_times(
     encoding: Encoding = Encoding(),  # noqa: B008 - a constant
     hosts: Hosts | None = None,
 ) -> dict[str, float]:
-    """Seconds that each shortcut takes for streams like this one with so many entries; parameters as for :func:`expected_beginning`."""
+    """Return the seconds that each shortcut takes for streams like this one with ``entries`` entries.
+
+    Parameters are those of :func:`expected_beginning`.
+    """
     nbytes, room = packed.packed_bytes(stream), payload_capacity(ranks)
     fits = nbytes <= room and not stream.is_dense
     writes = reduction.op.is_sum and nbytes <= capacity
@@ -146,14 +152,14 @@ def _fastest(problem: Problem, machine: Machine, fits: bool, writes: bool, share
 
 
 def _times(problem: Problem, machine: Machine, fits: bool, writes: bool, share: float) -> dict[str, float]:
-    """Of what can be packed, or written to shared memory."""
+    """Return the predicted seconds of the dense sum, and of the other shortcuts if the stream ``fits`` in a record or ``writes`` apply."""
     beta = machine.beta_dense if machine.beta_blocking is None else machine.beta_blocking
     dense = predicted_time("dense", problem, machine._replace(beta_dense=share * beta))
     if writes and problem.size * problem.value_bytes > _CACHED:
         dense *= _BEYOND
     predicted = {"dense": dense}
     if fits:
-        latency = (problem.ranks - 1).bit_length() * machine.alpha  # which is that of the handshake
+        latency = (problem.ranks - 1).bit_length() * machine.alpha  # this part is the handshake's
         plain = problem._replace(index_codec="plain", sent_bytes=None)
         predicted["packed"] = predicted_time("allgather", plain, machine._replace(overlap=0.0)) - latency
     if writes:

@@ -1,4 +1,4 @@
-"""Whether a process of this machine is there, for ranks that would otherwise wait for one that has ended."""
+"""Check whether a process of this machine is running, so that ranks do not wait for one that has ended."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ __all__ = ["is_alive", "started_at"]
 
 
 def is_alive(process: int, start: int) -> bool:
-    """Whether a process that started at a time, as :func:`started_at` gives it, is running; a zombie is not."""
+    """Return True if the process that started at ``start``, as returned by :func:`started_at`, is running. A zombie is not."""
     fields = _fields(process)
     return not fields or (fields[0] not in "ZX" and int(fields[19]) == start)
 
 
 def started_at(process: int) -> int:
-    """When a process started, in clock ticks since the machine did, which tells it from a later one of the same number; 0 if unknown."""
+    """Return when a process started, in clock ticks since the machine booted; 0 if unknown.
+
+    It distinguishes the process from a later one with the same id.
+    """
     fields = _fields(process)
     return int(fields[19]) if fields else 0
 
 
 def _fields(process: int) -> list[str]:
-    """What the system tells of a process, from its state on; nothing where it tells nothing of any, and a dead state if it is gone."""
+    """Return the fields of ``/proc/PROCESS/stat`` from the state on.
+
+    They are empty if the system has no ``/proc``, and describe a dead process if it has ended.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except FileNotFoundError:

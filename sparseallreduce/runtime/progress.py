@@ -1,7 +1,6 @@
-"""What is in flight on this rank, and who moves it on: whoever tests or waits for an operation, or a thread.
+"""The operations in flight on this rank, and the code that progresses them: in any call that tests or waits, or in a thread.
 
-Every operation in flight is moved on whenever one of them is, so that operations may be completed in any order, a different one on each
-rank.
+Every call progresses all operations in flight, so that operations may complete in any order, and in a different order on each rank.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ __all__ = [
     "wait_until",
 ]
 
-_SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own offers it to other programs
-HANDSHAKE_SPINS = 256  # likewise, of half a microsecond, before a handshake that should be over at once is taken for a long one
-COLLECTIVE_SPINS = 16  # polls in a row of a collective, which moves on in each by a fragment of some kilobytes
-_PATIENCE = 5000  # looks at what is to be given back, after which it is left for later
-_looks = 0  # since the last time that something was given back
-_ALIVE = 0.2  # seconds between two looks whether the processes of this host are there
+_SPINS = 64  # polls, of about 3 microseconds each, before a rank with a core of its own yields it
+HANDSHAKE_SPINS = 256  # polls, of half a microsecond each, before the wait for a handshake counts as long
+COLLECTIVE_SPINS = 16  # consecutive polls of a collective, each of which progresses it by some kilobytes
+_PATIENCE = 5000  # attempts to release what is pending before it is postponed
+_looks = 0  # attempts since something was last released
+_ALIVE = 0.2  # seconds between checks that the processes of this host are running
 _FORKED = "this operation belongs to the rank from which this process was forked, and which goes on with it: wait for it there"
 
 operations: list[Operation] = []  # in flight
 channels: list[Channel] = []
-preparing: list[Channel] = []  # those of them that are being prepared
-freed: list[Generator[bool, None, None]] = []  # each gives back what was kept for a communicator that the user has freed
-_late_freed: list[Generator[bool, None, None]] = []  # those of them for which other ranks have been waited for long
-_lock = threading.RLock()  # of the thread, and of what is given back
+preparing: list[Channel] = []  # channels that are being prepared
+freed: list[Generator[bool, None, None]] = []  # generators that release what was kept for freed communicators
+_late_freed: list[Generator[bool, None, None]] = []  # postponed ones, which have waited long for other ranks
+_lock = threading.RLock()  # guards the thread and the releases
 
 
 def advance() -> None:
-    """Move every operation in flight on this rank as far as it goes now."""
+    """Progress every operation in flight on this rank as far as possible without waiting."""
     if freed:
         give_back_freed()
     for channel in tuple(preparing):
@@ -69,7 +68,7 @@ def advance() -> None:
 
 
 def give_back_freed() -> None:
-    """Go on with giving back what was kept for freed communicators. What takes long for want of other ranks is left for later."""
+    """Continue to release what was kept for freed communicators. Releases that wait long for other ranks are postponed."""
     global _looks
     if not _lock.acquire(blocking=False):
         return
@@ -88,43 +87,43 @@ def give_back_freed() -> None:
 
 
 def recall_freed() -> bool:
-    """Return whether anything is still to be given back; what was left for later goes on."""
+    """Resume postponed releases; return True if anything is still to be released."""
     freed.extend(_late_freed)
     _late_freed.clear()
     return bool(freed)
 
 
 def alone() -> bool:
-    """Whether there is at most one operation in flight on this rank, and nothing being prepared."""
+    """Return True if at most one operation is in flight on this rank and no channel is being prepared."""
     return len(operations) <= 1 and not preparing
 
 
 def give_up(operation: Operation, error: BaseException) -> None:
-    """Let an operation fail because of what has hit this rank outside of it. If it is complete, tell the other ranks of the error."""
+    """Fail an operation because of an error that hit this rank elsewhere. If it is complete, report the error to the other ranks."""
     with operation.channel.lock:
         if not operation.ended or operation.owes():
             operation.fail(error)
         elif operation.error is None:
             operation.channel.late.leave(error, operation.sequence)
         else:
-            operation.channel.late.mark(error)  # that this operation has failed
+            operation.channel.late.mark(error)  # the failure of this operation has announced it
 
 
 def leave_to_parent() -> None:
-    """End, in a forked process, what its parent has in flight: here without a result, and without a word to other ranks."""
+    """End the parent's operations in a forked process, without results and without notifying other ranks."""
     for operation in operations:
         operation.error, operation.ended, operation.done = ForkError(_FORKED), True, True
     for channel in channels:
-        channel.state = FREED  # so that no error here is told to ranks
+        channel.state = FREED  # so that no error in this process is sent to ranks
     for mine in (operations, channels, preparing, freed, _late_freed):
         mine.clear()
     waiting.clear()
 
 
 def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = HANDSHAKE_SPINS) -> bool:
-    """Whether the requests are done, or within so many looks, by default the time that a small message takes.
+    """Return True if all requests complete within ``spins`` polls, by default about the time that a small message takes.
 
-    Where ranks share cores, what is waited for may have to be done by one that waits for this core.
+    If ranks share cores, the core is offered to other processes between polls, since the awaited rank may need it.
     """
     for _ in range(spins):
         if MPI.Request.Testall(requests):
@@ -135,15 +134,17 @@ def done_within(requests: list[MPI.Request], oversubscribed: bool, spins: int = 
 
 
 def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | None = None, limited: bool = False) -> None:
-    """Move operations on until ``done``. Between two rounds, leave the core to others after some, or at once where ranks share cores.
+    """Progress operations until ``done`` returns True.
+
+    After some rounds without success, or immediately if ranks share cores, the core is offered to other processes between rounds.
 
     Parameters
     ----------
     done : callable
     said : callable, optional
-        Returns who waits, and in what, for a warning if this takes long, as of :class:`~sparseallreduce.runtime.stalls.LongWait`.
+        Returns who waits and for what, for the warning about a long wait, as in :class:`~sparseallreduce.runtime.stalls.LongWait`.
     limited : bool
-        Whether to raise WaitTimeoutError when the default timeout is over.
+        Whether to raise WaitTimeoutError when the default timeout expires.
     """
     rounds, looked = 0, 0.0
     wait: LongWait | None = None
@@ -166,18 +167,18 @@ def wait_until(done: Callable[[], bool], said: Callable[[], tuple[str, str]] | N
 
 
 def _check_processes() -> None:
-    """End the operations for which a rank that has ended would be waited for."""
+    """End the operations that wait for a rank whose process has ended."""
     for channel in {operation.channel for operation in tuple(operations)}:
         try:
             channel.check_processes()
         except SparseAllreduceError as error:
-            error.on_all_ranks = True  # as they all look for themselves
+            error.on_all_ranks = True  # every rank finds this itself
             for operation in tuple(channel.in_flight):
                 operation.end(error)
 
 
 class _ProgressThread:
-    """A thread that moves operations on while the program computes; it runs while there are any, and starts again when asked."""
+    """A thread that progresses operations while the program computes. It sleeps when there are none."""
 
     def __init__(self) -> None:
         self._wanted = threading.Event()
@@ -193,12 +194,12 @@ class _ProgressThread:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            with contextlib.suppress(Exception):  # that of an operation which has failed of it, and whose request raises it
+            with contextlib.suppress(Exception):  # the error of a failed operation, which its request raises
                 advance()
             with _lock:
                 if not operations:
                     self._wanted.clear()
-            sleep(20e-6)  # leaves the interpreter to the program between two rounds
+            sleep(20e-6)  # lets the program run between two rounds
 
 
 progress_thread = _ProgressThread()

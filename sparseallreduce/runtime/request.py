@@ -1,4 +1,4 @@
-"""The handle of an operation in flight, as mpi4py's: test it, wait for it."""
+"""The handle of a non-blocking operation, with the interface of mpi4py's requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _numbers = count()
 
 
 class Request:
-    """An operation in flight.
+    """A non-blocking operation, which may be in flight or complete.
 
     Examples
     --------
@@ -48,11 +48,11 @@ class Request:
         self._operation = operation
         self._result = result
         self._error = error
-        self._divisor = divisor  # by which the result is still to be divided, if it is a mean
-        self._timeout: float | None = None  # seconds, if it is waited for no longer by default
-        self._tests: LongWait | None = None  # since the first test that found it not done
-        self._cut = cut  # how it is still to be cut, if it is that of a list
-        self._queue: Queue | None = None  # where work for the result may be under way on a GPU
+        self._divisor = divisor  # the number by which the result of a mean is still to be divided, else 0
+        self._timeout: float | None = None  # default timeout of this request, in seconds
+        self._tests: LongWait | None = None  # starts at the first test that finds it incomplete
+        self._cut = cut  # cuts the result of a list, if that is still to be done
+        self._queue: Queue | None = None  # queue of GPU work that the result may still depend on
         self._number = next(_numbers)
         if operation is not None:
             self._forgotten = Finalizer(pending.discard, self._number)
@@ -65,12 +65,12 @@ class Request:
         return f"Request({state})"
 
     def test(self) -> tuple[bool, Any]:
-        """Move on, and return ``(True, result)`` if done, else ``(False, None)``.
+        """Progress the operation. Return ``(True, result)`` if it is complete, else ``(False, None)``.
 
         Raises
         ------
         SparseAllreduceError
-            If the operation failed, on all ranks the same.
+            If the operation failed; the same error on all ranks.
         """
         operation = self._operation
         try:
@@ -89,22 +89,22 @@ class Request:
             raise
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The result, when done.
+        """Wait for the operation and return its result.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds after which the operation fails, on all ranks; those of the environment variable ``SPARSEALLREDUCE_TIMEOUT`` by
-            default, and without it the rank waits indefinitely, and logs warnings. It may take a second more until it is known whose
-            error counts. Ranks that come later, or call the library later, raise the same. With the result there, what is still to be
-            sent to other hosts is copied then; ranks of the same host may still read the stream, until they have the result.
+            Seconds after which the operation fails on all ranks. The default is the environment variable ``SPARSEALLREDUCE_TIMEOUT``; if it
+            is unset, the rank waits indefinitely and logs warnings. The ranks may take another second to agree on the error. Ranks that
+            call the library later raise the same error. If this rank has its result when the time is over, data still to be sent to other
+            hosts is copied; ranks of the same host may read the input stream until they have their result.
 
         Raises
         ------
         SparseAllreduceError
-            If the operation failed, on all ranks the same. WaitTimeoutError, also a TimeoutError, if the time of a rank is over; it
-            names the ranks that have not come, as far as that can be told. AlgorithmError, on this rank alone and with the operation
-            still in flight, if ``timeout`` is no positive, finite number.
+            If the operation failed; the same error on all ranks. WaitTimeoutError, which is also a TimeoutError, if the time of a rank is
+            over; it names the missing ranks if they are known. AlgorithmError, on this rank alone and with the operation still in flight,
+            if ``timeout`` is not a positive, finite number.
         """
         operation: Any = None
         try:
@@ -123,18 +123,18 @@ class Request:
 
     @staticmethod
     def waitall(requests: Sequence[Request], timeout: float | None = None) -> list[Any]:
-        """The results of all requests, in their order.
+        """Wait for all requests and return their results in the same order.
 
         Parameters
         ----------
         requests : sequence of Request
         timeout : float, optional
-            Seconds for all of them together, as of :meth:`wait`.
+            Seconds for all of them together, as in :meth:`wait`.
 
         Raises
         ------
         SparseAllreduceError
-            The error of the first request that failed, once all are done.
+            The error of the first request that failed, once all are complete.
         """
         if timeout is None and any(request._operation is not None and not request._operation.done for request in requests):
             timeout = default_timeout()
@@ -145,17 +145,17 @@ class Request:
         return [request.wait() for request in requests]
 
     def has_failed(self) -> bool:
-        """Return whether the operation is known to have failed, without moving it on."""
+        """Return True if the operation is known to have failed, without progressing it."""
         operation = self._operation
         if operation is None:
             return self._error is not None
-        return operation.error is not None or operation.failure is not None  # the ranks may still settle whose error counts
+        return operation.error is not None or operation.failure is not None  # in the latter case the ranks are still agreeing on the error
 
     def _finish(self) -> None:
         if self._operation is not None:
             try:
                 over_mpi().deadline.finish(self._operation)
-            except BaseException:  # an interrupt, with whose traceback this request may be kept for long: it has failed
+            except BaseException:  # an interrupt, whose traceback may keep this request alive: the operation has failed
                 pending.discard(self._number)
                 raise
 
@@ -173,7 +173,7 @@ class Request:
         return self._result
 
     def _finished(self) -> Any:
-        """The result as a user takes it."""
+        """Return the result in its public form: divided for a mean, and cut for a list."""
         result, ranks = self._result, self._divisor
         if ranks:
             result = tuple(divided(each, ranks) for each in result) if type(result) is tuple else divided(result, ranks)
@@ -181,18 +181,18 @@ class Request:
 
 
 def _leave(operation: Operation | None, error: BaseException) -> None:
-    """Tell the other ranks of an error that a call for an operation raises, unless they know of it."""
+    """Report an error that a call for an operation raises to the other ranks, unless they know of it."""
     if operation is not None:
         operation.channel.late.leave(error, operation.sequence)
 
 
 def checked_timeout(timeout: Any) -> float:
-    """Seconds.
+    """Return a timeout in seconds.
 
     Raises
     ------
     AlgorithmError
-        If it is no positive, finite number.
+        If it is not a positive, finite number.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < float(timeout) < math.inf:
         raise AlgorithmError(f"timeout is a positive, finite number of seconds, or None to wait for ever, not {timeout!r}")
@@ -205,7 +205,7 @@ def _finish_within(requests: Sequence[Request], seconds: float) -> None:
         try:
             over_mpi().deadline.finish_within(operations, seconds)
         except BaseException:
-            for request in requests:  # as in `_finish`; of those that are still in flight, too: they are waited for no more
+            for request in requests:  # as in `_finish`; also those still in flight, which are no longer waited for
                 if request._operation is None or request._operation.done:
                     pending.discard(request._number)
             raise

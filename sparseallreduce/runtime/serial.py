@@ -1,4 +1,4 @@
-"""A communicator of one rank, for a process without MPI."""
+"""The communicator of a single process that runs without MPI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["SERIAL", "SerialCommunicator"]
 
 
 class SerialCommunicator:
-    """One rank, alone; what the library and its trainer ask of a communicator, with nobody to talk to.
+    """A communicator of one rank that needs no MPI library.
 
     Examples
     --------
@@ -18,15 +18,15 @@ class SerialCommunicator:
     size = 1
 
     def Get_rank(self) -> int:
-        """Always 0."""
+        """Return 0."""
         return self.rank
 
     def Get_size(self) -> int:
-        """Always 1."""
+        """Return 1."""
         return self.size
 
     def __reduce__(self) -> str:
-        return "SERIAL"  # copies and pickles of it are it
+        return "SERIAL"  # copies and pickles return this same object
 
     def __repr__(self) -> str:
         return "sparseallreduce.SERIAL"

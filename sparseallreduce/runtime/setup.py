@@ -1,4 +1,4 @@
-"""How the ranks of a communicator prepare its channel together: who is where, what the network is like, what they share."""
+"""Set up a channel together with the other ranks: locate ranks, measure the network, and create shared memory."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ __all__ = [
     "settled",
 ]
 
-_CAREFUL = 3  # measurements of a machine that is not known yet, of which the fastest of each constant counts
+_CAREFUL = 3  # measurements of an unknown machine; the smallest of each constant is used
 _NO_TRACES: list[Trace] = []
 _UNKNOWN = Machine(*[0.0] * len(Machine._fields))
-_PROCESS = struct.Struct("<qq")  # a rank's process, and when that started
-_SETTLED = struct.Struct("<q?")  # the last operation that failed with an earlier preparation, and whether this host has memory
-_GPU = 8  # bytes of what tells GPUs apart
-_GROUPS = 256  # most of which constants are remembered
+_PROCESS = struct.Struct("<qq")  # process id of a rank and its start time
+_SETTLED = struct.Struct("<q?")  # last operation that failed with an earlier preparation; whether this host has shared memory
+_GPU = 8  # bytes of a GPU's identifier
+_GROUPS = 256  # largest number of groups whose constants are remembered
 
-_remembered: dict[bytes, Machine] = {}  # by the digest of a group, as `group_of_ranks` gives it, and this rank's GPU, if it uses one
+_remembered: dict[bytes, Machine] = {}  # by the digest of a group and the identifier of this rank's GPU
 
 
 class Group(NamedTuple):
-    """Who the ranks of a communicator are."""
+    """The processes that are the ranks of a communicator, and where they run."""
 
     places: list[Place]
-    processes: list[tuple[int, int]]  # and when they started
-    digest: bytes  # the same for the same processes in the same order and places
+    processes: list[tuple[int, int]]  # process ids and start times
+    digest: bytes  # equal for the same processes in the same order and places
 
 
 def group_of_ranks() -> Generator[Step, Any, Group]:
-    """Which process each rank is, and where it runs."""
+    """Return which process each rank is, and where it runs."""
     process = os.getpid()
     records: list[bytes] = yield Share(this_place().pack() + _PROCESS.pack(process, started_at(process)))
     places = [Place.unpack(record[: -_PROCESS.size]) for record in records]
@@ -74,9 +74,9 @@ def group_of_ranks() -> Generator[Step, Any, Group]:
 
 
 def calibrated(channel: Channel, group: Group) -> Generator[Step, Any, Machine]:
-    """The constants of the network between these processes, the same on all ranks; they are measured once, not for each communicator.
+    """Return the machine constants for these processes, the same on all ranks. They are measured once, not for each communicator.
 
-    Those of GPUs are measured where all ranks have met arrays on one by now.
+    GPU constants are measured if all ranks have used arrays on a GPU by now.
     """
     xp = module_in_use()
     ours = _gpu_of(xp, group.places[channel.rank].memory)
@@ -94,14 +94,14 @@ def calibrated(channel: Channel, group: Group) -> Generator[Step, Any, Machine]:
 
 
 def _gpu_of(xp: Any, host: bytes) -> bytes:
-    """What ranks that use one GPU have in common, and no others; nothing without one."""
+    """Return an identifier that only ranks on the same GPU share; empty without a GPU."""
     if xp is None:
         return b""
     return hashlib.blake2b(host + xp.cuda.Device().pci_bus_id.encode(), digest_size=_GPU).digest()
 
 
 def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: list[bytes]) -> Generator[Step, Any, Machine]:
-    """The constants of this network, the same on all ranks: those that rank 0 keeps of it, if they are like what is measured."""
+    """Return the constants of this network, the same on all ranks: rank 0's stored ones if they are close to new measurements."""
     rank, ranks, sharing = channel.rank, channel.ranks, max(1.0, here / channel.cores)
     library = MPI.Get_library_version().splitlines()[0]
     faster_blocking = not library.startswith("MPICH")
@@ -121,7 +121,7 @@ def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: li
     known = yield from _kept(calibration, _encoding(measured, *exchanges))
     if known is not None:
         return known
-    for _ in range(_CAREFUL - 1):  # what is to last had better not be of a moment at which the machine had much else to do
+    for _ in range(_CAREFUL - 1):  # constants that are stored should not come from a moment of high load
         again, seconds = yield from attempt()
         constants: Any = zip(measured, again, strict=True)  # all numbers, as measured
         measured, exchanges = Machine(*map(min, constants)), (min(exchanges[0], seconds[0]), min(exchanges[1], seconds[1]))
@@ -133,12 +133,12 @@ def _measured(channel: Channel, hosts: list[bytes], here: int, xp: Any, gpus: li
 
 
 def _kept(calibration: Calibration | None, measured: Machine) -> Generator[Step, Any, Machine | None]:
-    """What rank 0, which alone has a calibration, keeps of a machine like this one; the same on all ranks."""
+    """Return what rank 0, which alone has a calibration, has stored that is close to ``measured``; the same on all ranks."""
     return (yield from _of_rank_0(None if calibration is None else calibration.like(measured)))
 
 
 def _encoding(machine: Machine, whole: float, pieces: float) -> Machine:
-    """The same machine, on which messages are encoded unless a sum takes longer in pieces than in whole messages."""
+    """Return the machine with encoding between hosts disabled if a sum in pieces takes longer than in whole messages."""
     return machine if pieces < whole else machine._replace(codec=0.0, overlap=0.0)
 
 
@@ -148,11 +148,14 @@ def _kind_of_gpu(xp: Any) -> str:
 
 
 def exchange_times(channel: Channel) -> Generator[Step, Any, tuple[float, float]]:
-    """Return the seconds of a sum in messages as they lie in memory, and in encoded pieces: no less on a link as fast as the codec."""
+    """Return the seconds of a sum in uncompressed messages, and in encoded pieces.
+
+    The latter take no less time on a link that is as fast as the codec.
+    """
     seconds = []
     try:
         for channel.in_pieces in (False, True):
-            channel.assumed = 1.0  # a byte, so that positions are written in few
+            channel.assumed = 1.0  # per byte, a slow link, so that positions are compressed
             seconds.append((yield from exchange_seconds(channel.rank, channel.ranks)))
     finally:
         channel.in_pieces, channel.assumed = True, 0.0
@@ -161,7 +164,7 @@ def exchange_times(channel: Channel) -> Generator[Step, Any, tuple[float, float]
 
 
 def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[SharedHandshake], list[Area]] | None]:
-    """Memory for the handshakes of the ranks of a host, and for sums of dense vectors, if they can share it."""
+    """Create memory for the handshakes and the dense sums of the ranks of a host; None if they cannot share memory."""
     rank, ranks, cores, capacity = channel.rank, channel.ranks, channel.cores, payload_capacity(channel.ranks)
     end = page_multiple(shared.nbytes(ranks, capacity))
 
@@ -180,7 +183,7 @@ def made_slots_and_areas(channel: Channel) -> Generator[Step, Any, tuple[list[Sh
 
 
 def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | None]:
-    """Memory in which the ranks of a host add up sparse streams, if they can share it."""
+    """Create memory in which the ranks of a host add sparse streams; None if they cannot share memory."""
 
     def make(file: SharedFile) -> SparseMemory:
         return SparseMemory(file, channel.rank, channel.ranks, channel.oversubscribed, channel.cores)
@@ -193,7 +196,7 @@ def made_sparse_memory(channel: Channel) -> Generator[Step, Any, SparseMemory | 
 
 
 def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None]:
-    """Memory by which the ranks of each host hand each other parts of streams, on the hosts where they can share it."""
+    """Create memory through which the ranks of each host exchange parts of streams; None on hosts without shared memory."""
     host, place = channel.hosts.place_of(channel.rank)
     members = channel.hosts.members[host]
     ranks = len(members)
@@ -211,14 +214,14 @@ def made_host_memory(channel: Channel) -> Generator[Step, Any, HostMemory | None
 
 
 def settled(failed_through: int, has_memory: bool) -> Generator[Step, Any, tuple[int, bool]]:
-    """At the end: the last operation that failed with an earlier preparation on any rank, and whether all have memory."""
+    """Return the last operation that failed with an earlier preparation on any rank, and whether all ranks have host memory."""
     records: list[bytes] = yield Share(_SETTLED.pack(failed_through, has_memory))
     failed, memory = zip(*map(_SETTLED.unpack, records), strict=True)
     return max(failed), all(memory)
 
 
 def own_operation(channel: Channel, work: Preparing) -> Operation:
-    """An operation of the preparation of a channel, begun; no trace counts it."""
+    """Start and return an internal operation of a channel's preparation, which traces do not count."""
     operation = Operation(channel, work, None, channel.next_own())
     operation.own, operation.traces = True, _NO_TRACES
     operation.enlist()
@@ -227,7 +230,7 @@ def own_operation(channel: Channel, work: Preparing) -> Operation:
 
 
 def _of_rank_0(machine: Machine | None) -> Generator[Step, Any, Machine | None]:
-    """What rank 0 knows, on all ranks."""
+    """Return rank 0's machine on all ranks."""
     records: list[bytes] = yield Share(pack_machine(machine or _UNKNOWN))
     given = unpack_machine(records[0])
     return None if given == _UNKNOWN else given

@@ -1,4 +1,4 @@
-"""What allreduces of streams of one kind on one communicator have in common: what the ranks are told, the shortcuts, and their choice."""
+"""Cache what allreduces of streams of one kind on a channel have in common: the agreed terms, the shortcuts, and the choice of one."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Signature"]
 
-_REMEMBERED = 256  # choices
-_LONG = LONG  # seconds of messages from which on the ranks tell each other where their entries lie
-_NOTED = 9  # bytes of a note of what is remembered
-_ROUNDS = 50  # of short messages that other messages have to take as long as, before the ranks exchange notes in messages of their own
+_REMEMBERED = 256  # choices that are cached that are cached
+_LONG = LONG  # expected seconds of messages above which ranks exchange samples of their positions
+_NOTED = 9  # bytes of a note with a digest
+_ROUNDS = 50  # an exchange of notes must be worth this many rounds of short messages
 
-_EVEN = 1 / 8  # of the fewest entries of a rank, by which others may have more before each rank's choice is another
+_EVEN = 1 / 8  # relative difference of the ranks' entries up to which each rank chooses by its own
 
-Choice = tuple[int, tuple[Shortcut, ...]]  # the least level that may take these shortcuts
+Choice = tuple[int, tuple[Shortcut, ...]]  # the lowest level that may take the shortcuts, and these
 
 
 class Uneven(NamedTuple):
-    """A choice for all ranks, however many entries each has."""
+    """A choice for all ranks, whatever the number of entries of each."""
 
-    least: int  # as of a Choice
+    least: int  # as in a Choice
     shortcuts: tuple[Shortcut, ...]
-    room: int  # bytes of a stream that it is for
+    room: int  # largest stream, in bytes, that it applies to
 
 
 class Signature(Work):
-    """What is known of operations on streams of one size, dtype and width, by one operator and algorithm.
+    """The work of operations on streams of one size, dtype and width, with one operator and algorithm.
 
     Parameters
     ----------
     call, intent
-        Of one of them.
+        Those of an example operation.
     channel : Channel
     """
 
@@ -65,30 +65,30 @@ class Signature(Work):
 
     def __init__(self, call: Call, intent: Intent, channel: Channel) -> None:
         self._channel = channel
-        self._call = call._replace(stream=None)  # which would be kept as long as the channel
+        self._call = call._replace(stream=None)  # which would otherwise live as long as the channel
         self._intent = intent
         self.digest = digest_of(intent.terms)
         self.itemsize = call.stream.dtype.itemsize
         self.encoding = call.encoding
         self._reduction = Reduction(call.op, call.switch_density)
         self._layout = packed.Layout.of(call.stream, self._reduction)
-        self._nbytes = math.prod(self._layout.shape) * self.itemsize  # of the dense form
+        self._nbytes = math.prod(self._layout.shape) * self.itemsize  # size of the dense form in bytes
         self._choices: dict[tuple[float, int], Choice] = {}
-        self._latest: tuple[int, Choice] = -2, (OTHER, ())  # the entries of the latest stream, -1 if dense, and the choice for it
-        self._unevens: dict[tuple[float, float], Uneven] = {}  # by about how many entries all ranks have, and the one with most
+        self._latest: tuple[int, Choice] = -2, (OTHER, ())  # entries of the latest stream (-1 if dense), and its choice
+        self._unevens: dict[tuple[float, float], Uneven] = {}  # by the rounded total of entries, and the rounded maximum
         self._has_shortcuts = False
-        self.on_device = call.stream.on_device  # shortcuts read the memory of a stream: they are for those of the host
+        self.on_device = call.stream.on_device  # shortcuts access host memory, so streams on a GPU take none
         self.is_sum = call.op.is_sum
 
     def _make_shortcuts(self) -> None:
-        """Once the channel is ready."""
+        """Create the shortcuts, once the channel is ready."""
         channel, layout, op = self._channel, self._layout, self._call.op
         self._packed = Packed(layout, self._reduction, channel.rank)
         self._shared: tuple[Shortcut, ...] = ()
         if channel.sparse_memory is not None and op.is_sum:
             self._shared = (SparseShared(layout, self._reduction, channel.sparse_memory),)
         native = has_native_sum(op, layout.dtype, math.prod(layout.shape))
-        # A rank inside MPI's own sum does not come back when its time is over.
+        # MPI's own sum cannot be interrupted by a timeout.
         self._dense: tuple[Shortcut, ...] = (MPISum(layout, channel),) if native and default_timeout() is None else ()
         self._dense_shared: DenseShared | None = None
         if native and channel.areas and all(self._nbytes <= area.capacity for area in channel.areas):
@@ -102,7 +102,7 @@ class Signature(Work):
         return 0 if stream is None else len(stream._stored)
 
     def takes_collectives(self) -> bool:
-        """What "auto" takes is not known beforehand."""
+        """Return True if the algorithm may call MPI collectives; for "auto" this is assumed."""
         algorithm = self._call.algorithm
         return algorithm == AUTO or takes_collective(self._channel, ALGORITHMS[algorithm].dense_steps)
 
@@ -122,7 +122,7 @@ class Signature(Work):
         return allreduce(call, entries, channel.rank, channel.ranks, channel.machine, reduction, overlap, channel.hosts)
 
     def _reviewed(self, stream: SparseStream, entries: Sequence[int], overlap: Overlap | None) -> Schedule:
-        """By what is known of the ranks' sets, which the result may show to hold no longer."""
+        """Run the schedule with a known overlap, and check the result against it."""
         result = yield from self._schedule(stream, entries, overlap)
         if overlap is not None:
             self._channel.overlaps.review(self.digest, result)
@@ -135,7 +135,7 @@ class Signature(Work):
         return is_worth_a_sample(stream, entries, channel.ranks, machine, len(channel.near) == channel.ranks, _LONG)
 
     def _asks(self, stream: SparseStream, entries: float) -> bool:
-        """Whether the ranks, too many for notes with their records, exchange them first."""
+        """Return True if ranks exchange notes first because there are too many ranks to send notes with the records."""
         channel, machine = self._channel, self._channel.machine
         if channel.ranks <= DIRECT_RANKS or machine is None or not self._worth(stream, entries):
             return False
@@ -143,7 +143,7 @@ class Signature(Work):
         return received > _ROUNDS * (channel.ranks - 1).bit_length() * machine.alpha
 
     def _after_notes(self, stream: SparseStream, entries: Sequence[int]) -> Schedule:
-        """What all remember alike, or new samples of all ranks; then the sum."""
+        """Exchange digests of the remembered overlap, or new samples if the digests differ; then run the sum."""
         overlaps = self._channel.overlaps
         ours = overlaps.note(self.digest, stream)
         notes: list[bytes] = yield Share(ours if ours[:1] == REMEMBERED else bytes(_NOTED))
@@ -153,15 +153,15 @@ class Signature(Work):
         return (yield from self._reviewed(stream, entries, overlaps.learn(self.digest, notes, stream.size)))
 
     def note(self, stream: SparseStream | None) -> bytes:
-        """Where our entries lie, or that we remember it of all ranks, where the messages are expected to take long enough."""
+        """Return a sample of this rank's positions or the digest of the remembered overlap, if messages take long enough; else b""."""
         if stream is None or not self._worth(stream, stream.stored):
             return b""
         return self._channel.overlaps.note(self.digest, stream)
 
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
-        """Taking all ranks to have as many entries.
+        """Return the shortcuts to try, assuming that all ranks have as many entries as this one.
 
-        An algorithm by name takes none, and so the same steps, and rounds alike, whether ranks block or not.
+        An algorithm given by name takes no shortcut, so that its steps and rounding are the same for blocking and non-blocking operations.
         """
         assert stream is not None
         if self.on_device:
@@ -184,9 +184,9 @@ class Signature(Work):
         return shortcuts if level >= least else ()
 
     def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:
-        """Choose for the next operation what suits the ranks' numbers of entries, if they differ so much that each chose another way.
+        """Choose for the next operation by the entries of all ranks, if these differ so much that each rank would choose differently.
 
-        All ranks know the same numbers. Where they are about the same, each chooses by its own.
+        All ranks know the same numbers. If they are about equal, each rank chooses by its own.
         """
         assert stream is not None
         least, most = min(entries), max(entries)
@@ -202,9 +202,9 @@ class Signature(Work):
             self.uneven = self._unevens[key] = Uneven(*self._choice(name), room)
 
     def _key(self, stream: SparseStream) -> tuple[float, int]:
-        """What a choice depends on, of streams of this kind: about how many entries there are, and which limits their bytes keep.
+        """Return the properties of a stream that a choice depends on: its rounded number of entries, and the size limits that it satisfies.
 
-        Hardly two steps of a training give as many entries, and a choice takes 70 microseconds.
+        Successive training steps rarely have the same number of entries, and a choice takes 70 microseconds.
         """
         if stream._array is not None:
             return -1.0, 0
@@ -213,7 +213,7 @@ class Signature(Work):
 
     @cached_property
     def _limits(self) -> tuple[int, int, int]:
-        """Of bytes, once the channel is ready."""
+        """The limits of :func:`byte_limits`; valid once the channel is ready."""
         channel = self._channel
         return byte_limits(channel.ranks, channel.shares_memory, 0 if channel.sparse_memory is None else channel.sparse_memory.capacity)
 
@@ -223,7 +223,7 @@ class Signature(Work):
         return self._choice(expected_beginning(stream, self._channel.ranks, self._reduction, self._machine, **self._surroundings))
 
     def _choice(self, name: str) -> Choice:
-        """What a name of :func:`~sparseallreduce.runtime.predictions.expected_beginning` stands for."""
+        """Return the shortcuts of a name that :func:`~sparseallreduce.runtime.predictions.expected_beginning` returns."""
         if name == "packed":
             return OTHER, (self._packed,)
         if name == "sparse_shared":
@@ -232,12 +232,12 @@ class Signature(Work):
 
     @property
     def _machine(self) -> Machine:
-        """That of the call, or of the channel, once it is ready."""
+        """The machine constants of the call, or those of the channel once it is ready."""
         return self._call.machine or self._channel.machine or Machine()
 
     @property
     def _surroundings(self) -> dict[str, Any]:
-        """What else a choice goes by, once the channel is ready."""
+        """The other arguments that a choice depends on; valid once the channel is ready."""
         if not self._has_shortcuts:
             self._make_shortcuts()
         channel, shared = self._channel, self._dense_shared is not None and self._call.machine is None
@@ -250,6 +250,6 @@ class Signature(Work):
         }
 
     def _dense_shortcuts(self) -> tuple[Shortcut, ...]:
-        """MPI's own sum where the memory for vectors is in use, or cannot be had."""
+        """Return the shortcuts of a dense sum: in shared memory if its memory is available, then MPI's own."""
         shared = self._dense_shared
         return self._dense if shared is None or not shared.is_possible() else (shared, *self._dense)

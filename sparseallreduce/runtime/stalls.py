@@ -1,7 +1,7 @@
-"""Warnings about waits that last long, and the environment variables that say how long ranks wait.
+"""Warn about long waits, and read the environment variables that limit them.
 
-A rank that waits looks at the clock only once its wait has become long, where it also looks for processes that have ended. A call of MPI's
-that blocks does not come back for that: a thread reports it, which sleeps until there may be something to report.
+A waiting rank reads the clock only once its wait has become long; it then also checks that processes of the host are running. A blocking
+MPI call cannot do that: a thread reports it, which sleeps until there may be something to report.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ STALL_VARIABLE, TIMEOUT_VARIABLE = "SPARSEALLREDUCE_STALL_SECONDS", "SPARSEALLRE
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STALL_SECONDS = 60.0
-_LOOK_SECONDS = 0.2  # between two looks at the clock of a wait that has become long
-_LONGEST_NAP = 5.0  # seconds that the thread sleeps between two looks at blocking calls, if warnings are far apart
+_LOOK_SECONDS = 0.2  # between two reads of the clock in a long wait
+_LONGEST_NAP = 5.0  # longest sleep of the thread between two checks of blocking calls
 
 _log = logging.getLogger("sparseallreduce")
 _activities: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("sparseallreduce activities", default=())
 
 
 def stall_seconds() -> float:
-    """Return the seconds of waiting before the first warning, infinity for no warnings; log a bad value once, and ignore it."""
+    """Return the seconds before the first warning, infinity for no warnings. An invalid setting is logged once and ignored."""
     return _stall_seconds(os.environ.get(STALL_VARIABLE, "").strip())
 
 
 def default_timeout() -> float | None:
-    """Return the seconds that a rank waits if no ``timeout`` is given, None for indefinitely; log a bad value once, and ignore it."""
+    """Return the default timeout in seconds, None for no limit. An invalid setting is logged once and ignored."""
     return _default_timeout(os.environ.get(TIMEOUT_VARIABLE, "").strip())
 
 
@@ -84,7 +84,7 @@ def _number(text: str) -> float:
 
 @contextmanager
 def activity(name: str, hint: str = "") -> Iterator[None]:
-    """Name what this rank is doing in warnings of waits inside; ``hint`` is appended to them."""
+    """Name what this rank is doing, for warnings of waits inside the block; ``hint`` is appended to them."""
     token = _activities.set((*_activities.get(), (name, hint)))
     try:
         yield
@@ -104,28 +104,28 @@ class LongWait:
     Parameters
     ----------
     said : callable
-        Returns who waits, in what, and for whom: two texts, as in ``("rank 0 of 2", "an allreduce: rank 1 has not entered it")``.
+        Returns two texts: who waits, and in what and for whom, as in ``("rank 0 of 2", "an allreduce: rank 1 has not entered it")``.
     limited : bool
-        Whether :meth:`look` raises when the default timeout is over.
+        Whether :meth:`look` raises when the default timeout expires.
     verb : str
-        What the rank does.
+        What the rank does, for the warning.
     """
 
     def __init__(self, said: Callable[[], tuple[str, str]], limited: bool = False, verb: str = "waited") -> None:
         self._said, self._limited, self._verb = said, limited, verb
-        self._activity = (*_activities.get(), ("", ""))[0]  # the outermost is what the user has called
+        self._activity = (*_activities.get(), ("", ""))[0]  # the outermost is the call of the user
         self._begin = perf_counter()
         self._look = self._begin + _LOOK_SECONDS
-        self._next = 0.0  # seconds of waiting at which to warn, once they are known
+        self._next = 0.0  # seconds of waiting at which to warn next; 0 until they are read
         self._reported = ""
 
     def look(self) -> None:
-        """Warn if that is due; called every now and then by who waits, at the price of a look at the clock.
+        """Warn if a warning is due. Call this periodically while waiting; it costs a read of the clock.
 
         Raises
         ------
         WaitTimeoutError
-            If the wait is limited, and the default timeout is over.
+            If the wait is limited and the default timeout has expired.
         """
         now = perf_counter()
         if now < self._look:
@@ -137,13 +137,13 @@ class LongWait:
             raise WaitTimeoutError(f"not done within {timeout:g} s: {self._texts()[1]}")
 
     def over(self) -> None:
-        """Log that the wait has ended, if there was a warning of it."""
+        """Log that the wait has ended, if it was reported."""
         if self._reported:
             reported, self._reported = self._reported, ""
             _quietly(lambda: _log.info("%s after %s", reported, _shown(perf_counter() - self._begin)))
 
     def warn_after(self, waited: float) -> None:
-        """Warn if that is due after so many seconds."""
+        """Warn if a warning is due after ``waited`` seconds."""
         due = self._next or stall_seconds()
         if waited < due:
             return
@@ -168,18 +168,18 @@ class LongWait:
     def _texts(self) -> tuple[str, str]:
         try:
             return self._said()
-        except Exception:  # of MPI's, as it may be at its end; a warning fails no wait
+        except Exception:  # MPI may have been finalised; a warning must not make a wait fail
             return "a rank", "a call of the library"
 
 
 class blocked:
-    """A context manager around a call that blocks inside MPI, from where this rank cannot look at the clock.
+    """A context manager around a blocking MPI call, during which this rank cannot read the clock.
 
     Parameters
     ----------
     rank, ranks : int
     what : str
-        What this rank does there, and for whom it waits as far as that can be told.
+        What this rank does, and for whom it waits if known.
     """
 
     __slots__ = ("_rank", "_ranks", "_what")
@@ -201,14 +201,14 @@ class blocked:
 
 
 class _Watch:
-    """A thread that reports calls which block inside MPI."""
+    """A thread that reports calls that block inside MPI."""
 
     def __init__(self) -> None:
         self.waits: dict[blocked, LongWait] = {}
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Have the thread run, also in a child of the process in which it was started."""
+        """Start the thread if it is not running; in a forked process it has to be started again."""
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="sparseallreduce-stalls", daemon=True)
@@ -229,7 +229,7 @@ def _shown(seconds: float) -> str:
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """Log, and go on waiting if a handler or filter of the user's raises."""
+    """Call a function that logs, and ignore exceptions of the user's handlers or filters."""
     try:
         action()
     except Exception:

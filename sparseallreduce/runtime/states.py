@@ -1,7 +1,7 @@
-"""What a channel is.
+"""The states of a channel.
 
-It is PREPARING until all ranks have what they need. SETTLING: that has failed, by whose fault is to be heard. FAILED: the next operation
-begins to prepare it again. FREED: the user has freed the communicator, or it belongs to the rank from which this process was forked.
+PREPARING: the ranks set it up. READY: operations can start. SETTLING: the setup has failed, and the ranks agree on the error. FAILED: the
+next operation sets it up again. FREED: the user has freed the communicator, or it belongs to the rank from which this process was forked.
 """
 
 __all__ = ["FAILED", "FREED", "PREPARING", "READY", "SETTLING"]

@@ -1,4 +1,4 @@
-"""Threads that share the work of one rank."""
+"""A pool of threads that share the work of one rank."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Threads:
-    """As many threads as were asked for, the calling one among them.
+    """A pool of ``count`` threads, including the calling one.
 
-    What they do is cut in parts beforehand, each of which is done by one thread in a fixed order: so results do not depend on timing.
+    Work is divided in advance into parts, each done by one thread in a fixed order, so that results do not depend on timing.
 
     Examples
     --------
@@ -31,18 +31,18 @@ class Threads:
         self._others = ThreadPoolExecutor(count - 1) if count > 1 else None
 
     def each(self, task: Callable[[int], T]) -> list[T]:
-        """What ``task(part)`` returns for part 0 to count - 1, each called by one thread."""
+        """Call ``task(part)`` for parts 0 to count - 1, one in each thread, and return the results."""
         if self._others is None:
             return [task(0)]
         others = [self._others.submit(task, part) for part in range(1, self.count)]
         return [task(0), *(other.result() for other in others)]
 
     def cuts(self, length: int) -> list[int]:
-        """Where to cut so many things into parts of about the same number: count + 1 bounds."""
+        """Return count + 1 bounds that divide ``length`` items into parts of about equal size."""
         return [0, length] if self.count == 1 else [length * part // self.count for part in range(self.count + 1)]
 
     def share(self, bounds: list[int], task: Callable[[int, int], object]) -> None:
-        """Call ``task(low, high)`` for each range between two neighbouring bounds, one a thread."""
+        """Call ``task(low, high)`` for each range between two neighbouring bounds, one in each thread."""
         if self._others is None:
             task(*bounds)
         else:

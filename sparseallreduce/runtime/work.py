@@ -1,4 +1,4 @@
-"""What an operation carries out once the ranks agree: a sum, the schedule of a reducer, or a step of the preparation of a channel."""
+"""Define what an operation executes once the ranks agree: a sum, a reducer's schedule, or a step of a channel's preparation."""
 
 from __future__ import annotations
 
@@ -16,75 +16,75 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCKING", "FIRST", "OTHER", "Launched", "Preparing", "Work", "level", "pending", "waiting"]
 
-# What an operation may take: what several in flight may; memory that one at a time has, as no other request is waited for; or what blocks,
-# as this rank has nothing else to do.
+# Levels of operations. OTHER: several may be in flight. FIRST: no other request is waited for, so that memory for one operation at a time
+# may be used. BLOCKING: this rank may also block inside MPI.
 OTHER, FIRST, BLOCKING = range(3)
-pending: set[int] = set()  # numbers of requests that nobody has seen complete yet
-waiting: set[Any] = set()  # operations that threads wait for in blocking calls
+pending: set[int] = set()  # numbers of requests that have not been seen to complete
+waiting: set[Any] = set()  # operations of threads in blocking calls
 
 
 def level(blocking: bool) -> int:
-    """Return what an operation that starts now may take, one of the levels above.
+    """Return the level of an operation that starts now, which says which shortcuts it may take.
 
-    It depends on whether requests are waited for, not on whether they are done: what follows, and so the bits, must not be a matter of
-    time. Other threads that wait in blocking calls count as requests.
+    It depends on whether requests are waited for, not on whether they are complete, since the choice, and so the bits of the result, must
+    not depend on timing. Other threads that wait in blocking calls count as requests.
     """
     return OTHER if pending or waiting else BLOCKING if blocking else FIRST
 
 
 class Work(ABC):
-    """The same object for any number of operations, each with its own stream, or with None."""
+    """The work of an operation. One object may serve any number of operations, each with its own stream, or with None."""
 
-    digest: int  # of what has to be the same on all ranks
+    digest: int  # digest of the terms that must be equal on all ranks
     itemsize = 1  # bytes of a value
-    encoding = Encoding()  # how messages are written
-    error: BaseException | None = None  # what is wrong with the arguments on this rank
-    uneven: Any = None  # what all ranks choose as long as their streams are as different in length as they last were
+    encoding = Encoding()  # how messages are encoded
+    error: BaseException | None = None  # error in the arguments on this rank
+    uneven: Any = None  # choice of all ranks while their streams differ much in length
     traced = True  # whether traces count its bytes
 
     @abstractmethod
     def intent(self, stream: SparseStream | None) -> Intent:
-        """What to tell the other ranks, should they not agree."""
+        """Return the description of the operation that is sent to the other ranks if they disagree."""
 
     def entries(self, stream: SparseStream | None) -> int:
-        """Of our stream."""
+        """Return the number of entries of this rank's stream."""
         return 0
 
     def note(self, stream: SparseStream | None) -> bytes:
-        """What else to tell the other ranks, by which they choose an algorithm; where it can travel with the record."""
+        """Return a note by which ranks choose an algorithm, sent along with the record if possible."""
         return b""
 
     def choose(self, stream: SparseStream | None, level: int) -> Sequence[Shortcut]:
-        """The shortcuts to be armed, as far as the first that can be; ``level`` is one of those above."""
+        """Return the shortcuts to try in order; the first that can be armed is used. ``level`` is one of the levels above."""
         return ()
 
     def learn(self, stream: SparseStream | None, entries: Sequence[int]) -> None:  # noqa: B027
-        """All ranks have agreed, and their streams have so many entries."""
+        """Process the entries of all ranks after an agreement."""
 
     @abstractmethod
     def schedule(self, stream: SparseStream | None, entries: Sequence[int], notes: Sequence[bytes] = ()) -> Generator[Step, Any, Any]:
-        """What the ranks do if they take no shortcut; ``entries`` and ``notes`` are those of all ranks."""
+        """Return the schedule that runs if no shortcut is taken; ``entries`` and ``notes`` are those of all ranks."""
 
     def takes_collectives(self) -> bool:
-        """Whether other ranks may be inside a collective of MPI when an operation fails."""
+        """Return True if other ranks may be inside an MPI collective when an operation fails."""
         return True
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """An operation has failed, maybe before it had a schedule."""
+        """Clean up after an operation has failed, possibly before it had a schedule."""
 
 
 class Launched(Work):
-    """One operation of any kind.
+    """The work of one operation of any kind.
 
     Parameters
     ----------
     intent : Intent
     schedule : callable
-        Makes it.
+        Returns the schedule.
     close : callable, optional
-        Called if the operation fails, maybe before there is a schedule, and maybe more than once.
+        Called if the operation fails, possibly before there is a schedule, and possibly more than once.
     encoding : Encoding
-        How messages are written.
+        How messages are encoded.
     traced : bool
         Whether traces count its bytes.
     """
@@ -117,7 +117,7 @@ class Launched(Work):
 
 
 class Preparing(Work):
-    """A step of the preparation of a channel, which needs no handshake."""
+    """A step of a channel's preparation, which needs no handshake."""
 
     digest = 0
 

@@ -1,1 +1,1 @@
-"""How the ranks agree on an operation before anything moves: one record a rank, by messages or in memory that they share."""
+"""The agreement that starts every operation: each rank publishes one record, by messages or in shared memory."""

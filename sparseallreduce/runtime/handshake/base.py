@@ -1,7 +1,7 @@
-"""The handshake that every operation begins with: the record that a rank publishes, and what all kinds of handshake have in common.
+"""The handshake that starts every operation: the record that a rank publishes, and the interface of all kinds of handshake.
 
-Each rank publishes what it is about to do, once it can do all of it. When all have, each knows whether they mean the same operation, how
-many entries each has, and which shortcut all of them are armed for. A short stream travels behind the record.
+Each rank publishes what it is about to do once it is able to do all of it. When all ranks have, each knows whether they mean the same
+operation, how many entries each has, and which shortcut all of them are armed for. A short stream is sent along with the record.
 """
 
 from __future__ import annotations
@@ -16,98 +16,103 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["DISAGREED", "PENDING", "RECORD", "UNUSABLE", "WITHDRAWN", "Handshake", "payload_capacity"]
 
-# Of a rank: whether MPI's collectives are usable, bytes of the stream behind the record, whether the arguments are right, the flags of the
-# shortcut that it is armed for, the digest of the operation's terms, and the entries of its stream. Words of 8 bytes each.
+# Fields, in 8-byte words: whether MPI's collectives are usable, size in bytes of the stream after the record, whether the arguments are
+# valid, flags of the armed shortcut, digest of the operation's terms, and entries of the stream.
 RECORD = struct.Struct("<?xxxI?B6xQq")
-# What :meth:`Handshake.agree` returns besides flags: not all have published; not all mean the same, or the arguments of one are wrong; all
-# have, but one of them waits no longer, of which word is on its way.
+# What :meth:`Handshake.agree` returns besides flags: some have not published; the ranks' operations differ, or the arguments of one are
+# wrong; all have published, but one has timed out, and its failure message is on its way.
 PENDING, DISAGREED, WITHDRAWN = -1, -2, -3
-UNUSABLE = 1 << 8  # above the flags: on some rank MPI's collectives cannot be used before the ranks have recovered them
+UNUSABLE = 1 << 8  # above the flags: MPI's collectives must be recovered before they are used
 
-_CAPACITY = 1 << 18  # bytes of the streams of all ranks that travel with the records: 131,072 of a rank at P = 2
+_CAPACITY = 1 << 18  # bytes of the streams of all ranks sent with the records: 131,072 a rank at P = 2
 _RANKS = 16  # from 17 ranks on only records are exchanged
 
 
 def payload_capacity(ranks: int) -> int:
-    """The most bytes of a rank's stream that travel behind its record."""
+    """Return the largest stream of a rank, in bytes, that can be sent with its record."""
     return _CAPACITY // ranks if ranks <= _RANKS else 0
 
 
 class Handshake(ABC):
-    """What the ranks publish for one operation, or for one operation after the other."""
+    """The records that the ranks publish for one operation, or for successive operations."""
 
-    spins: int  # how often to look before a wait is a long one
-    carries_notes = False  # whether what an algorithm is to be chosen by may travel behind the record, too
-    note = b""  # our next
+    spins: int  # number of polls before a wait counts as long
+    carries_notes = False  # whether notes for the choice of an algorithm may be sent with the record
+    note = b""  # this rank's next note
 
     @abstractmethod
     def is_free(self, sequence: int) -> bool:
-        """Whether this rank may publish: no rank has still to read what was published for an earlier operation."""
+        """Return True if this rank may publish: every rank has read what was published for an earlier operation."""
 
     @abstractmethod
     def publish(
         self, sequence: int, usable: bool, flags: int, digest: int, entries: int, stream: SparseStream | None = None, valid: bool = True
     ) -> int:
-        """Publish our record, with the stream packed behind it if there is one, and return the bytes that this takes.
+        """Publish this rank's record, followed by the packed stream if there is one; return the size of the packed stream in bytes.
 
-        What raises before the record is out leaves it unpublished.
+        If it raises before the record is sent, the record is not published.
         """
 
     @abstractmethod
     def has_published(self, sequence: int) -> bool:
-        """Whether any other rank may have, or get, our record."""
+        """Return True if any other rank may have, or receive, this rank's record."""
 
     @abstractmethod
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
-        """What all ranks have published, if they have, or do while we look ``spins`` times.
+        """Return what all ranks have in common, once all have published; poll up to ``spins`` times.
 
-        Returns those of ``flags`` that all have set, with ``UNUSABLE`` if that is so on any rank; or ``DISAGREED``, ``WITHDRAWN`` or
-        ``PENDING``.
-        ``itemsize`` is that of a value.
+        The result is the set of ``flags`` that all ranks have published, plus ``UNUSABLE`` if MPI's collectives are unusable on any rank;
+        or ``DISAGREED``, ``WITHDRAWN`` or ``PENDING``. ``itemsize`` is the size of a value in bytes.
         """
 
     @abstractmethod
     def entries(self) -> list[int]:
-        """Of each rank, once they agree."""
+        """Return the number of entries of each rank, after an agreement."""
 
     def notes(self) -> Sequence[bytes]:
-        """Of all ranks, once they agree; none where none travel."""
+        """Return the notes of all ranks after an agreement; empty if no notes are sent."""
         return ()
 
     @abstractmethod
     def lengths(self) -> list[int]:
-        """Of the packed streams of all ranks in bytes, once they agree."""
+        """Return the size in bytes of each rank's packed stream, after an agreement."""
 
     @abstractmethod
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
-        """The reduction of the streams that all have packed, once they agree."""
+        """Return the reduction of the packed streams of all ranks, after an agreement."""
 
     @abstractmethod
     def commit(self, sequence: int) -> bool:
-        """All are armed for a collective of MPI that blocks: whether it is certain that all enter it, since none has withdrawn."""
+        """Commit to a blocking MPI collective that all ranks are armed for.
+
+        Return True if all ranks will enter it, False if one has withdrawn.
+        """
 
     @abstractmethod
     def withdraw(self, sequence: int) -> bool:
-        """This rank will not enter that collective, although it has published that it does: whether no other has committed itself yet."""
+        """Withdraw from that collective after publishing; return False if another rank has already committed to it."""
 
     def recall(self, sequence: int) -> None:  # noqa: B027 - where word of it comes with the records, there is nothing to do
-        """This rank waits no longer: who comes later is not to find its record, if that is out, as if it did. No collective is armed."""
+        """Withdraw this rank's record because its wait has timed out, so that late ranks do not find it.
+
+        It is used only for operations without an MPI collective. Nothing is to be done where failure messages come with the records.
+        """
 
     @abstractmethod
     def missing(self, sequence: int) -> list[int] | None:
-        """The ranks whose records are not here; None if that cannot be told."""
+        """Return the ranks whose records have not arrived, or None if that is unknown."""
 
     @abstractmethod
     def complete(self, sequence: int) -> None:
-        """Publish to those whom an interrupt has kept it from."""
+        """Finish publishing if an interrupt has cut it short."""
 
     @abstractmethod
     def release(self, sequence: int) -> None:
-        """We need nothing more of what has been published."""
+        """Mark the records as read by this rank."""
 
     @abstractmethod
     def abandon(self, sequence: int) -> bool:
-        """The same where this rank has failed; False if it has to be called again later.
+        """Release the handshake after a failure of this rank; return False if it must be called again later.
 
-        A rank that has not published lets nobody wait for its record.
+        A rank that has not published does so now, as failed, so that no other rank waits for its record.
         """

@@ -1,4 +1,4 @@
-"""The handshake by messages: each rank sends its record to every other, or, from 17 ranks on, all take part in an allgather."""
+"""The handshake by messages: each rank sends its record to all others, or, with 17 ranks or more, all call an allgather."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["WITHDRAWAL_SECONDS", "MessageHandshake"]
 
-_LATE_SECONDS = 1e-3  # since the last agreement, after which a rank looks whether others have given up waiting for it
-WITHDRAWAL_SECONDS = 1.0  # to wait, after a fault, for what the others publish, who may be about to enter a collective of MPI
+_LATE_SECONDS = 1e-3  # time since the last agreement after which a rank checks whether others have timed out
+WITHDRAWAL_SECONDS = 1.0  # to wait, after a failure, for records of ranks that may be about to enter an MPI collective
 
 
 class MessageHandshake(Handshake):
-    """Memory for the records of all ranks, and the messages of one operation; then of another.
+    """Memory for the records of all ranks, and the messages of one operation at a time.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class MessageHandshake(Handshake):
         self._others = [(channel.rank + distance) % channel.ranks for distance in range(1, channel.ranks)]
         self._entries: list[int] = []
         self._requests: list[MPI.Request] = []
-        self._released = 0  # the operation after which it may be used again
-        self._sequence = 0  # of the operation that was published last
-        self._ours = b""  # what was published then
+        self._released = 0  # the operation after which it was released
+        self._sequence = 0  # the operation that was published last
+        self._ours = b""  # the bytes published for it
 
     def is_free(self, sequence: int) -> bool:
         return True
@@ -72,7 +72,7 @@ class MessageHandshake(Handshake):
         self._places[channel.rank][: len(ours)] = ours
         if channel.ranks <= collectives.DIRECT_RANKS:
             collectives.exchange(channel.collectives.comm, ours, self._places, self._others, channel.tag(sequence), self._requests)
-        elif not self._requests:  # as the operation starts, in the order of the calls, which is that of all ranks
+        elif not self._requests:  # when the operation starts: operations start in the same order on all ranks
             self._requests.append(channel.messages.Iallgather([ours, MPI.BYTE], [self._rows.bytes, MPI.BYTE]))
 
     def agree(self, sequence: int, spins: int, flags: int, digest: int, itemsize: int) -> int:
@@ -93,10 +93,10 @@ class MessageHandshake(Handshake):
         return flags if all_usable else flags | UNUSABLE
 
     def _is_withdrawn(self, sequence: int) -> bool:
-        """Whether a rank whose record is here waits for us no longer.
+        """Return True if a rank whose record has arrived has given up waiting for this one.
 
-        To look takes four microseconds. A rank that has agreed on an operation a moment ago has not been waited for since, or is one that
-        needs nothing more of the others: it does without.
+        The check takes four microseconds. It is skipped if this rank agreed on an operation a moment ago, since no other rank can have
+        timed out since then, unless it needs nothing more of the others.
         """
         channel, now = self._channel, perf_counter()
         mailbox, tag, late = channel.mailbox, channel.tag(sequence), now > channel.agreed + _LATE_SECONDS
@@ -105,9 +105,9 @@ class MessageHandshake(Handshake):
         if not (known or late):
             return False
         box = mailbox.box(tag)  # as in `commit`
-        for _ in range(3 if late else 1):  # MPICH looks at what it knows of, and only then at what has come
+        for _ in range(3 if late else 1):  # MPICH returns messages it knows of before it polls for new ones
             if any(failure.error == WaitTimeoutError.__name__ for failure in box.failures.values()):
-                channel.agreed = 0.0  # others may have waited for the next operation, too
+                channel.agreed = 0.0  # ranks may time out in the next operation, too
                 return True
             if late:
                 mailbox.take_in()
@@ -131,11 +131,11 @@ class MessageHandshake(Handshake):
         return [b"" if flags & PACKED else bytes(place[RECORD.size : RECORD.size + length]) for place, length, flags in each]
 
     def reduced(self, layout: packed.Layout, reduction: Reduction) -> SparseStream:
-        return reduction.same_nans(self._rows.reduced(self._entries, self._lengths, layout, reduction))  # hosts may differ in processors
+        return reduction.same_nans(self._rows.reduced(self._entries, self._lengths, layout, reduction))  # NaNs of hosts may differ
 
     def commit(self, sequence: int) -> bool:
         mailbox, tag = self._channel.mailbox, self._channel.tag(sequence)
-        box = mailbox.box(tag)  # before what has arrived is sorted: without one, an operation that is in no list counts as over
+        box = mailbox.box(tag)  # open the box first: without one, an operation that is in no list counts as over
         mailbox.take_in()
         if box.failures or box.error is not None:
             return False
@@ -143,7 +143,7 @@ class MessageHandshake(Handshake):
         return True
 
     def withdraw(self, sequence: int) -> bool:
-        """Whoever has all records commits itself, so that it is too late as soon as all are there that say so."""
+        """Return False once all records that announce the collective have arrived, since every rank with all records commits."""
         limit = perf_counter() + WITHDRAWAL_SECONDS
         while not MPI.Request.Testall(self._requests):
             if perf_counter() > limit:
@@ -154,12 +154,12 @@ class MessageHandshake(Handshake):
         return not all(usable and valid and theirs & flags and of == digest for usable, _, valid, theirs, of, _ in records)
 
     def release(self, sequence: int) -> None:
-        if self._released != sequence:  # an interrupt may have come before it was known
+        if self._released != sequence:  # it may be called again after an interrupt
             self._released = sequence
             self._channel.spare_handshakes.append(self)
 
     def abandon(self, sequence: int) -> bool:
-        """Our messages may still be on their way, so that this memory is not used again."""
+        """Leave the memory to messages in flight instead of reusing it."""
         if self._released == sequence:
             return True
         try:

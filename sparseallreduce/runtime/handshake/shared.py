@@ -1,11 +1,11 @@
-"""The handshake of ranks of one host, in memory that they share.
+"""The handshake of ranks of one host, in shared memory.
 
-By messages, each rank sends and receives one for every other, and where ranks share cores each message waits until the others have had
-their turn. Read where they lie, the records of eight ranks on 2 cores are known after 60 to 110 microseconds instead of 160 to 260,
-those of two on a core each after 1 instead of 4.
+By messages, each rank sends and receives one record for every other rank, and if ranks share cores each message waits until the others have
+had their turn. In shared memory, the records of eight ranks on 2 cores are known after 60 to 110 microseconds instead of 160 to 260, and
+those of two ranks with a core each after 1 instead of 4.
 
-There are a few slots, one operation after the other, and in each slot a row for every rank. A rank publishes in its row when all have
-released the slot of an operation before, and never writes to another rank's row.
+There are a few slots, used by successive operations, and in each slot a row for every rank. A rank publishes in its row once all have
+released the slot's previous operation, and never writes to another rank's row.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["SLOTS", "SharedHandshake", "nbytes", "slots_in"]
 
-SLOTS = 4  # operations that may have published and not released; more may be in flight, which publish later
-# Words of a row: the last operation that was published, the last that was released, in the first row what was decided on MPI's sum, and
-# the record; the packed stream follows.
+SLOTS = 4  # operations that may be published and not released; further ones in flight publish later
+# Words of a row: the last operation published, the last one released, the decision about MPI's sum (in the first row), and the record;
+# the packed stream follows.
 _PUBLISHED, _RELEASED, _DECIDED, _, _RECORD = range(5)
-_RECALLED = 2  # in place of whether the arguments are right, in the second word of the record
+_RECALLED = 2  # in place of the validity of the arguments, in the second word of the record
 _WITHDRAWN, _COMMITTED = 0, 1  # lowest bit of the decision, below the sequence number
-_PAYLOAD = 8 * _RECORD + RECORD.size  # bytes before it, of which a packed stream asks for a multiple of 16: hence the word of no use
+_PAYLOAD = 8 * _RECORD + RECORD.size  # offset of the packed stream, a multiple of 16; hence the unused word
 U: Any = np.uint64
 
 
 def nbytes(ranks: int, capacity: int) -> int:
-    """Bytes of memory that the slots take, for streams of up to ``capacity`` bytes of a rank."""
+    """Return the size of the slots in bytes, for streams of up to ``capacity`` bytes a rank."""
     return SLOTS * ranks * _row(capacity)
 
 
 def slots_in(memory: NDArray[np.uint8], rank: int, ranks: int, capacity: int, cores: int, first: int = 1) -> list[SharedHandshake]:
-    """The slots as one rank sees them; the operation with sequence number s takes the one at ``s % SLOTS``.
+    """Return the slots as one rank sees them; the operation with sequence number s uses the slot ``s % SLOTS``.
 
     Parameters
     ----------
     memory : ndarray of uint8
-        The same for all ranks, zeros at first; of :func:`nbytes`.
+        The same memory on all ranks, initially zero, of size :func:`nbytes`.
     rank, ranks, capacity : int
     cores : int
-        Of the host, as all ranks know.
+        Cores of the host, the same on all ranks.
     first : int
-        The first operation's number; they are numbered one after the other.
+        Number of the first operation; numbers are consecutive.
     """
     spins, yield_core = spinning(ranks > cores)
     return [SharedHandshake(rows, rank, capacity, spins, yield_core, first) for rows in memory.reshape(SLOTS, ranks, -1)]
@@ -68,9 +68,9 @@ class SharedHandshake(Handshake):
     rows : ndarray of uint8, shape (ranks, length)
     rank, capacity : int
     spins, yield_core : int
-        Of :func:`~sparseallreduce.runtime.memory.words.spinning`.
+        As returned by :func:`~sparseallreduce.runtime.memory.words.spinning`.
     first : int
-        The first operation's number.
+        Number of the first operation.
     """
 
     def __init__(self, rows: NDArray[np.uint8], rank: int, capacity: int, spins: int, yield_core: int, first: int) -> None:
@@ -130,7 +130,7 @@ class SharedHandshake(Handshake):
         return self._behind(_PUBLISHED, sequence)
 
     def holding(self, sequence: int) -> list[int]:
-        """The ranks for which the slot is not free yet."""
+        """Return the ranks that have not released the slot's previous operation."""
         return self._behind(_RELEASED, sequence - SLOTS)
 
     def _behind(self, word: int, sequence: int) -> list[int]:
@@ -143,7 +143,10 @@ class SharedHandshake(Handshake):
         self._store(self._words, self._our_release, sequence)
 
     def abandon(self, sequence: int) -> bool:
-        """Others wait for our record until word of the failure comes; what we have still to read of an earlier operation stays ours."""
+        """Release the slot, unless this rank has still to read an earlier operation's records.
+
+        The other ranks wait for this rank's record until they receive its failure message.
+        """
         if not (self.has_published(sequence) or self.is_free(sequence)):
             return False
         self.release(sequence)
@@ -151,13 +154,13 @@ class SharedHandshake(Handshake):
 
 
 def _row(capacity: int) -> int:
-    """Bytes of a row."""
+    """Return the size of a row in bytes."""
     return -(-(_PAYLOAD + capacity) // LINE) * LINE
 
 
 @kernel
 def _publish(words: Words, at: Any, sequence: Any, usable: Any, length: Any, valid: Any, flags: Any, digest: Any, entries: Any) -> None:
-    """Write a record, and say so."""
+    """Write a record, then publish it."""
     record = at + U(_RECORD)
     words[record] = usable | length << U(32)
     words[record + U(1)] = valid | flags << U(8)
@@ -180,10 +183,11 @@ def _agree(
     lengths: Any,
     counts: Any,
 ) -> Any:
-    """As :meth:`Handshake.agree` has it.
+    """Implement :meth:`Handshake.agree` in compiled code.
 
-    Fills in what each rank has published: its entries, the length of its packed stream in bytes, and the entries in that, -1 for a dense
-    vector of values of ``itemsize`` bytes. Behind the counts come their sum without those of dense vectors, and how many these are.
+    Store what each rank has published: its entries, the size of its packed stream in bytes, and the number of entries in that, -1 for a
+    dense vector (of values of ``itemsize`` bytes). The last two elements of ``counts`` are the sum of the sparse entries and the number of
+    dense vectors.
     """
     ranks = U(len(entries))
     if not wait_for(words, U(_PUBLISHED), step, ranks, sequence, spins, yield_core):
@@ -210,7 +214,7 @@ def _agree(
 
 @kernel
 def _decide(words: Words, at: Any, sequence: Any, what: Any) -> Any:
-    """What the ranks decide for an operation, which is what the first of them says."""
+    """Return the decision for an operation: that of the first rank to make one."""
     while True:
         found = load_acquire(words, at)
         if found >> U(1) >= sequence:

@@ -1,1 +1,1 @@
-"""Memory that the ranks of one host share: mapped files, words by which the ranks tell each other how far they are, and sums made there."""
+"""Memory shared by the ranks of one host: mapped files, words that publish each rank's progress, and sums computed there."""

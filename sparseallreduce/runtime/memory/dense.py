@@ -1,13 +1,13 @@
-"""Memory in which the ranks of one host add up dense vectors: Rabenseifner's algorithm (thesis figure 3.8) without messages.
+"""Shared memory in which the ranks of one host add dense vectors: Rabenseifner's algorithm (thesis figure 3.8) without messages.
 
 It has three steps:
 
 1. Each rank writes its vector where all can read it.
-2. Once all have, parts of all vectors are added up: the reduce-scatter. There are as many parts as cores, but no more than ranks. Who
-   comes first adds up what no rank has begun to: a rank that waits for a core need not be waited for.
-3. Once all parts are added up, each rank copies them: the allgather.
+2. Once all have, parts of all vectors are added: the reduce-scatter. There are as many parts as cores, but no more than ranks. Each rank
+   takes the next part that no rank has started, so that no rank waits for one that has no core at the moment.
+3. Once all parts are added, each rank copies them: the allgather.
 
-The first wait is that of the handshake.
+The wait between steps 1 and 2 is the handshake.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["AREAS", "Area", "VectorSum", "areas_in", "nbytes", "reserved"]
 
-AREAS = 2  # that operations take in turn: who has a sum may write the next vector while others still copy
-# Most bytes of a vector with a core for each rank, and where they share cores, and of all vectors. Beyond, MPI's sum takes no longer: Open
-# MPI's at P = 2 and 1 MiB 0.8 of the time, at P = 4 on 2 cores and 4 MiB 1.5 times as long.
+AREAS = 2  # used by operations in turn, so that a rank can write its next vector while others still copy a sum
+# Largest vector in bytes if each rank has a core, and if ranks share cores; and of all vectors. Beyond, MPI's sum is as fast: Open MPI's
+# takes 0.8 of the time at P = 2 and 1 MiB, and 1.5 times as long at P = 4 on 2 cores and 4 MiB.
 _CAPACITY, _CAPACITY_OVERSUBSCRIBED, _ALL = 1 << 18, 1 << 22, 1 << 25
-# Words of a row: the last operation whose part of the sum lies there, the last of which the rank has all and, of the first row alone, what
-# the ranks claim parts by.
+# Words of a row: the last operation whose part of the sum is in the row, the last operation that the rank has completed and, in the first
+# row only, the counter by which ranks claim parts.
 _SUMMED, _LEFT, _CLAIMED = range(3)
-_TOGETHER = 16  # values, a cache line of the shortest, of which no two ranks write some
+_TOGETHER = 16  # values, at least a cache line, which only one rank writes
 U: Any = np.uint64
 
 
 def nbytes(ranks: int, cores: int) -> int:
-    """Bytes of memory that the areas take."""
+    """Return the size of the areas in bytes."""
     return AREAS * ranks * _row(ranks, cores)
 
 
 def reserved(ranks: int, cores: int) -> list[tuple[int, int]]:
-    """The pieces of it, each a place and bytes, that are used from the first operation on: all but the vectors."""
+    """Return the pieces (offset and size in bytes) that are used from the first operation on: all except the vectors."""
     return [(row * _row(ranks, cores), LINE) for row in range(AREAS * ranks)]
 
 
 def areas_in(memory: NDArray[np.uint8], rank: int, ranks: int, cores: int, reserve: Callable[[int, int], bool]) -> list[Area]:
-    """The areas as one rank sees them.
+    """Return the areas as one rank sees them.
 
     Parameters
     ----------
     memory : ndarray of uint8
-        The same for all ranks, zeros at first; of :func:`nbytes`.
+        The same memory on all ranks, initially zero, of size :func:`nbytes`.
     rank, ranks : int
     cores : int
-        Of the host, as all ranks know.
+        Cores of the host, the same on all ranks.
     reserve : callable
-        Takes memory for so many bytes from a place on, as far as there is enough.
+        Takes an offset and a size in bytes; allocates that memory and returns True, or False if there is not enough.
     """
     _, yield_core = spinning(ranks > cores)
     areas, row = [], _row(ranks, cores)
@@ -74,39 +74,39 @@ def areas_in(memory: NDArray[np.uint8], rank: int, ranks: int, cores: int, reser
 
 
 class Area:
-    """Rows of bytes, one for each rank, on which the ranks add up dense vectors, in some of the operations.
+    """Rows of bytes, one for each rank, on which the ranks add the dense vectors of one operation at a time.
 
-    A rank writes a vector to its own row once all ranks have left the area after the sum before. Then parts of the sum come into the
-    first rows, each from who has claimed it.
+    A rank writes its vector to its own row once all ranks have left the area after the previous sum. The parts of the sum are then written
+    to the first rows, each by the rank that has claimed it.
 
     Parameters
     ----------
     rows : ndarray of uint8, shape (ranks, start + capacity)
     rank : int
     parts : int
-        In which a sum is made.
+        Number of parts of a sum.
     yield_core : int
-        The address of a function to call while we wait, or 0.
+        Address of a function to call while waiting, or 0.
     reserve : callable
-        Takes memory for some bytes of our row from a place in it on, as far as there is enough.
+        Takes an offset in this rank's row and a size in bytes; allocates that memory, or returns False if there is not enough.
     """
 
-    start = LINE  # bytes of a row before the vector
+    start = LINE  # offset of the vector in a row, in bytes
 
     def __init__(self, rows: NDArray[np.uint8], rank: int, parts: int, yield_core: int, reserve: Callable[[int, int], bool]) -> None:
         self.rows, self.rank, self.ranks, self.parts = rows, rank, len(rows), parts
         self.capacity = rows.shape[1] - self.start
         self._words = rows.reshape(-1).view(np.uint64)
         self._step = rows.shape[1] // 8
-        self.terms = self._words, self._step, rank, parts, yield_core  # what compiled code is given of us
-        self._last = 0  # the last operation in which others may have read what we wrote, unless it is known that none did
-        self._reserve, self._reserved = reserve, self.start  # bytes of our row
+        self.terms = self._words, self._step, rank, parts, yield_core  # arguments of the compiled code
+        self._last = 0  # the last operation in which others may have read this rank's row
+        self._reserve, self._reserved = reserve, self.start  # bytes allocated in this rank's row
         self._have_come, self._store = word_kernels()
 
     def reserve(self, nbytes: int) -> bool:
-        """Whether there is memory for vectors of so many bytes.
+        """Return True if there is memory for vectors of ``nbytes`` bytes, allocating it if needed.
 
-        The parts of a sum lie no further in a row than the vector of the rank whose row it is, so that each rank sees to its own.
+        The parts of a sum extend no further in a row than the vector of the row's rank, so each rank needs to allocate only its own row.
         """
         end = self.start + nbytes
         if end > self._reserved and self._reserve(self._reserved, end - self._reserved):
@@ -114,16 +114,16 @@ class Area:
         return end <= self._reserved
 
     def is_free(self) -> bool:
-        """Whether all ranks have left it."""
+        """Return True if all ranks have left the area."""
         free: bool = self._have_come(self._words, _LEFT, self._step, self.ranks, self._last, 1, 0)
         return free
 
     def enter(self, sequence: int) -> None:
-        """Others may read what we have written, as long as they have not left after this operation; 0 if no rank does."""
+        """Record that other ranks may read this rank's row until they leave operation ``sequence``; 0 if no rank does."""
         self._last = sequence
 
     def leave(self, sequence: int) -> None:
-        """We have the whole sum, or take no part in it."""
+        """Publish that this rank has the whole sum, or takes no part in it."""
         self._store(self._words, self.rank * self._step + _LEFT, sequence)
 
 
@@ -134,7 +134,7 @@ class VectorSum:
     ----------
     area : Area
     shape : tuple of int
-        Of the dense form; its bytes fit into the area.
+        Shape of the dense form, which must fit into the area.
     dtype : numpy dtype
     """
 
@@ -145,11 +145,11 @@ class VectorSum:
         self._rows = area.rows.view(dtype)
         self._ours = self._rows[area.rank, area.start // dtype.itemsize :][:count].reshape(shape)
         self.nbytes = self._ours.nbytes
-        part = -(-count // (area.parts * _TOGETHER)) * _TOGETHER  # values in each but the last
+        part = -(-count // (area.parts * _TOGETHER)) * _TOGETHER  # values in each part but the last
         self._sum = functools.partial(_sum_kernel(dtype), *area.terms, self._rows, area.start, part)
 
     def write(self, stream: SparseStream) -> None:
-        """Write our vector, into an area that is free."""
+        """Write this rank's vector to a free area."""
         if stream._array is not None:
             np.copyto(self._ours, stream._array)
         else:
@@ -157,7 +157,10 @@ class VectorSum:
             kernels.scatter_set(*stream._entries(), 0, self._ours)
 
     def sum_into(self, sequence: int, total: NDArray[Any], spins: int) -> bool:
-        """Add up parts that no rank has begun to, and fill in the sum if all are there, or will be while we look so many times."""
+        """Add parts that no rank has started, and copy the whole sum to ``total`` if all parts are complete, polling up to ``spins`` times.
+
+        Return True if ``total`` is filled.
+        """
         summed = self._sum(sequence, spins, total.reshape(-1))
         if summed < 0:
             raise StreamError(f"rows of {self._rows[:1].nbytes} bytes do not hold a vector of {total.size} values")
@@ -169,7 +172,7 @@ def _reserve_from(reserve: Callable[[int, int], bool], row: int, place: int, nby
 
 
 def _row(ranks: int, cores: int) -> int:
-    """Bytes of a row of an area."""
+    """Return the size of a row of an area in bytes."""
     capacity = min(_CAPACITY_OVERSUBSCRIBED if ranks > cores else _CAPACITY, _ALL // (AREAS * ranks))
     return LINE + capacity // LINE * LINE
 
@@ -194,7 +197,7 @@ def _sum_vectors(
     spins: Any,
     out: NDArray[Any],
 ) -> Any:
-    """Add up some columns of a part at a time, row after row, and leave the part in the row of its number."""
+    """Add claimed parts block by block, row after row, and store part i in row i; then copy all parts to ``out``."""
     first, length = start // U(values.itemsize), U(out.shape[0])
     if first + length > U(values.shape[1]) or parts * size < length:
         return np.int64(MALFORMED)

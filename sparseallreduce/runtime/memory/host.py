@@ -1,15 +1,15 @@
-"""Memory by which the ranks of one host hand each other parts of streams, and have a result together: words, rows and blocks.
+"""Memory through which the ranks of one host exchange parts of streams and share a result: words, rows and blocks.
 
-Who owns what: a rank has four rows, which it alone writes. The blocks for results belong to the first rank of the host, which alone gives
-them out, and reserves memory for them. Operations in flight take four sets of words by turns; in each a rank writes words of its own alone.
+Ownership: a rank has four rows, which only it writes. The blocks for results belong to the first rank of the host, which alone assigns them
+and allocates their memory. Operations in flight use four sets of words in turn; in each set, a rank writes only its own words.
 
-What a rank has published stays as it is until all ranks of the host have left the operation. They leave it when they have read all that
-they read there, or have failed. Only then is a row used again; a block, when besides no rank has a view of it any more, which a rank says
-with the next that it publishes. A number that is higher than the one awaited is that of a rank which has failed, and of which word is on
-its way: nothing of it is read.
+What a rank has published stays unchanged until all ranks of the host have left the operation, because they have read everything or have
+failed. Only then is a row reused. A block is reused when, in addition, no rank has a view of it any more, which each rank reports with its
+next publication. A number higher than the awaited one was published by a rank that has failed, and whose failure message is on its way;
+nothing is then read.
 
-What is read of a row is bytes that the reader has cut out for itself, so that no number in it leads elsewhere. Rows and blocks are mapped
-when they are first used; where they cannot be, they are copied from the file, or to it.
+A reader checks the bounds of everything that it reads from a row, so that wrong numbers in it cannot lead elsewhere. Rows and blocks are
+mapped on first use; if that fails, they are read and written through the file.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ __all__ = ["GATHERING", "KEPT", "LEFT", "PUBLISHED", "REDUCING", "SETTLING", "SL
 
 Bytes = NDArray[np.uint8]
 
-SLOTS = 4  # operations that may be at it at a time
-KEPT = 8  # results that may be kept where they lie: those of four operations in flight, and of four before
-_BYTES = 1 << 29  # of what the ranks write for one operation, at most, and of a result
-_WHOLE = 1 << 21  # bytes of a large page, of which rows begin at a multiple if they are as long
-_MAPPED = 1 << 18  # bytes of a row or a block that are mapped at least
-_LATER = 256  # requests for memory that are given up after one was refused
+SLOTS = 4  # operations that may use the memory at the same time
+KEPT = 8  # results that may be kept in blocks: of four operations in flight, and of four before
+_BYTES = 1 << 29  # limit of what all ranks write for one operation, and of a result
+_WHOLE = 1 << 21  # size of a large page, to which long rows are aligned
+_MAPPED = 1 << 18  # smallest mapping of a row or a block, in bytes
+_LATER = 256  # requests for memory that are skipped after one was refused
 
-# The words of a rank, in lines: which blocks it keeps; and of each slot its step that reduces, its step that gathers, and what the first
-# rank says of the result. The first two words of a step are the last number that the rank has published, and the last that it has left.
+# The words of a rank, in lines: one for the blocks that it keeps; and for each slot one for the reducing step, one for the gathering step,
+# and one for the first rank's description of the result. The first two words of a step are the last number that the rank has published
+# and the last that it has left.
 WORDS = LINE // 8
 PUBLISHED, LEFT = range(2)
 REDUCING, GATHERING, SETTLING = range(3)
@@ -46,16 +47,16 @@ _LINES = 1 + 3 * SLOTS
 
 
 class HostMemory:
-    """What one rank sees of the memory.
+    """One rank's view of the memory.
 
     Parameters
     ----------
     file : SharedFile
-        The same for all ranks of the host, zeros at first; of :meth:`nbytes`, of which what :meth:`reserved` says is there.
+        The same file on all ranks of the host, initially zero, of size :meth:`nbytes`, with the pieces of :meth:`reserved` allocated.
     members : tuple of int
         The ranks of the host.
     place : int
-        Of this one among them.
+        Index of this rank in ``members``.
 
     Raises
     ------
@@ -69,50 +70,50 @@ class HostMemory:
         self._file, self._leases = file, Leases(KEPT)
         self._have_come, self._store = word_kernels()
         self._published: dict[int, int] = {}  # the last number, by line
-        self._used: list[tuple[int, int]] = [(1, 0)] * SLOTS  # the line and the number for which each of our rows was written last
-        self._given: list[tuple[int, int]] = [(1, 0)] * (KEPT + 1)  # likewise of the blocks, of which the first rank knows
-        self._maps: dict[tuple[int, bool], Bytes] = {}  # by where they begin, and whether they can be written to
-        self._secured: dict[int, int] = {}  # bytes that are reserved, by where they begin
-        self._refused = 0  # requests for memory that are still to be given up
+        self._used: list[tuple[int, int]] = [(1, 0)] * SLOTS  # line and number for which each row of this rank was last written
+        self._given: list[tuple[int, int]] = [(1, 0)] * (KEPT + 1)  # the same for the blocks, on the first rank
+        self._maps: dict[tuple[int, bool], Bytes] = {}  # by offset and whether they are writable
+        self._secured: dict[int, int] = {}  # allocated bytes by offset
+        self._refused = 0  # requests for memory that are still to be skipped
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Bytes of the file, of which those take memory that have been reserved, and those address space that a rank has mapped."""
+        """Return the size of the file in bytes. Only reserved pieces use memory, and only mapped ones use address space."""
         return _head(ranks) + ranks * SLOTS * _row(ranks) + (KEPT + 1) * _BYTES
 
     @staticmethod
     def reserved(ranks: int) -> list[tuple[int, int]]:
-        """The pieces of it, each a place and bytes, that are used from the first operation on."""
+        """Return the pieces (offset and size in bytes) that are used from the first operation on."""
         return [(0, ranks * _LINES * LINE)]
 
     def line_of(self, sequence: int, step: int) -> int:
-        """The line of an operation's step: :data:`REDUCING`, :data:`GATHERING` or :data:`SETTLING`."""
+        """Return the line of an operation's step: :data:`REDUCING`, :data:`GATHERING` or :data:`SETTLING`."""
         return 1 + 3 * (sequence % SLOTS) + step
 
     def word(self, place: int, line: int, word: int) -> int:
-        """What a rank has published."""
+        """Return a word that a rank has published."""
         return int(self.words[_at(place, line, word)])
 
     def store(self, line: int, word: int, value: int) -> None:
-        """Store a word of ours, after all that was written or read before."""
+        """Store a word of this rank, ordered after all its previous reads and writes."""
         self._store(self.words, _at(self.place, line, word), value)
 
     def is_at(self, place: int, line: int, word: int, number: int) -> bool:
-        """Whether a rank has come to a number, and no further; what it wrote before can then be read."""
+        """Return True if a rank's word is exactly ``number``; everything that the rank wrote before can then be read."""
         at = _at(place, line, word)
         return bool(self._have_come(self.words, at, 1, 1, number, 1, 0)) and int(self.words[at]) == number
 
     def have_left(self, line: int, number: int) -> bool:
-        """Whether all ranks have left what has that number."""
+        """Return True if all ranks have left step ``number``."""
         return bool(self._have_come(self.words, _at(0, line, LEFT), _LINES * WORDS, self.ranks, number, 1, 0))
 
     def is_free(self, line: int, number: int) -> bool:
-        """Whether we may publish a number: all have left what we published there last. What came before is over on this rank."""
-        self.store(line, LEFT, number - 1)  # also if an operation failed before it came here
+        """Return True if this rank may publish ``number``: all ranks have left what it last published in this line."""
+        self.store(line, LEFT, number - 1)  # also needed if an operation failed before this point
         return self.have_left(line, self._published.get(line, 0))
 
     def publish(self, line: int, number: int, words: list[int]) -> None:
-        """Publish words, behind the number."""
+        """Publish words together with their step number."""
         self._tell_kept()
         begin = _at(self.place, line, LEFT + 1)
         self.words[begin : begin + len(words)] = words
@@ -120,12 +121,12 @@ class HostMemory:
         self.store(line, PUBLISHED, number)
 
     def leave(self, line: int, number: int) -> None:
-        """We read and write nothing more of it."""
+        """Publish that this rank no longer reads or writes anything of the step."""
         self._tell_kept()
         self.store(line, LEFT, number)
 
     def take_row(self, nbytes: int, line: int, number: int) -> int | None:
-        """The number of a row of ours that nobody reads, of which there is one for every slot; None if there is no memory for it."""
+        """Return the number of a row of this rank that no other rank reads; None if there is no memory for it."""
         row = next(row for row, used in enumerate(self._used) if self.have_left(*used))
         if not self._secure(self.row_at(self.place, row), nbytes):
             return None
@@ -133,7 +134,10 @@ class HostMemory:
         return row
 
     def take_block(self, nbytes: int, line: int, number: int) -> int | None:
-        """The first block that no rank has a use for, the last one only if all others are kept; None if there is none, or no memory."""
+        """Return the first block that no rank uses; the last one is returned only if all others are kept as results.
+
+        Return None if there is none, or no memory.
+        """
         kept = 0
         for place in range(self.ranks):
             kept |= self.word(place, 0, 0)
@@ -144,15 +148,15 @@ class HostMemory:
         return block
 
     def row_at(self, place: int, row: int) -> int:
-        """Where a row of a rank begins."""
+        """Return the offset of a rank's row."""
         return _head(self.ranks) + (place * SLOTS + row) * _row(self.ranks)
 
     def block_at(self, block: int) -> int:
-        """Where a block begins."""
+        """Return the offset of a block."""
         return _head(self.ranks) + self.ranks * SLOTS * _row(self.ranks) + block * _BYTES
 
     def put(self, begin: int, start: int, array: NDArray[Any]) -> None:
-        """Write an array to the row or block that begins there, from a byte in it on."""
+        """Write an array at offset ``start`` of the row or block that starts at ``begin``."""
         if array.nbytes:
             found, source = self._mapped(begin, start + array.nbytes), array.reshape(-1).view(np.uint8)
             if found is None:
@@ -161,12 +165,12 @@ class HostMemory:
                 packed.put(source, memoryview(found), start)  # type: ignore[arg-type]
 
     def get(self, begin: int, start: int, nbytes: int) -> Bytes:
-        """So many bytes of the row or block that begins there, read-only: where they lie, or copied if they cannot be mapped.
+        """Return ``nbytes`` bytes of the row or block that starts at ``begin``, read-only: a view, or a copy if it cannot be mapped.
 
         Raises
         ------
         StreamError
-            If it does not have so many.
+            If the row or block is shorter.
         """
         if start + nbytes > self._most(begin):
             raise StreamError(f"a row or block of {self._most(begin)} bytes does not have {nbytes} from byte {start} on")
@@ -180,7 +184,10 @@ class HostMemory:
         return found
 
     def kept(self, block: int, nbytes: int) -> Bytes:
-        """What is in a block, for the user: read-only, and ours until all views of it are gone; a copy of the last one."""
+        """Return the content of a block to be given to the user, read-only.
+
+        The block stays reserved until all views of it are gone; the last block is copied instead.
+        """
         if block < KEPT:
             found = self._mapped(self.block_at(block), nbytes, writeable=False)
             if found is not None:
@@ -191,20 +198,20 @@ class HostMemory:
         return copied
 
     def holds(self, stream: SparseStream) -> bool:
-        """Whether a stream lies in memory that this rank has mapped, if only in part."""
+        """Return True if part of a stream is in memory that this rank has mapped."""
         arrays = [array for array in stream._arrays if array is not None]
         return any(np.may_share_memory(array, mapped) for array in arrays for mapped in self._maps.values())
 
     def _tell_kept(self) -> None:
-        """Write which blocks we keep, to be seen with our next word."""
+        """Write which blocks this rank keeps, to be published with its next word."""
         self.words[_at(self.place, 0, 0)] = self._leases.held()
 
     def _most(self, begin: int) -> int:
-        """Bytes that the row or block has which begins there."""
+        """Return the capacity in bytes of the row or block that starts at ``begin``."""
         return _BYTES if begin >= self.block_at(0) else _row(self.ranks)
 
     def _secure(self, begin: int, nbytes: int) -> bool:
-        """Whether there is memory for so many bytes from there on. What is reserved stays so."""
+        """Allocate memory for ``nbytes`` bytes from ``begin`` on; return True on success. Allocated memory is never freed."""
         had, most = self._secured.get(begin, 0), self._most(begin)
         if nbytes <= had:
             return True
@@ -223,7 +230,7 @@ class HostMemory:
         return enough
 
     def _mapped(self, begin: int, nbytes: int, writeable: bool = True) -> Bytes | None:
-        """At least so many bytes from there on where they lie; None if they cannot be mapped."""
+        """Return a view of at least ``nbytes`` bytes from ``begin`` on; None if they cannot be mapped."""
         found = self._maps.get((begin, writeable))
         if found is None or len(found) < nbytes:
             length = min(max(1 << max(nbytes - 1, 0).bit_length(), _MAPPED), self._most(begin))
@@ -236,16 +243,16 @@ class HostMemory:
 
 
 def _at(place: int, line: int, word: int) -> int:
-    """Where a word of a rank is."""
+    """Return the index of a rank's word."""
     return (place * _LINES + line) * WORDS + word
 
 
 def _head(ranks: int) -> int:
-    """Bytes before the rows."""
+    """Return the number of bytes before the rows."""
     return -(-ranks * _LINES * LINE // _WHOLE) * _WHOLE
 
 
 def _row(ranks: int) -> int:
-    """Bytes that a row may have."""
+    """Return the capacity of a row in bytes."""
     capacity = _BYTES // ranks
     return capacity // _WHOLE * _WHOLE if capacity >= _WHOLE else page_multiple(max(capacity, PAGE))

@@ -1,4 +1,4 @@
-"""Results that stay where they lie, in blocks of shared memory: a block is free again when all views of it are gone."""
+"""Track the blocks of shared memory that hold results in use; a block is free again when all views of it are gone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 __all__ = ["Leases"]
 
 def _nothing() -> None:
-    """Whom a block is kept for that is free."""
+    """Stand in for the reference to a free block's array: return None."""
 
 
 def _others() -> bool:
-    """Whom one is kept for that is kept for good."""
+    """Stand in for the reference to an array that is kept for ever: return True."""
     return True
 
 
 class Leases:
-    """Which of some blocks this rank keeps.
+    """The blocks that this rank keeps because their results are in use.
 
-    A process that is forked off has the same results in the same memory, and nobody knows for how long: what is kept then stays so for
-    good.
+    A forked process shares the results in the same memory for an unknown time, so blocks that are kept at a fork are kept for ever.
 
     Parameters
     ----------
@@ -32,32 +31,32 @@ class Leases:
     """
 
     def __init__(self, blocks: int) -> None:
-        self._blocks: list[Callable[[], object]] = [_nothing] * blocks  # what each is kept for
+        self._blocks: list[Callable[[], object]] = [_nothing] * blocks  # for each block, a reference to the array that keeps it
         _all.add(weakref.ref(self, _all.discard))
 
     def free(self) -> int:
-        """The blocks whose results this rank does not have: a bit for each."""
+        """Return a bit mask of the blocks whose results are not in use on this rank."""
         free = 0
         for place, kept_for in enumerate(self._blocks):
             free |= (kept_for() is None) << place
         return free
 
     def held(self) -> int:
-        """The others."""
+        """Return a bit mask of the blocks whose results are in use on this rank."""
         return self.free() ^ ((1 << len(self._blocks)) - 1)
 
     def keep(self, place: int, block: memoryview) -> NDArray[np.uint8]:
-        """The block as an array, which is free again when all views of it are gone."""
-        array = np.frombuffer(block, np.uint8)  # which all views refer to
+        """Return the block as an array; the block is free again when all views of the array are gone."""
+        array = np.frombuffer(block, np.uint8)  # all views refer to this array
         self._blocks[place] = weakref.ref(array)
         return array
 
     def pin(self) -> None:
-        """Keep for good what is kept now."""
+        """Keep the blocks that are in use now for ever."""
         self._blocks = [_nothing if kept_for() is None else _others for kept_for in self._blocks]
 
 
-_all: set[weakref.ref[Leases]] = set()  # a WeakSet runs Python as one goes, in which an interrupt would be lost
+_all: set[weakref.ref[Leases]] = set()  # not a WeakSet, whose callbacks run Python code in which an interrupt would be lost
 
 
 def _pin() -> None:

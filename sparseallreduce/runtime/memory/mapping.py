@@ -1,8 +1,8 @@
-"""A file in memory that the ranks of one host share, and what each of them maps of it.
+"""Create memory files shared by the ranks of one host, and map parts of them.
 
-The file has no name, and its size costs nothing. Address space goes to what a rank has mapped, memory to what has been reserved: a page
-that is touched when none is left kills the process, so that a rank reserves what an operation may use before it publishes that it is
-armed, and a refusal sends the operation another way.
+The file has no name, and its size costs nothing. Mapping uses address space, and reserving uses memory. Touching a page when no memory is
+left kills the process; a rank therefore reserves what an operation may use before it publishes that it is armed, and a refusal leads to
+another method.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ T = TypeVar("T")
 
 PAGE = mmap.PAGESIZE  # bytes
 
-# Bytes from which on memory is asked for in large pages, which Linux gives where the administrator lets processes share them ("advise"
-# in shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million. Such a page lies in memory and in
-# the file at multiples of its size.
+# From this size on memory is requested in large pages, which Linux gives if the administrator allows them for shared memory ("advise" in
+# shmem_enabled): with them two ranks took 0.95 of the time for gradient and update at N = 3.2 million. A large page is aligned to its
+# size in memory and in the file.
 _LARGE, _LARGE_PAGE = 1 << 22, 1 << 21
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_MARGIN = 1 << 26  # bytes that a reservation leaves to what the ranks take otherwise, meanwhile
-_RESERVED = 1 << 16  # bytes that are reserved at least, where more may follow
+_MARGIN = 1 << 26  # bytes that a reservation leaves for other allocations
+_RESERVED = 1 << 16  # smallest reservation, in bytes, of memory that may grow
 _SECRET = 16  # bytes
 _PATH = 64  # bytes
 _NAME = "sparseallreduce"
-_MEMORY = b"/memfd:" + _NAME.encode()  # where a path to such memory leads
-# Of Linux, which Python's mmap does not have.
+_MEMORY = b"/memfd:" + _NAME.encode()  # target of the link to such a file
+# Linux constants that Python's mmap module lacks.
 _MAP_FIXED, _MADV_POPULATE_WRITE = 0x10, 23
-_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # what mmap returns then
+_FAILED = 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # mmap's return value on failure
 
 
 class SharedFile:
-    """A file in memory, zeros at first, of which each rank of a host maps what it uses.
+    """A file in memory, initially zero, of which each rank of a host maps what it uses.
 
     Parameters
     ----------
     file : int
         Its descriptor, which is closed with this object.
     nbytes : int
-        How long it is, but for what tells it from others.
+        Its size, without the identifier at its end.
     """
 
     def __init__(self, file: int, nbytes: int) -> None:
@@ -63,16 +63,16 @@ class SharedFile:
         self._close = Finalizer(os.close, file)
 
     def map(self, places: Sequence[int], nbytes: int, writeable: bool = True) -> NDArray[np.uint8]:
-        """The bytes from each of some places on, as rows of one array; unmapped when the array and all views of it are gone.
+        """Map pieces of ``nbytes`` bytes as the rows of one array; they are unmapped when the array and all views of it are gone.
 
         Parameters
         ----------
         places : sequence of int
-            In the file; multiples of :data:`PAGE`.
+            Offsets in the file, multiples of :data:`PAGE`.
         nbytes : int
-            Of a row; if there are several, a multiple of :data:`PAGE`.
+            Size of a row; with several rows a multiple of :data:`PAGE`.
         writeable : bool
-            If not, nobody can write there through the array, nor through a pointer: the system ends a process that does.
+            If False, the memory cannot be written through the array or a pointer: the system terminates a process that does.
 
         Raises
         ------
@@ -82,16 +82,16 @@ class SharedFile:
         array = map_rows([(self.file, place) for place in places], nbytes, writeable)
         length = page_multiple(nbytes) * len(places)
         if length >= _LARGE:
-            _calls().advise(array.ctypes.data, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # which not every system has, nor has to
+            _calls().advise(array.ctypes.data, length, getattr(mmap, "MADV_HUGEPAGE", 14))  # only a hint
         return array
 
     def read(self, place: int, out: NDArray[np.uint8]) -> None:
-        """Fill an array with the bytes from a place on, which need not be mapped.
+        """Fill an array with the bytes from offset ``place`` on, without mapping them.
 
         Raises
         ------
         OSError
-            If there are not so many.
+            If the file is too short.
         """
         done, left = 0, memoryview(out)  # type: ignore[arg-type]
         while done < len(out):
@@ -101,20 +101,20 @@ class SharedFile:
             done += count
 
     def write(self, place: int, source: NDArray[np.uint8]) -> None:
-        """Write bytes from a place on, which need not be mapped."""
+        """Write bytes from offset ``place`` on, without mapping them."""
         done, left = 0, memoryview(source)  # type: ignore[arg-type]
         while done < len(source):
             done += os.pwrite(self.file, left[done:], place + done)
 
     def taken(self) -> int:
-        """Bytes of memory that it takes, whoever has reserved them."""
+        """Return the bytes of memory that the file uses, whichever rank has reserved them."""
         return 512 * os.fstat(self.file).st_blocks
 
     def reserve(self, pieces: Iterable[tuple[int, int]], needed: int | None = None) -> bool:
-        """Take memory for pieces of the file, each from a place on so many bytes, unless there is not enough.
+        """Allocate memory for pieces of the file, given as (offset, size in bytes); return False if there is not enough.
 
-        ``needed`` tells for how many bytes there has to be memory, by default for as many as are in the pieces: fewer where others have
-        taken some of it, more where they are about to.
+        ``needed`` is the number of bytes that must be available, by default the sum of the pieces: fewer if other ranks have already
+        allocated some of them, more if they are about to.
         """
         pieces = [(place, nbytes) for place, nbytes in pieces if nbytes > 0]
         total = sum(nbytes for _, nbytes in pieces)
@@ -131,7 +131,7 @@ class SharedFile:
         return True
 
     def _touch(self, place: int, nbytes: int) -> None:
-        """Take memory in large pages, which the system gives to who has mapped it, if it has this call."""
+        """Allocate memory in large pages, which requires mapping it, if the system supports the call."""
         begin = place // _LARGE_PAGE * _LARGE_PAGE
         array = self.map([begin], max(_LARGE, page_multiple(place + nbytes - begin)))
         untouched = (place - begin) // PAGE * PAGE
@@ -139,23 +139,23 @@ class SharedFile:
 
 
 def map_rows(places: Sequence[tuple[int, int]], nbytes: int, writeable: bool = False) -> NDArray[np.uint8]:
-    """Pieces of files as rows of one array; unmapped when the array and all views of it are gone.
+    """Map pieces of files as the rows of one array; they are unmapped when the array and all views of it are gone.
 
     Parameters
     ----------
     places : sequence of (int, int)
-        The descriptor of a file, which may be closed afterwards, and where its piece begins, a multiple of :data:`PAGE`.
+        File descriptor, which may be closed afterwards, and offset of the piece, a multiple of :data:`PAGE`.
     nbytes, writeable
         As for :meth:`SharedFile.map`.
 
     Raises
     ------
     OSError
-        If there is no address space left, or the system maps no more pieces.
+        If there is no address space left, or the system allows no more mappings.
     """
     calls, length = _calls(), page_multiple(nbytes) * len(places)
     aligned = _LARGE_PAGE if nbytes >= _LARGE_PAGE else PAGE
-    # Rows lie side by side, as compiled code has them, in addresses that are taken first.
+    # Compiled code needs contiguous rows, so their address range is reserved first.
     start = calls.map(None, length + aligned, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if start is None or start == _FAILED:
         raise OSError(ctypes.get_errno(), f"no address space for {length} bytes of shared memory")
@@ -175,15 +175,16 @@ def map_rows(places: Sequence[tuple[int, int]], nbytes: int, writeable: bool = F
 def shared_file(
     rank: int, nbytes: int, reserved: Iterable[tuple[int, int]], make: Callable[[SharedFile], T]
 ) -> Generator[Step, Any, T | None]:
-    """What each rank makes of a file that all ranks have; None on all of them if any cannot.
+    """Create a memory file that all ranks open, and return ``make(file)``; None on all ranks if any of them fails.
 
-    It belongs to no file system, and is gone with the last process that has it. Without compiled kernels there is no use for it.
+    The file belongs to no file system and disappears with the last process that has it open. It is not created if compiled kernels are
+    disabled.
 
     Parameters
     ----------
     rank, nbytes : int
     reserved : iterable of (int, int)
-        Pieces for which there is to be memory at once, as for :meth:`SharedFile.reserve`.
+        Pieces whose memory is allocated immediately, as for :meth:`SharedFile.reserve`.
     make : callable
         May raise OSError or MemoryError.
     """
@@ -198,7 +199,7 @@ def shared_file(
                 os.pwrite(file.file, secret, nbytes)
                 made = make(file)
                 path = f"/proc/{os.getpid()}/fd/{file.file}".encode()
-    except (OSError, AttributeError, ValueError, MemoryError):  # there is none to be had, or no such call on this system
+    except (OSError, AttributeError, ValueError, MemoryError):  # no memory, or no such call on this system
         made = None
     records = yield Share(path.ljust(_PATH, b"\0") + secret)
     path, secret = records[0][:_PATH].rstrip(b"\0"), records[0][_PATH:]
@@ -206,7 +207,7 @@ def shared_file(
         if rank and path and jit and os.readlink(path).startswith(_MEMORY):
             file = SharedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes)
             if os.fstat(file.file).st_size == nbytes + _SECRET and os.pread(file.file, _SECRET, nbytes) == secret:
-                made = make(file)  # and not of that of other ranks, in a container that numbers its own
+                made = make(file)  # checked by the secret: in another PID namespace the path may name another file
     except (OSError, ValueError, MemoryError):
         made = None
     everyone: list[bytes] = yield Share(bytes([made is not None]))
@@ -214,17 +215,17 @@ def shared_file(
 
 
 def shared_memory(rank: int, nbytes: int) -> Generator[Step, Any, NDArray[np.uint8] | None]:
-    """Memory filled with zeros that all ranks have mapped, and that is reserved; None on all of them if any cannot."""
+    """Return zeroed, reserved memory that all ranks have mapped; None on all ranks if any of them fails."""
     return (yield from shared_file(rank, nbytes, [(0, nbytes)], lambda file: file.map([0], nbytes)[0]))
 
 
 def page_multiple(nbytes: int) -> int:
-    """Bytes of the pages that so many bytes lie on."""
+    """Round ``nbytes`` up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
 def rounded_up(nbytes: int) -> int:
-    """As many bytes or up to an eighth more, of which few numbers are told apart, so that streams that grow seldom ask for memory."""
+    """Round ``nbytes`` up by at most an eighth to one of few sizes, so that growing streams rarely request memory."""
     nbytes = max(nbytes, _RESERVED)
     step = 1 << max(nbytes.bit_length() - 4, 0)
     return page_multiple(-(-nbytes // step) * step)
@@ -238,7 +239,7 @@ class _Calls(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _calls() -> _Calls:
-    """The system's own: Python's mmap chooses the place itself, and keeps a descriptor open for each."""
+    """Return the system's calls. Python's mmap chooses the address itself and keeps a descriptor open for each mapping."""
     library = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.argtypes, library.mmap.restype = (address, size, number, number, number, ctypes.c_long), address
@@ -247,7 +248,7 @@ def _calls() -> _Calls:
 
 
 class Mapping:
-    """What all arrays on a mapping refer to; it leads to nothing else."""
+    """The owner of a mapping, to which all arrays on it refer; it unmaps the memory when it is deleted."""
 
     __slots__ = ("__array_interface__", "_unmap")
 
@@ -257,7 +258,7 @@ class Mapping:
 
 
 def _gives_large_pages() -> bool:
-    """Whether shared memory comes in large pages to who asks for them by madvise, which reserving does not."""
+    """Return True if the system gives large pages for shared memory on madvise; a plain reservation does not get them."""
     with contextlib.suppress(OSError):
         return "[advise]" in _LARGE_PAGES.read_text()
     return False

@@ -1,4 +1,4 @@
-"""Where the ranks of a host meet again and again, in memory that they share: each comes, says whether it is well, and waits for all."""
+"""A repeated barrier of the ranks of a host in shared memory, at which each rank also reports success or failure."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["Meeting", "Neighbours", "neighbours"]
 T = TypeVar("T")
 Memory = NDArray[np.uint8]
 
-_LEFT = 1 << 62  # in place of a number of meetings: this rank has failed, and comes to no other
+_LEFT = 1 << 62  # in place of a number of barriers: this rank has failed
 _LEAVING = Intent((("operation", "a rank has left a meeting"),), 0)
-_COME, _WELL = 0, 1  # words of a rank: the last meeting that it has come to, and the last that it came to with nothing to report
+_COME, _WELL = 0, 1  # words of a rank: the last barrier that it has reached, and the last that it reached with success
 
 
 class Meeting:
-    """One rank's place among those that meet.
+    """One rank's part in the barrier.
 
     Parameters
     ----------
     memory : ndarray of uint8
-        The same for all ranks, zeros at first; of :meth:`nbytes`.
+        The same memory on all ranks, initially zero, of size :meth:`nbytes`.
     rank, ranks : int
-        Of those that meet.
+        Among the ranks that share the memory.
     oversubscribed : bool
         Whether ranks share cores.
     comm : communicator
-        Of which messages may be under way while the ranks wait for each other.
+        Communicator whose messages may be in flight while the ranks wait; they progress meanwhile.
     """
 
     def __init__(self, memory: Memory, rank: int, ranks: int, oversubscribed: bool, comm: Any) -> None:
@@ -53,11 +53,11 @@ class Meeting:
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Bytes of memory that it takes."""
+        """Return the size of the memory in bytes."""
         return ranks * LINE
 
     def come(self, well: bool = True) -> None:
-        """Tell the others that this rank has done its part, and whether it is well."""
+        """Publish that this rank has reached the barrier, and whether its part succeeded."""
         self._meetings += 1
         own = self._rank * self._step
         if well:
@@ -65,16 +65,16 @@ class Meeting:
         self._set(self._words, own + _COME, self._meetings)
 
     def leave(self) -> None:
-        """Have nobody wait for this rank any more, which has failed: who meets learns that, and of what, in the next operation."""
+        """Publish that this rank has failed and reaches no further barrier. Ranks that wait learn the error in the next operation."""
         self._set(self._words, self._rank * self._step + _COME, _LEFT)
 
     def wait(self) -> bool:
-        """Wait until all ranks have come as often as this one: then what they did before is there. Return whether all are well.
+        """Wait until all ranks have reached the barrier, and return True if all of them succeeded. Their earlier writes are then visible.
 
         Raises
         ------
         SparseAllreduceError
-            If a rank has left because something has failed there: that error.
+            The error of a rank that has failed and left.
         """
         from sparseallreduce.runtime.progress import advance
 
@@ -95,7 +95,7 @@ class Meeting:
 
 
     def _said(self) -> tuple[str, str]:
-        """Who waits, and for whom."""
+        """Return who waits, and for whom."""
         step, meetings = self._step, self._meetings
         missing = [rank for rank in range(self._ranks) if not self._have_come(self._words, rank * step + _COME, 1, 1, meetings, 1, 0)]
         where = "" if self._ranks == self._comm.size else " of this host"
@@ -104,18 +104,18 @@ class Meeting:
 
 
 class Neighbours(NamedTuple, Generic[T]):
-    """The ranks that share memory with this one, itself among them."""
+    """The ranks that share memory with this one, including itself."""
 
     memory: Memory
-    rank: int  # this one's number among them
-    facts: list[T]  # what each of them has said
-    oversubscribed: bool  # whether the ranks of this host, also of other memory, outnumber its cores
+    rank: int  # index of this rank among them
+    facts: list[T]  # the fact of each of them
+    oversubscribed: bool  # whether this host has more ranks than cores
 
 
 def neighbours(comm: Any, fact: T, nbytes: Callable[[int], int]) -> Neighbours[T] | None:
-    """Memory for the ranks that can share it with this one, of ``nbytes(how many they are)``, zeros at first; collective over ``comm``.
+    """Return memory for the ranks that can share it with this one, initially zero. Collective over ``comm``.
 
-    None for a rank alone, and on all ranks that would share it where there is none to be had.
+    It has ``nbytes(number of ranks)`` bytes. Return None for a single rank, and on all ranks of a group that cannot get the memory.
     """
     told = gather(comm, (this_place(), fact))
     places = [place for place, _ in told]
@@ -128,7 +128,7 @@ def neighbours(comm: Any, fact: T, nbytes: Callable[[int], int]) -> Neighbours[T
 
 
 def _shared(steps: Generator[Step, Any, Memory | None], here: list[int], comm: Any) -> Memory | None:
-    """What comes of steps in which the ranks of a host share records."""
+    """Run steps in which the ranks of a host share records, and return their result."""
     try:
         step = next(steps)
         while True:

@@ -1,4 +1,4 @@
-"""Parts of streams in the memory of a host: those that a rank writes for the others, and those that make up a result."""
+"""Layout of parts of streams in host memory: those that a rank writes for the others, and those that make up a result."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from sparseallreduce.streams.stream import SparseStream, index_dtype, switch_poi
 
 __all__ = ["DENSE", "MASKED", "SPARSE", "Laid", "form_of", "read_part", "row_bytes", "write_parts"]
 
-SPARSE, DENSE, MASKED = range(3)  # how a part is held: its entries; all values; all values, and which of them are entries
-_TABLE = 4  # numbers of a part in front of a row: its form, its entries, where it begins and how many bytes it takes
+SPARSE, DENSE, MASKED = range(3)  # how a part is stored: entries; all values; all values and a mask of the entries
+_TABLE = 4  # fields of a part in the table of a row: form, entries, offset and size in bytes
 
 
 def form_of(stream: SparseStream) -> int:
-    """How a part is held."""
+    """Return how a part is stored: SPARSE, DENSE or MASKED."""
     return SPARSE if not stream.is_dense else DENSE if stream._present is None else MASKED
 
 
 def row_bytes(parts: Mapping[int, SparseStream], lanes: int) -> int:
-    """Bytes of a row that holds the parts of so many ranks."""
+    """Return the size in bytes of a row that holds parts for ``lanes`` ranks."""
     return _lined(8 * _TABLE * lanes) + sum(_lined(_part_bytes(part)) for part in parts.values())
 
 
 def write_parts(host: HostMemory, row: int, parts: Mapping[int, SparseStream], lanes: int) -> None:
-    """Write parts, by the places of those who add them up, to a row of ours."""
+    """Write parts, keyed by the index of the rank that adds them, to a row of this rank."""
     begin, table = host.row_at(host.place, row), np.zeros((lanes, _TABLE), np.uint64)
     start = _lined(table.nbytes)
     for lane, part in parts.items():
@@ -49,12 +49,14 @@ def write_parts(host: HostMemory, row: int, parts: Mapping[int, SparseStream], l
 
 
 def read_part(host: HostMemory, place: int, row: int, lane: int, lanes: int, own: SparseStream) -> SparseStream:
-    """The part of a rank that one of so many ranks is to add up, where it lies in a row; our own tells what else there is to know of it.
+    """Return the part that rank ``place`` has written for lane ``lane``, as a view of its row.
+
+    ``own`` is this rank's part, which provides size, bounds and dtype.
 
     Raises
     ------
     StreamError
-        If the row does not hold what it says.
+        If the row is inconsistent.
     """
     begin = host.row_at(place, row)
     table = host.get(begin, 0, 8 * _TABLE * lanes).view(np.uint64).reshape(lanes, _TABLE)
@@ -72,7 +74,7 @@ def read_part(host: HostMemory, place: int, row: int, lane: int, lanes: int, own
 
 
 class Laid(NamedTuple):
-    """A result in a block: the form of all of it, and what each rank that has a part has of it."""
+    """The layout of a result in a block: its form, and the entries of each part."""
 
     host: HostMemory
     block: int
@@ -87,9 +89,10 @@ class Laid(NamedTuple):
     def planned(
         cls, host: HostMemory, forms: Sequence[int], counts: Sequence[int], bounds: Sequence[int], own: SparseStream, reduction: Reduction
     ) -> Laid | None:
-        """The result of parts in these forms, before it has a block; as :func:`~sparseallreduce.streams.partition.concatenate` makes it.
+        """Return the layout of the concatenation of parts in these forms, without a block yet.
 
-        None where that is to be asked itself: for dense parts that may make a sparse whole, and masks of some parts alone.
+        The result equals that of :func:`~sparseallreduce.streams.partition.concatenate`. Return None if the form depends on the values: for
+        dense parts whose concatenation may be sparse, and for masks in some parts only.
         """
         extent = bounds[-1] - bounds[0]
         fits = sum(counts) <= switch_point(extent, own.dtype, own.size, own.width, reduction.switch_density)
@@ -101,23 +104,23 @@ class Laid(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the result."""
+        """Size of the result in bytes."""
         count = sum(self.counts) if self.form == SPARSE else self._extent
         behind = count * self._index if self.form == SPARSE else self._extent if self.form == MASKED else 0
         return (_lined(count * self._row) if behind else count * self._row) + behind
 
     def words(self) -> list[int]:
-        """What tells the other ranks of the host of it: see :meth:`found`."""
+        """Return the words that describe this layout to the other ranks of the host; see :meth:`found`."""
         return [self.form, self.block, DTYPES.index(self.dtype), 0 if self.width is None else self.width + 1, self.size]
 
     @classmethod
     def found(cls, host: HostMemory, words: Sequence[int], counts: Sequence[int], bounds: Sequence[int]) -> Laid:
-        """The same on another rank."""
+        """Return the layout that another rank has described."""
         form, block, dtype, width, size = words
         return cls(host, block, form, tuple(counts), tuple(bounds), DTYPES[dtype], width - 1 if width else None, size)
 
     def write(self, part: SparseStream, lane: int, reduction: Reduction) -> None:
-        """Write our part to its place."""
+        """Write this rank's part to its place."""
         begin = self.host.block_at(self.block)
         if self.form == SPARSE:
             before, total = sum(self.counts[:lane]), sum(self.counts)
@@ -132,7 +135,7 @@ class Laid(NamedTuple):
             self.host.put(begin, _lined(self._extent * self._row) + before, dense._present)
 
     def stream(self, density: float | None) -> SparseStream:
-        """The result, once all have written their parts; the block is ours as long as it is in use."""
+        """Return the result once all ranks have written their parts; the block is kept while it is in use."""
         lo, hi, tail = self.bounds[0], self.bounds[-1], () if self.width is None else (self.width,)
         content, count = self.host.kept(self.block, self.nbytes), sum(self.counts) if self.form == SPARSE else self._extent
         values = _cut(content, 0, (count, *tail), self.dtype)
@@ -156,7 +159,7 @@ class Laid(NamedTuple):
 
 
 def _arrays_of(part: SparseStream) -> tuple[NDArray[Any], ...]:
-    """What is written of a part."""
+    """Return the arrays of a part that are written."""
     if not part.is_dense:
         indices, values = part._entries()
         return values, indices
@@ -171,12 +174,12 @@ def _part_bytes(part: SparseStream) -> int:
 
 
 def _cut(content: Bytes, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of this shape from a byte on.
+    """Return an array of this shape from byte ``start`` on.
 
     Raises
     ------
     StreamError
-        If the bytes end before.
+        If the content is too short.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if start + nbytes > len(content):
@@ -185,5 +188,5 @@ def _cut(content: Bytes, start: int, shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def _lined(nbytes: int) -> int:
-    """As many bytes, rounded up to a cache line."""
+    """Round ``nbytes`` up to whole cache lines."""
     return aligned(nbytes, LINE)

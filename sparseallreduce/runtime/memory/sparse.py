@@ -1,12 +1,11 @@
-"""Memory in which the ranks of one host add up sparse streams: rows for the streams, blocks for results, and words.
+"""Shared memory in which the ranks of one host add sparse streams: rows for the streams, blocks for results, and words.
 
-A rank writes its stream to its row, where all can read it. The sum comes into a block, and is the result of every rank where it lies; the
-block is free again when no rank has the result any more. Results that a process has when it forks stay for good, as its child may have
-them. A rank writes to the blocks through one mapping and gives its user another, through which nobody can write.
+A rank writes its stream to its row, where all can read it. The sum is written to a block, which is the result of every rank without a copy;
+the block is reused when no rank uses the result any more. Results that a process has when it forks are kept for ever, as its child may use
+them. A rank writes to the blocks through one mapping and gives the user another one, which is read-only.
 
-Before a rank publishes that its stream is there, it has reserved the memory for its row, and in each block P times as many bytes: whichever
-rank has the longest stream has reserved enough for the result of all. What is reserved stays so, and a loop over sums of one size asks
-once.
+Before a rank publishes its stream, it has reserved the memory for its row, and in each block P times that size: whichever rank has the
+longest stream has reserved enough for the result. Reserved memory is kept, so that a loop over sums of one size reserves it once.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["KEPT", "SparseMemory"]
 
-KEPT = 3  # results that may be kept where they lie: the last of a loop, the one that is being made, and another
-_BYTES = 1 << 29  # of the streams of all ranks, at most
-_MAPPED = 1 << 18  # bytes of a row that are mapped at first; then twice as many, and so on
-_LATER = 256  # operations after which memory is asked for again that was refused
-_WHOLE = 1 << 21  # bytes of a large page, of which rows and blocks begin at a multiple if they are as long
+KEPT = 3  # results that may be kept in blocks: the last of a loop, the current one, and another
+_BYTES = 1 << 29  # limit of the streams of all ranks
+_MAPPED = 1 << 18  # bytes of a row that are mapped at first; doubled as needed
+_LATER = 256  # operations after which refused memory is requested again
+_WHOLE = 1 << 21  # size of a large page, to which long rows and blocks are aligned
 
 
 class SparseMemory:
-    """What one rank sees of the memory: words, a row of bytes for the stream of each rank, and blocks for results.
+    """One rank's view of the memory: words, a row of bytes for the stream of each rank, and blocks for results.
 
     Parameters
     ----------
     memory : SharedFile
-        The same for all ranks, zeros at first; of :meth:`nbytes`, of which what :meth:`reserved` says is there.
+        The same file on all ranks, initially zero, of size :meth:`nbytes`, with the pieces of :meth:`reserved` allocated.
     rank, ranks : int
     oversubscribed : bool
         Whether ranks share cores.
     cores : int
-        Of the host, as all ranks know.
+        Cores of the host, the same on all ranks.
 
     Raises
     ------
@@ -56,30 +55,30 @@ class SparseMemory:
     def __init__(self, memory: SharedFile, rank: int, ranks: int, oversubscribed: bool, cores: int) -> None:
         self.rank, self.ranks, self.cores = rank, ranks, cores
         self.spins, self.yield_core = spinning(oversubscribed)
-        self.capacity = self._most = _capacity(ranks)  # bytes that a stream may take
+        self.capacity = self._most = _capacity(ranks)  # largest stream in bytes
         self._file = memory
         self.words = memory.map([0], (ranks + 1) * LINE)[0].view(np.uint64)
-        self.bounds = np.empty((4, ranks + 1), np.uint64)  # for us alone, as all below
+        self.bounds = np.empty((4, ranks + 1), np.uint64)  # private to this rank, as everything below
         self._map(min(_MAPPED, self._most))
-        self._reserved = [0, 0]  # bytes of our row, and of each block
-        self._asked = 0  # the operation from which on more may be asked for
+        self._reserved = [0, 0]  # reserved bytes of this rank's row, and of each block
+        self._asked = 0  # the operation from which on more memory may be requested
         self._leases = Leases(KEPT)
-        self._last = 0  # the operation in which others may read our row, until we have its result
-        self.armed = 0  # the operation that has the memory on this rank, until that is over; 0 for none
+        self._last = 0  # the operation in which others may read this rank's row, until its result is complete
+        self.armed = 0  # the operation that uses the memory on this rank; 0 for none
         (self._have_come, self._store), self._claim = word_kernels(), claim_kernel()
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Bytes of the file, of which those take memory that have been reserved, and those address space that a rank has mapped."""
+        """Return the size of the file in bytes. Only reserved pieces use memory, and only mapped ones use address space."""
         return _head(ranks) + (ranks + (KEPT + 1) * (ranks + 1)) * _capacity(ranks)
 
     @staticmethod
     def reserved(ranks: int) -> list[tuple[int, int]]:
-        """The pieces of it, each a place and bytes, that are used from the first operation on."""
+        """Return the pieces (offset and size in bytes) that are used from the first operation on."""
         return [(0, (ranks + 1) * LINE)]
 
     def _map(self, length: int) -> None:
-        """Map so many bytes of each row, and of each block one more than for all of them. Results stay where they are."""
+        """Map ``length`` bytes of each row, and ``(ranks + 1) * length`` of each block. Existing results keep their memory."""
         file, ranks, count = self._file, self.ranks, KEPT + 1
         first, block = _head(ranks) + ranks * self._most, (ranks + 1) * self._most
         places = [first + number * block for number in range(count)]
@@ -90,16 +89,16 @@ class SparseMemory:
         self.row = memoryview(rows[self.rank])
         self._views: dict[np.dtype[Any], NDArray[Any]] = {}
         self._inner: dict[tuple[np.dtype[Any], np.dtype[Any]], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._summed: tuple[packed.Layout | None, Any] = None, None  # the kind of streams that were summed last, and how
+        self._summed: tuple[packed.Layout | None, Any] = None, None  # layout of the last sum, and its function
 
     def reach(self, row: int, block: int = 0) -> None:
-        """Map as many bytes of each row, and of each block, if fewer are."""
+        """Map at least ``row`` bytes of each row and ``block`` bytes of each block."""
         needed = min(max(row, -(-block // (self.ranks + 1))), self._most)
         if needed > self._length:
             self._map(min(1 << (needed - 1).bit_length(), self._most))
 
     def _secure(self, sequence: int, row: int, block: int) -> bool:
-        """Whether our row and each block have memory for so many bytes: from then on no rank can fail to have it."""
+        """Reserve memory for this rank's row and for each block; return True on success. It then stays available to all ranks."""
         if row <= self._reserved[0] and block <= self._reserved[1]:
             return True
         if sequence < self._asked:
@@ -112,7 +111,7 @@ class SparseMemory:
         pieces += [(first_block + number * step + had_block, block - had_block) for number in range(KEPT + 1)]
         try:
             self.reach(row, block)
-            # All ranks may be asking at this moment, or have done so: what counts is that there is memory for all of it, or for the rest.
+            # Other ranks may be reserving their pieces at the same time: require memory for all pieces, less what is already allocated.
             whole = self.ranks * row + (KEPT + 1) * block
             enough = self._file.reserve(pieces, max(row - had_row, whole - self._file.taken()))
         except (OSError, MemoryError):
@@ -124,10 +123,10 @@ class SparseMemory:
         return enough
 
     def write(self, sequence: int, stream: SparseStream, dense_bytes: int = 0) -> bool:
-        """Write our stream, of at most ``capacity`` bytes, to our row; False if the memory is in use, or cannot be had.
+        """Write this rank's stream, of at most ``capacity`` bytes, to its row; return False if the memory is in use or cannot be reserved.
 
-        ``dense_bytes`` are those of a result that is to be dense where that takes more bytes than a sparse one, for which a block may
-        have no room.
+        ``dense_bytes`` is the size of a result that the user wants dense although that takes more bytes, for which a block may be too
+        small.
         """
         if self.armed:
             return False
@@ -135,58 +134,58 @@ class SparseMemory:
         block = max(self.ranks * row + LINE, dense_bytes)
         if dense_bytes and block > (self.ranks + 1) * self._most:
             return False
-        self.store(self.rank, LEFT, sequence - 1)  # also if an operation failed before it came here
+        self.store(self.rank, LEFT, sequence - 1)  # also needed if an operation failed before this point
         if not self.have_come(LEFT, self.ranks, self._last) or not self._secure(sequence, row, block):
             return False
         packed.pack_into(stream, self.row)
         self.armed = sequence
-        self._last = sequence  # from when the others are told on, whether we hear that all agree or not
+        self._last = sequence  # from publication on, whether or not this rank learns that all agree
         return True
 
     def unread(self) -> None:
-        """No rank reads our row, or none does any more."""
+        """Record that no rank reads this rank's row any more."""
         self._last = 0
 
     def leave(self, sequence: int) -> None:
-        """We no longer read what the others have written."""
+        """Publish that this rank no longer reads the rows of the others."""
         self.store(self.rank, LEFT, sequence)
 
     def view(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The rows as numbers of this type."""
+        """Return the rows as numbers of this type."""
         view = self._views.get(dtype)
         if view is None:
             view = self._views[dtype] = self.rows.view(dtype)
         return view
 
     def free_blocks(self) -> int:
-        """The blocks whose results this rank does not have: a bit for each."""
+        """Return a bit mask of the blocks whose results are not in use on this rank."""
         return self._leases.free()
 
     def claim(self, sequence: int, parts: int) -> int:
-        """A part for us to add up, which no other rank does; -1 if there is none left."""
+        """Claim and return a part that no other rank adds; -1 if none is left."""
         part: int = self._claim(self.words, self.ranks * WORDS, sequence, parts)
         return part
 
     def store(self, of: int, what: int, word: int) -> None:
-        """Store a word of a part that is ours, or of our rank."""
+        """Store a word of this rank, or of a part that it has claimed."""
         self._store(self.words, of * WORDS + what, word)
 
     def note(self, part: int, entries: int, first: int) -> None:
-        """Write how many entries a part came to and where it begins, to be seen with our next word."""
+        """Write the number of entries of a part's sum and where it starts, to be published with the next word."""
         self.words[part * WORDS + ENTRIES], self.words[part * WORDS + FIRST] = entries, first
 
     def have_come(self, what: int, count: int, sequence: int, spins: int = 1) -> bool:
-        """Whether that word of the first so many parts or ranks has come to an operation, or does while we look so many times."""
+        """Return True if this word of the first ``count`` parts or ranks has reached ``sequence``, polling ``spins`` times."""
         come: bool = self._have_come(self.words, what, WORDS, count, sequence, spins, self.yield_core)
         return come
 
     def reading(self, sequence: int) -> list[int]:
-        """The other ranks that may still read what has been written, as they do while they add up."""
+        """Return the other ranks that may still read the rows, which they do while they add."""
         words = self.words[LEFT : self.ranks * WORDS : WORDS].tolist()
         return [rank for rank, left in enumerate(words) if left < sequence and rank != self.rank]
 
     def inner(self, layout: packed.Layout) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Memory of our own for the sums within a tree."""
+        """Return private memory for intermediate sums of a reduction tree."""
         dtypes = layout.indices, layout.dtype
         found = self._inner.get(dtypes)
         if found is None:
@@ -194,7 +193,7 @@ class SparseMemory:
         return found
 
     def sum_parts(self, layout: packed.Layout) -> Callable[..., Any]:
-        """The compiled ``sum_parts`` for streams of this layout, but for what changes from one sum to the next."""
+        """Return the compiled ``sum_parts`` for streams of this layout, with its constant arguments bound."""
         last, found = self._summed
         if last is not layout:
             dtypes = layout.indices, layout.dtype
@@ -206,17 +205,17 @@ class SparseMemory:
         return run
 
     def keep(self, place: int) -> NDArray[np.uint8]:
-        """The block, read-only, which is free again when all views of it are gone."""
+        """Return a block, read-only; it is free again when all views of it are gone."""
         return self._leases.keep(place, self._readable[place])
 
 
 def _head(ranks: int) -> int:
-    """Bytes before the rows."""
+    """Return the number of bytes before the rows."""
     return -(-(ranks + 1) * LINE // _WHOLE) * _WHOLE
 
 
 def _capacity(ranks: int) -> int:
-    """Bytes that a row may have."""
+    """Return the capacity of a row in bytes."""
     capacity = _BYTES // ranks
     unit = _WHOLE if capacity >= _WHOLE else PAGE
     return capacity // unit * unit

@@ -1,8 +1,8 @@
-"""What ranks do in :mod:`~sparseallreduce.runtime.memory.sparse` in compiled code: claim a part, add it up, wait for the others.
+"""The steps of :mod:`~sparseallreduce.runtime.memory.sparse` in compiled code: claim a part, add it, and wait for the other ranks.
 
-Between two operations a program uses the caches for something else, and then the interpreter fetches all that it touches again: a sum of
-34,000 entries by two ranks takes 40 microseconds in a loop, and 250 to 300 behind a dense sum of 64 MiB. So what ranks do most often is one
-call.
+Between two operations a program uses the caches for other data, and the interpreter then has to load everything that it touches again: a
+sum of 34,000 entries on two ranks takes 40 microseconds in a loop, and 250 to 300 after a dense sum of 64 MiB. The most frequent steps are
+therefore a single call.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from sparseallreduce.streams.kernels.intrinsics import store_release
 
 __all__ = ["ADDED", "ENTRIES", "FIRST", "LEFT", "WORDS", "WRITTEN", "sum_parts_kernel"]
 
-# Words of a part: the last operation in which it was added up, how many entries that are and where it begins, and the last in which it was
-# written to the result. Of a rank, in the same row: the last operation in which it has read all that it reads of the others.
+# Words of a part: the last operation in which it was added, its number of entries and start, and the last operation in which it was
+# written to the result. Word of a rank, in the same row: the last operation in which it has finished reading the rows of the others.
 ADDED, ENTRIES, FIRST, WRITTEN, LEFT = range(5)
-WORDS = LINE // 8  # of a row
+WORDS = LINE // 8  # words of a row
 _ALL = np.uint64(2**64 - 1)
 U: Any = np.uint64
 
 
 @functools.lru_cache(maxsize=32)
 def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable[..., Any]:
-    """Compiled ``sum_parts``, for streams of these dtypes, which adds up parts at their places until none is left.
+    """Return the compiled ``sum_parts`` for streams of these dtypes, which adds unclaimed parts in place until none is left.
 
     Its arguments are ``words, rank, yield_core, rows, values, bounds, inner_indices, inner_values, indices, results, sequence, parts,
-    spins, counts, size, block``: ``rows`` to ``inner_values`` and ``counts`` as for
-    :func:`~sparseallreduce.streams.kernels.sum_cut_rows`, ``indices`` and ``results`` the blocks as numbers of either type. Returns whether
-    all parts are there, or will be while we look so many times; -1 if something does not fit.
+    spins, counts, size, block``: ``rows`` to ``inner_values`` and ``counts`` as for :func:`~sparseallreduce.streams.kernels.sum_cut_rows`,
+    ``indices`` and ``results`` the blocks as numbers of either type. It returns 1 if all parts are complete, polling up to ``spins`` times,
+    0 if not, and -1 if the arguments are inconsistent.
     """
     words, word, counts = types.Array(types.uint64, 1, "C"), types.uint64, array_type(np.int64, 1, False)
     tables = array_type(index_dtype, 2, False), array_type(value_dtype, 2, False)
@@ -50,7 +50,7 @@ def sum_parts_kernel(index_dtype: DTypeLike, value_dtype: DTypeLike) -> Callable
 
 @inlined
 def behind_values(entries: Any, itemsize: Any) -> Any:
-    """Where in a block the indices of a result begin, in bytes: behind as many values as there may be."""
+    """Return the offset in a block, in bytes, of the indices of a result, which follow the largest possible number of values."""
     return (entries * U(itemsize) + U(LINE - 1)) & ~U(LINE - 1)
 
 
@@ -74,7 +74,7 @@ def _sum_parts(
     size: Any,
     block: Any,
 ) -> Any:
-    """Nothing lies between two parts if the first has its end at their border, wherever that is."""
+    """Add claimed parts. The first part ends at their common border and the second starts there, so that the result has no gap."""
     ranks, width, most = U(counts.shape[0]), U(WORDS), U(0)
     for r in range(ranks):
         most += U(counts[r])

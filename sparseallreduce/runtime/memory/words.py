@@ -1,6 +1,6 @@
-"""Words in shared memory by which ranks tell each other how far they are.
+"""Words in shared memory by which ranks publish their progress.
 
-A rank stores a word after all that it wrote before, and who reads the word finds the rest (release and acquire).
+A rank stores a word after everything that it wrote before, and a rank that reads the word can read the rest (release and acquire).
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ __all__ = ["LINE", "Words", "claim", "claim_kernel", "spinning", "wait_for", "wo
 
 Words = NDArray[np.uint64]
 
-# How long to look before what should be over at once is taken for a long wait: seconds of a core of our own, or so many turns of the
-# others that share it. From then on MPI is called in between, so that messages of the user's arrive, too. After 5 microseconds, which is
-# what 8,192 looks take on a fast core, a rank that has sent another the long way has to wait for it the next time, and goes it itself:
-# at P = 2 a sum of 10 entries took 27 microseconds a time in a loop instead of 8.
+# How long to poll before a wait counts as long: seconds if the rank has its own core, or polls if ranks share cores. After that MPI is
+# called between polls, so that the user's messages progress, too. With a limit of 5 microseconds (8,192 polls on a fast core), one rank
+# took the slow path, made the other wait in the next operation, and both stayed on it: a sum of 10 entries at P = 2 took 27
+# microseconds in a loop instead of 8.
 _SECONDS, _SPINS_OVERSUBSCRIBED = 1e-4, 512
-_TRIED = 1 << 12  # looks that tell how long one takes
-# Of a word by which ranks claim parts: how many have been claimed, in the operation whose sequence number is above these bits.
+_TRIED = 1 << 12  # polls by which the time of one is measured
+# A word by which ranks claim parts holds the number of claimed parts in these bits, and above them the operation's sequence number.
 _CLAIMED_BITS, _CLAIMED = np.uint64(16), np.uint64((1 << 16) - 1)
 
 
 def spinning(oversubscribed: bool) -> tuple[int, int]:
-    """How often to look before a wait is a long one, and the address of what to call in between, or 0.
+    """Return the number of polls before a wait counts as long, and the address of a function to call between polls, or 0.
 
     Parameters
     ----------
     oversubscribed : bool
-        Whether ranks share cores: then they are offered to others between two looks.
+        Whether ranks share cores, which are then yielded between polls.
     """
     return (_SPINS_OVERSUBSCRIBED, _sched_yield()) if oversubscribed else (_spins(), 0)
 
 
 @lru_cache(maxsize=1)
 def _spins() -> int:
-    """How often a core looks before a wait is a long one."""
+    """Return the number of polls, measured for this core, before a wait counts as long."""
     (have_come, _), words, fastest = word_kernels(), np.zeros(1, np.uint64), _SECONDS
     for _ in range(5):
         start = perf_counter()
@@ -56,26 +56,26 @@ def _spins() -> int:
 
 @lru_cache(maxsize=1)
 def word_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compiled ``have_come(words, at, step, count, value, spins, yield_core)`` and ``store_word(words, at, value)``; all are uint64."""
+    """Return compiled ``have_come(words, at, step, count, value, spins, yield_core)`` and ``store_word(words, at, value)``."""
     words, word = types.Array(types.uint64, 1, "C"), types.uint64
     return compiled_entry(_have_come, (words, *(word,) * 6)), compiled_entry(_store_word, (words, word, word))
 
 
 @kernel
 def _store_word(words: Words, at: Any, value: Any) -> None:
-    """Write a word, after all that was written or read before."""
+    """Store a word, ordered after all previous reads and writes."""
     store_release(words, at, value)
 
 
 @kernel
 def _have_come(words: Words, at: Any, step: Any, count: Any, value: Any, spins: Any, yield_core: Any) -> Any:
-    """Whether ``count`` words, one every ``step``, have come to a value, or do; what was written before can then be read."""
+    """Return True if ``count`` words, ``step`` apart, have reached ``value``, polling ``spins`` times."""
     return wait_for(words, at, step, count, value, spins, yield_core)
 
 
 @inlined
 def wait_for(words: Words, at: Any, step: Any, count: Any, value: Any, spins: Any, yield_core: Any) -> Any:
-    """As ``have_come``, for other kernels: look at most ``spins`` times, and call what lies at ``yield_core``, if anything, in between."""
+    """Implement ``have_come`` for use in other kernels; the function at ``yield_core``, if not 0, is called between polls."""
     i = np.uint64(0)
     for _ in range(spins):
         while i < count and load_acquire(words, at + i * step) >= value:
@@ -89,7 +89,7 @@ def wait_for(words: Words, at: Any, step: Any, count: Any, value: Any, spins: An
 
 @lru_cache(maxsize=1)
 def claim_kernel() -> Callable[..., Any]:
-    """Compiled ``claim(words, at, sequence, count)``: a part below ``count`` no rank has claimed yet, -1 if there is none."""
+    """Return compiled ``claim(words, at, sequence, count)``: it returns a part that no rank has claimed, or -1."""
     return compiled_entry(_claim, (types.Array(types.uint64, 1, "C"), *(types.uint64,) * 3))
 
 
@@ -100,7 +100,7 @@ def _claim(words: Words, at: Any, sequence: Any, count: Any) -> Any:
 
 @inlined
 def claim(words: Words, at: Any, sequence: Any, count: Any) -> Any:
-    """As :func:`claim_kernel` has it, for other kernels."""
+    """Implement :func:`claim_kernel` for use in other kernels."""
     while True:
         found = load_acquire(words, at)
         claimed = found & _CLAIMED if found >> _CLAIMED_BITS == sequence else np.uint64(0)
@@ -112,5 +112,5 @@ def claim(words: Words, at: Any, sequence: Any, count: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _sched_yield() -> int:
-    """The address of the system's call by which a process offers its core to others."""
+    """Return the address of the system call by which a process yields its core."""
     return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0

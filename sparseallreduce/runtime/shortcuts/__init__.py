@@ -1,1 +1,1 @@
-"""Ways to a result that need no schedule, for all ranks or none: one file each, one interface."""
+"""Methods without a schedule that all ranks take together; one file each, with a common interface."""

@@ -1,4 +1,4 @@
-"""What shortcuts have in common: a rank arms one before the handshake, and when all have armed the same one, they take it."""
+"""The interface of shortcuts: a rank arms one before the handshake, and if all ranks have armed the same one, they take it."""
 
 from __future__ import annotations
 
@@ -12,52 +12,59 @@ if TYPE_CHECKING:
 
 __all__ = ["DENSE_SHARED", "FREE_BLOCKS", "MPI_SUM", "PACKED", "SPARSE_SHARED", "Shortcut"]
 
-# What a rank publishes that it is armed for: its stream travels with the record; it can enter MPI's own dense sum; its dense form lies in
-# shared memory; its stream does, and the bits from FREE_BLOCKS on tell which blocks for results this rank has no use for.
+# Flags of the shortcut that a rank is armed for: its stream is packed into the record; it can enter MPI's own dense sum; its dense form is
+# in shared memory; its sparse stream is in shared memory, with the result blocks that this rank does not use in the bits from FREE_BLOCKS.
 PACKED, MPI_SUM, DENSE_SHARED, SPARSE_SHARED = 1, 2, 4, 8
 FREE_BLOCKS = 4
 
 
 class Shortcut(ABC):
-    """One way, for all operations on streams of a kind; for one operation at a time."""
+    """A method for operations on streams of one layout; it serves one operation at a time."""
 
     __slots__ = ()
 
     flag: int  # one of those above
-    spins: int  # how often to look before a wait is a long one
+    spins: int  # number of polls before a wait counts as long
 
     @abstractmethod
     def arm(self, sequence: int, stream: SparseStream) -> int:
-        """Do all that may fail, before the others are told: the flags to publish; 0 if it is in use, or there is no memory for it."""
+        """Do everything that may fail before the record is published, and return the flags to publish.
+
+        Return 0 if the shortcut is in use or there is no memory for it.
+        """
 
     @abstractmethod
     def commit(self, sequence: int, flags: int, handshake: Handshake) -> SparseStream | None:
-        """All ranks have armed it, and have these flags in common; ``handshake`` tells what else they have published.
+        """Take the shortcut: all ranks have armed it and have these flags in common. ``handshake`` provides what else they have published.
 
-        Returns the result if that is all it takes.
+        Return the result if it is already complete, otherwise None.
         """
 
     @abstractmethod
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
-        """The result, if the others have come as far as that takes, or do while we look so many times."""
+        """Return the result if the other ranks have done their part, polling up to ``spins`` times; otherwise None."""
 
     @abstractmethod
     def moved(self) -> tuple[int, int, int]:
-        """Of the operation: bytes that this rank has sent and received, or would have by messages, and messages sent."""
+        """Return the bytes sent and received, and the messages sent, by this rank in the operation.
+
+        For a shortcut without messages, these are the figures of the corresponding algorithm.
+        """
 
     def missing(self, sequence: int) -> list[int] | None:
-        """The ranks that are not done with their part; None if that cannot be told."""
+        """Return the ranks that have not done their part, or None if that is unknown."""
         return None
 
     def decline(self, sequence: int) -> None:  # noqa: B027 - most have nothing to do
-        """Not all ranks have armed it, and none takes it."""
+        """Release the shortcut because not all ranks have armed it."""
 
     def cancel(self, sequence: int) -> None:  # noqa: B027
-        """This rank takes no part any more, if it did in this operation; others may still be at it."""
+        """Withdraw this rank from the operation; other ranks may still be in it."""
 
     def fulfil(self, sequence: int, handshake: Handshake | None) -> bool:
-        """This rank has failed: do what the others have been promised, if they may be waiting in it where no word reaches them.
+        """Do what this rank has promised, after a failure, if other ranks may be waiting where no message reaches them.
 
-        ``handshake`` is None before our record is out and after it was released. Returns whether the others need to be told nothing.
+        ``handshake`` is None before this rank's record is published and after the handshake was released. Return True if the other ranks
+        have everything they need, so that they need not be notified.
         """
         return False

@@ -1,7 +1,7 @@
-"""Dense vectors are added up in memory that the ranks of a host share: see :mod:`sparseallreduce.runtime.memory.dense`.
+"""Add dense vectors in memory shared by the ranks of a host; see :mod:`sparseallreduce.runtime.memory.dense`.
 
-With a core for each of two ranks a whole operation takes 0.6 to 1.2 of the time of MPI's own sum alone, from 16 KiB to 256 KiB, and where
-two ranks share a core 0.3 to 1.0, from 16 KiB to 4 MiB.
+With a core for each of two ranks a whole operation takes 0.6 to 1.2 of the time of MPI's own sum alone, from 16 KiB to 256 KiB, and if two
+ranks share a core 0.3 to 1.0, from 16 KiB to 4 MiB.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["DenseShared"]
 
 
 class DenseShared(Shortcut):
-    """Of vectors of one shape and dtype.
+    """A dense sum in shared memory, for vectors of one shape and dtype.
 
     Parameters
     ----------
     layout : packed.Layout
-        Of the streams.
+        Layout of the streams.
     areas : sequence of Area
-        That operations take in turn, each large enough.
+        Areas that operations use in turn, each large enough.
     spins : int
     """
 
@@ -42,18 +42,18 @@ class DenseShared(Shortcut):
     def __init__(self, layout: packed.Layout, areas: Sequence[Area], spins: int) -> None:
         self._layout, self.spins = layout, spins
         self._sums = [VectorSum(area, layout.shape, layout.dtype) for area in areas]
-        self._sum = self._sums[0]  # of the latest operation
+        self._sum = self._sums[0]  # the sum of the latest operation
         self._total: NDArray[Any] | None = None
         self._armed = 0  # the operation that it is armed for, 0 for none
 
     def is_possible(self) -> bool:
-        """Whether there is memory for the vectors."""
+        """Return True if there is memory for the vectors."""
         return all(each.area.reserve(each.nbytes) for each in self._sums)
 
     def arm(self, sequence: int, stream: SparseStream) -> int:
         self._sum = each = self._sums[sequence % len(self._sums)]
         area = each.area
-        area.leave(sequence - 1)  # also if an operation failed before it came here
+        area.leave(sequence - 1)  # also needed if an operation failed before this point
         if not area.is_free():
             return 0
         each.write(stream)
@@ -75,7 +75,7 @@ class DenseShared(Shortcut):
         return SparseStream._dense_form(total, self._layout.size)
 
     def moved(self) -> tuple[int, int, int]:
-        """As Rabenseifner's algorithm moves."""
+        """Return the figures of Rabenseifner's algorithm."""
         ranks = self._sum.area.ranks
         nbytes = 2 * self._sum.nbytes * (ranks - 1) // ranks
         return nbytes, nbytes, 2 * (ranks - 1).bit_length()

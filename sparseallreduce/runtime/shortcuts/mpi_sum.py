@@ -1,8 +1,8 @@
-"""MPI's own dense sum, which a rank enters when it is certain that all do, and stays in until it is done.
+"""MPI's own blocking dense sum, which a rank enters once it is certain that all ranks do.
 
-It is what the user would call: on 2 cores, from 4 KiB to 16 MiB, it takes 0.64 to 1.0 of the time of the same sum polled at P = 4 and 8,
-and 0.7 to 1.5 at P = 3. Nobody inside can be told anything: a rank that has published that it is armed withdraws, if it fails, unless
-another has seen already that all are; then it enters, too, and raises behind the sum.
+It is the call that a user would make: on 2 cores, from 4 KiB to 16 MiB, it takes 0.64 to 1.0 of the time of the same sum polled at P = 4
+and 8, and 0.7 to 1.5 at P = 3. No message can reach a rank inside it. A rank that fails after it has published that it is armed therefore
+withdraws, unless another rank has already seen that all are armed; in that case it enters the sum, too, and raises afterwards.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _INSIDE = "an allreduce: all ranks have come to it, and one is not done with its
 
 
 class MPISum(Shortcut):
-    """Of vectors of one shape and dtype.
+    """MPI's own dense sum, for vectors of one shape and dtype.
 
     Parameters
     ----------
     layout : packed.Layout
-        Of the streams.
+        Layout of the streams.
     channel : Channel
     """
 
@@ -45,9 +45,9 @@ class MPISum(Shortcut):
 
     def __init__(self, layout: packed.Layout, channel: Channel) -> None:
         self._layout, self._channel = layout, channel
-        self._armed = 0  # the operation that it is armed for, 0 for none
+        self._armed = 0  # the operation that it is armed for; 0 for none
         self._committed = self._entered = False
-        self._source: NDArray[Any] | None = None  # what MPI adds up; the array of the total for a sum in place
+        self._source: NDArray[Any] | None = None  # MPI's input; the array of the total for a sum in place
         self._total: NDArray[Any] | None = None
         self._nbytes = math.prod(layout.shape) * layout.dtype.itemsize
 
@@ -65,7 +65,7 @@ class MPISum(Shortcut):
         return None
 
     def poll(self, sequence: int, spins: int) -> SparseStream | None:
-        """Nothing if a rank has withdrawn, which tells all others."""
+        """Enter the sum and return its result; None if a rank has withdrawn, which notifies all others."""
         total = self._total
         if not self._committed or total is None:
             return None
@@ -77,7 +77,7 @@ class MPISum(Shortcut):
         return result
 
     def moved(self) -> tuple[int, int, int]:
-        """As Rabenseifner's algorithm moves."""
+        """Return the figures of Rabenseifner's algorithm."""
         ranks = self._channel.ranks
         nbytes = 2 * self._nbytes * (ranks - 1) // ranks
         return nbytes, nbytes, 2 * (ranks - 1).bit_length()
@@ -114,10 +114,10 @@ class MPISum(Shortcut):
 
 
 def _arrays(dense: NDArray[Any] | None, layout: packed.Layout, nbytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Arrays for what MPI adds up and for the sum, which may be one; the former may be a ``dense`` stream's own.
+    """Return the input array for MPI and the array of the sum, which may be the same; the input may be a ``dense`` stream's own array.
 
     A sum in place takes 0.78 to 0.92 of the time of one into other memory: 32 and 128 MiB at P = 2 and 4, 64 MiB at P = 2, 3, 4 and 8. A
-    dense stream is copied for that only where zeros come from the system.
+    dense stream is copied for that only if the copy is to fresh, zeroed memory.
     """
     shape, dtype = layout.shape, layout.dtype
     if nbytes <= memory.FRESH:
@@ -128,7 +128,7 @@ def _arrays(dense: NDArray[Any] | None, layout: packed.Layout, nbytes: int) -> t
 
 
 def _fill(source: NDArray[Any], stream: SparseStream, total: NDArray[Any]) -> None:
-    """Write the stream into what MPI adds up, unless that is the stream's own."""
+    """Write the stream into MPI's input array, unless that is the stream's own."""
     dense = stream._array
     if dense is None:
         if source.nbytes > memory.FRESH:

@@ -1,4 +1,4 @@
-"""Short streams travel with the ranks' records, and each rank reduces them itself: the operation takes one latency."""
+"""Send short streams with the ranks' records, so that each rank reduces them itself and the operation takes one latency."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Packed"]
 
 
 class Packed(Shortcut):
-    """Several operations may be in flight: the streams are in their handshakes.
+    """A reduction of streams packed into the records of a handshake. Several operations may be in flight.
 
     Parameters
     ----------
     layout : packed.Layout
-        Of the streams.
+        Layout of the streams.
     reduction : Reduction
     rank : int
     """
@@ -32,7 +32,7 @@ class Packed(Shortcut):
 
     def __init__(self, layout: packed.Layout, reduction: Reduction, rank: int) -> None:
         self._layout, self._reduction, self._rank = layout, reduction, rank
-        self._handshake: Handshake | None = None  # of the latest operation
+        self._handshake: Handshake | None = None  # handshake of the latest operation
 
     def arm(self, sequence: int, stream: SparseStream) -> int:
         return PACKED
@@ -47,4 +47,4 @@ class Packed(Shortcut):
     def moved(self) -> tuple[int, int, int]:
         assert self._handshake is not None
         lengths = self._handshake.lengths()
-        return 0, sum(lengths) - lengths[self._rank], 0  # what was sent counts with the record
+        return 0, sum(lengths) - lengths[self._rank], 0  # the sent bytes are counted with the record

@@ -1,21 +1,20 @@
-"""Sparse streams are added up in memory that the ranks of a host share: SSAR_Split_AlGa (thesis section 3.3.3) without messages.
+"""Add sparse streams in memory shared by the ranks of a host: SSAR_Split_AlGa (thesis section 3.3.3) without messages.
 
 It has three steps:
 
 1. Each rank writes its stream where all can read it, before the handshake.
-2. Once all have, the entries of each part of the index space are added up: the split. There are as many parts as cores, but no more than
-   ranks, with about as many entries each. Who comes first adds up what no rank has begun to: a rank that waits for a core need not be
-   waited for.
-3. Once all parts are added up, who has one writes it to its place in the result, and once all have, that is the result of every rank,
-   where it lies: the allgather, without a copy.
+2. Once all have, the entries of each part of the index space are added: the split. There are as many parts as cores, but no more than
+   ranks, with about the same number of entries each. Each rank takes the next part that no rank has started, so that no rank waits for one
+   that has no core at the moment.
+3. Once all parts are added, each is written to its place in the result, and once all are, that memory is the result of every rank: the
+   allgather, without a copy.
 
-Two parts need no third step: if the first has its end at their border, the second its beginning, nothing lies between them, wherever the
-border is.
+Two parts need no third step: if the first ends at their border and the second starts there, the result has no gap, wherever the border is.
 
-Where more entries come together than a sparse result may hold, all ranks look whether some of them meet others. If too few do, each rank
-adds up its part in the dense result itself, and there is no third step either.
+If the total number of entries is more than a sparse result may hold, all ranks sample how many entries coincide. If too few do, each rank
+adds its part directly into the dense result, again without a third step.
 
-A result lies in one of a few blocks that no rank has a use for any more; if there is none, each rank copies it to memory of its own.
+A result is in one of a few blocks that no rank uses any more; if there is none, each rank copies it to its own memory.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SparseShared"]
 
-_TOGETHER = 16  # positions, a cache line of the shortest values, of which no two ranks write some
-_LITTLE = 1 << 18  # bytes of a dense vector that are not worth a look at samples
-_SAMPLES = 16  # entries that tell how much the ranks have in common
+_TOGETHER = 16  # positions, at least a cache line, which only one rank writes
+_LITTLE = 1 << 18  # a dense vector of at most this size, in bytes, is not worth sampling
+_SAMPLES = 16  # sampled entries that show how much the ranks' sets overlap
 
 
 class SparseShared(Shortcut):
-    """Sums of streams of one layout.
+    """Sums of streams of one layout in shared memory.
 
     Parameters
     ----------
     layout : packed.Layout
-        Of the streams.
+        Layout of the streams.
     reduction : Reduction
         A sum.
     memory : SparseMemory
@@ -83,12 +82,12 @@ class SparseShared(Shortcut):
 
     def __init__(self, layout: packed.Layout, reduction: Reduction, memory: SparseMemory) -> None:
         self._memory, self._layout, self._reduction, self.spins = memory, layout, reduction, memory.spins
-        # Who wants the result dense at a density of their own may want it where that takes more bytes.
+        # A switch density set by the user may make the result dense although that takes more bytes.
         self._dense_bytes = 0 if reduction.switch_density is None else math.prod(layout.shape) * layout.dtype.itemsize
-        self._sequence = 0  # of the latest operation
+        self._sequence = 0  # the latest operation
         self._counts = np.zeros(memory.ranks, np.int64)  # entries of each rank
-        self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts, where they begin, their indices and values
-        self._next: Callable[[int], bool] | None = None  # what is to be done next
+        self._ours: list[tuple[int, int, NDArray[Any], NDArray[Any]]] = []  # parts of this rank: number, start, indices and values
+        self._next: Callable[[int], bool] | None = None  # the next step
 
     def arm(self, sequence: int, stream: SparseStream) -> int:
         memory = self._memory
@@ -96,8 +95,8 @@ class SparseShared(Shortcut):
             return 0
         self._sequence = sequence
         self._dense = self._direct = False
-        self._parts = min(memory.ranks, memory.cores)  # into which the index space is cut
-        self._total = self._first = 0  # entries of a sparse result, and how many do not count before them
+        self._parts = min(memory.ranks, memory.cores)  # number of parts of the index space
+        self._total = self._first = 0  # entries of a sparse result, and its offset in the block
         self._ours = []
         self._next = self._add
         return SPARSE_SHARED | memory.free_blocks() << FREE_BLOCKS
@@ -112,7 +111,10 @@ class SparseShared(Shortcut):
         return None
 
     def _longest(self, entries: int) -> int:
-        """Bytes of a row that the longest stream takes, of so many entries; if it is dense, as many as any sparse one could take."""
+        """Return the size in bytes of a row for the longest stream, of ``entries`` entries.
+
+        A dense stream counts as large as the longest sparse one.
+        """
         layout = self._layout
         value, index = math.prod(layout.shape[1:]) * layout.dtype.itemsize, layout.indices.itemsize
         nbytes: int = packed.aligned(entries * value, index) + (index if entries == layout.size else entries * index)
@@ -151,7 +153,7 @@ class SparseShared(Shortcut):
             self._memory.armed = 0
 
     def _add(self, spins: int) -> bool:
-        """Add up our part, and what other ranks have not yet begun to."""
+        """Add parts that no other rank has started."""
         shared = self._memory
         self._dense = self._becomes_dense()
         if self._dense:
@@ -171,7 +173,7 @@ class SparseShared(Shortcut):
         return True
 
     def _sum_parts(self, spins: int) -> bool:
-        """Add up parts where they are to lie, which is known of two at most, and wait for the others."""
+        """Add parts directly in the result, which needs at most two parts, and wait for the others."""
         shared, layout = self._memory, self._layout
         there = shared.sum_parts(layout)(self._sequence, self._parts, spins, self._counts, layout.size, self._block)
         if there < 0:
@@ -181,14 +183,15 @@ class SparseShared(Shortcut):
         return bool(there)
 
     def _find(self) -> None:
-        """Find the result of two parts at most."""
+        """Determine the position and size of a result of at most two parts."""
         words = self._memory.words[: self._parts * WORDS].tolist()
         self._total, self._first, self._next = sum(words[ENTRIES::WORDS]), words[FIRST], None
 
     def _becomes_dense(self) -> bool:
-        """Whether the result is to be dense, as far as some entries tell what the ranks have in common; the same on all ranks.
+        """Return True if the result is to be dense, judging the overlap by some entries; the same on all ranks.
 
-        It is where more entries come together than a sparse result may hold, unless there is much to gain: half of that or less.
+        It is dense if the ranks have more entries in total than a sparse result may hold, unless the sum is expected to have at most half
+        of that limit.
         """
         layout = self._layout
         if self._sum <= layout.limit:
@@ -199,7 +202,7 @@ class SparseShared(Shortcut):
         return 2 * kernels.estimate_union(rows, 0, itemsize, counts, _SAMPLES) > layout.limit
 
     def _sum_part(self, part: int) -> None:
-        """Add up one of the parts."""
+        """Add one of the parts."""
         shared, layout, bounds = self._memory, self._layout, self._memory.bounds
         rows, itemsize, counts = self._packed()
         total = kernels.cut_rows(rows, itemsize, counts, layout.size, part, self._parts, bounds)
@@ -219,7 +222,7 @@ class SparseShared(Shortcut):
         shared.store(part, ADDED, self._sequence)
 
     def _add_dense(self) -> None:
-        """Add up a part of the dense result where it is to lie."""
+        """Add this rank's part of the dense result in place."""
         shared, layout = self._memory, self._layout
         dense = self._dense_block(shared.blocks[self._block])
         share = -(-layout.size // (shared.ranks * _TOGETHER)) * _TOGETHER
@@ -237,7 +240,7 @@ class SparseShared(Shortcut):
                 kernels.scatter(*part._entries(), lo, SUM, dense[lo:hi])
 
     def _write(self, spins: int) -> bool:
-        """Write our parts to their places, once it is known what comes before them."""
+        """Write this rank's parts to their places, once the sizes of the preceding parts are known."""
         shared = self._memory
         if not shared.have_come(ADDED, self._parts, self._sequence, spins):
             return False
@@ -245,7 +248,7 @@ class SparseShared(Shortcut):
         self._total = sum(counts)
         block, self._dense = shared.blocks[self._block], self._total > self._layout.limit
         for part, first, indices, values in self._ours:
-            if self._dense:  # after all
+            if self._dense:  # decided by the true size
                 last = [*firsts, self._layout.size][part + 1]
                 dense = self._dense_block(block)[first:last]
                 dense.fill(0)
@@ -260,7 +263,7 @@ class SparseShared(Shortcut):
         return True
 
     def _words(self, what: int) -> list[int]:
-        """A word of each part."""
+        """Return one word of each part."""
         words: list[int] = self._memory.words[what : self._parts * WORDS : WORDS].tolist()
         return words
 
@@ -268,7 +271,7 @@ class SparseShared(Shortcut):
         shared = self._memory
         if not shared.have_come(WRITTEN, self._parts, self._sequence, spins):
             return False
-        # Who has the result may write another stream. If all know that it is sparse, who comes last reads none any more.
+        # A rank with the result may overwrite its row with another stream, so wait until all have read the rows.
         if not (self._direct or shared.have_come(LEFT, shared.ranks, self._sequence, spins)):
             return False
         if self._direct:
@@ -277,7 +280,7 @@ class SparseShared(Shortcut):
         return True
 
     def _result(self) -> SparseStream:
-        """The result, once all of it is there."""
+        """Return the complete result."""
         shared, layout, density = self._memory, self._layout, self._reduction.switch_density
         keeps = self._block < KEPT
         block = shared.keep(self._block) if keeps else shared.blocks[KEPT]
@@ -296,22 +299,22 @@ class SparseShared(Shortcut):
         return _array(block, 0, self._layout.shape, self._layout.dtype)
 
     def _sparse(self, block: NDArray[np.uint8], begin: int, end: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A range of the indices and values of a sparse result."""
+        """Return a range of the indices and values of a sparse result."""
         layout = self._layout
         value, index = math.prod(layout.shape[1:]) * layout.dtype.itemsize, layout.indices.itemsize
-        start = -(-self._sum * value // LINE) * LINE  # as the kernel has it
+        start = -(-self._sum * value // LINE) * LINE  # as in the kernel
         values = block[begin * value : end * value].view(layout.dtype)
         if not layout.plain:
             values = values.reshape(-1, *layout.shape[1:])
         return block[start + begin * index : start + end * index].view(layout.indices), values
 
     def _packed(self) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
-        """The rows as indices, the bytes of an entry's values, and the entries of each."""
+        """Return the rows as indices, the size of an entry's values in bytes, and the number of entries of each row."""
         layout = self._layout
         return self._memory.view(layout.indices), math.prod(layout.shape[1:]) * layout.dtype.itemsize, self._counts
 
     def _stream(self, rank: int) -> SparseStream:
-        """What a rank has written, where it lies."""
+        """Return the stream of a rank as a view of its row."""
         row, count, layout = self._memory.rows[rank], int(self._counts[rank]), self._layout
         if count == layout.size:
             array = _array(row, 0, layout.shape, layout.dtype)

@@ -1,4 +1,4 @@
-"""P ranks in one process, on a virtual alpha-beta network: for tests, for studies of scaling, and for machines one does not have."""
+"""Simulate P ranks in one process on a virtual alpha-beta network, for tests and for studies of scaling."""
 
 from sparseallreduce.runtime.simulator.api import simulate
 from sparseallreduce.runtime.simulator.engine import run

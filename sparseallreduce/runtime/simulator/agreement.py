@@ -1,4 +1,4 @@
-"""What the ranks tell each other before an operation, found without a message: the simulator has what every rank would say."""
+"""The agreement of simulated ranks on an operation, determined without messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["expect_agreement", "overlap_of"]
 
 
 def expect_agreement(intents: Sequence[Intent]) -> None:
-    """Raise the error that all ranks of a real operation would raise, if they do not agree."""
+    """Raise the error that all ranks of a real operation would raise, if the intents disagree."""
     if any(intent.error is not None or intent.terms != intents[0].terms for intent in intents):
         raise disagreement(intents)
 
 
 def overlap_of(calls: Sequence[Call], machine: Machine, hosts: Hosts) -> Overlap | None:
-    """Return what the ranks would know of each other's sets, if they would ask; what they remember of earlier sums is not simulated."""
+    """Return the overlap that the ranks would estimate from samples, or None. Overlaps remembered from earlier sums are not simulated."""
     streams, ranks = [call.stream for call in calls], len(calls)
     entries = sum(stream.stored for stream in streams) / ranks
     near = len(hosts.members) == 1

@@ -1,4 +1,4 @@
-"""``simulate``: the sparse allreduce of P streams, or of P reducers' accumulators, on a virtual network."""
+"""``simulate``: reduce the streams of P ranks, or the accumulators of P reducers, on a virtual network."""
 
 from __future__ import annotations
 
@@ -34,22 +34,21 @@ def simulate(
     through_wire: bool = False,
     **options: Unpack[OperationOptions],
 ) -> Simulation:
-    """The sparse allreduce of P streams, one a rank, on a virtual network.
+    """Simulate the sparse allreduce of P streams, one for each rank, on a virtual network.
 
     Parameters
     ----------
     streams : sequence of SparseStream, or of lists of them
-        What each of the P ranks contributes; with reducers, their accumulators.
+        The contributions of the P ranks; with reducers, their accumulators.
     algorithm, op, **options
-        As for :func:`~sparseallreduce.allreduce`; or for ``algorithm`` a sequence of P reducers, which take neither operator nor
-        options, and whose state goes on from call to call.
+        As for :func:`~sparseallreduce.allreduce`. ``algorithm`` may also be a sequence of P reducers, which take neither operator nor
+        options and keep their state from call to call.
     network : Network, optional
     delivery : int or callable, optional
-        By default messages arrive when the network brings them. A seed lets ranks run and messages arrive in an arbitrary order
-        (messages between two ranks stay in theirs); a callable is asked to pick one of n possibilities, for tests that search for
-        a bad order.
+        By default messages arrive at the times that the network model gives. With a seed, ranks run and messages arrive in a random order
+        (messages between two ranks keep theirs). A callable picks one of n possibilities, for tests that search for a bad order.
     through_wire : bool
-        Whether every message is turned to bytes and back, as over MPI.
+        Whether every message is encoded to bytes and decoded, as over MPI.
 
     Returns
     -------
@@ -57,7 +56,7 @@ def simulate(
 
     Notes
     -----
-    The agreement which starts an operation over MPI is not simulated: all streams are at hand.
+    The agreement that starts an operation over MPI is not simulated.
 
     Examples
     --------
@@ -89,14 +88,14 @@ def simulate(
 def _agreed_calls(
     streams: Sequence[Any], op: str | Operator, algorithm: str, options: Mapping[str, Any]
 ) -> tuple[list[Call], tuple[int, ...]]:
-    """The call of each rank, and how many entries each contributes."""
+    """Return the call of each rank, and the number of entries of each."""
     made = [make_call(stream, op, algorithm, options) for stream in streams]
     expect_agreement([intent for _, intent in made])
     return [call for call, _ in made if call is not None], tuple(intent.entries for _, intent in made)
 
 
 def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, reductions: Sequence[Reduction]) -> list[Schedule]:
-    """One for each rank; where the algorithm is "auto", it is chosen for this network."""
+    """Return the schedule of each rank; algorithm "auto" is resolved for this network."""
     hosts = network.layout(len(calls))
     machine = machine_of(network, len(calls) / len(hosts.members))
     overlap = overlap_of(calls, machine, hosts)
@@ -104,7 +103,7 @@ def _schedules(calls: Sequence[Call], entries: Sequence[int], network: Network, 
 
 
 def _handed_over(output: SparseStream, streams: Sequence[SparseStream], reduction: Reduction) -> SparseStream:
-    """What a user gets of a rank's result, on none of the arrays that came in, also by way of another rank."""
+    """Return a rank's result in its public form, copied if it shares memory with an input."""
     if any(output.overlaps(stream) for stream in streams):
         output = reduction.leave(output.copy())
     return divided(output, len(streams)) if reduction.op.is_mean else output

@@ -1,4 +1,4 @@
-"""Collectives that MPI does itself, as schedules of messages: what they cost on the virtual network."""
+"""MPI's collectives as schedules of messages, which determine their cost on the virtual network."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sparseallreduce.streams.reduction import Reduction
 __all__ = ["COLLECTIVES", "collective"]
 
 Collective: TypeAlias = DenseAllreduce | DenseAllgather | Share
-COLLECTIVES = (DenseAllreduce, DenseAllgather, Share)  # for isinstance, which takes longer for a union
+COLLECTIVES = (DenseAllreduce, DenseAllgather, Share)  # a tuple, since isinstance is slower for a union
 
 
 def collective(step: Collective, rank: int, ranks: int, joining: Reduction) -> Generator[Step, Any, Any]:
-    """The schedule of one rank that ends with the result of the step; ``joining`` joins the blocks that are gathered."""
+    """Return one rank's schedule of a collective step; ``joining`` joins blocks that are gathered."""
     if isinstance(step, DenseAllreduce):
         return rabenseifner(step.stream, rank, ranks, Reduction(step.op))
     if isinstance(step, DenseAllgather):
@@ -25,7 +25,7 @@ def collective(step: Collective, rank: int, ranks: int, joining: Reduction) -> G
 
 
 def _share(step: Share, rank: int, ranks: int) -> Generator[Step, Any, list[bytes]]:
-    """The records of all ranks, by dissemination."""
+    """Exchange the records of all ranks by dissemination."""
     held, length = [step.record], len(step.record)
     while len(held) < ranks:
         distance = len(held)

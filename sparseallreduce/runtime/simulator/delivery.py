@@ -1,4 +1,4 @@
-"""In which order messages arrive and ranks go on: that of the virtual clock, or any that a chooser picks."""
+"""The order in which messages arrive and ranks run: that of the virtual clock, or one that a chooser picks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Resume: TypeAlias = Callable[[int, float], None]  # lets a rank go on, at a time
 
 
 class Delivery(Protocol):
-    """Takes messages from ranks that run, and brings them to ranks that wait."""
+    """Delivers messages from running ranks to waiting ranks."""
 
     def send(self, message: Message, ready: float) -> None:
-        """Take a message that its sender has ready at a time."""
+        """Accept a message that its sender has ready at time ``ready``."""
 
     def run(self, ranks: int, resume: Resume, deliver: Callable[[Message], bool]) -> None:
-        """Let all ranks run until no message is on its way.
+        """Run all ranks until no message is in flight.
 
-        ``resume(rank, time)`` runs a rank until it waits, and ``deliver(message)`` says whether its receiver can then go on.
+        ``resume(rank, time)`` runs a rank until it waits; ``deliver(message)`` returns True if its receiver can then continue.
         """
 
 
 def delivery_of(order: int | Chooser | None, network: Network, ranks: int) -> Delivery:
-    """By time if ``order`` is None, or else in the order that a seed or a chooser gives."""
+    """Return delivery by time if ``order`` is None, otherwise in the order of a seed or a chooser."""
     if order is None:
         return ByTime(network, ranks)
     return AnyOrder(random.Random(order).randrange if isinstance(order, int) else order)
@@ -49,7 +49,7 @@ class _Event(Enum):
 
 
 class _Piece(NamedTuple):
-    """A part of a message that takes a port, or a link, at a time."""
+    """A piece of a message, which occupies a port or a link at a time."""
 
     message: Message
     nbytes: int
@@ -58,22 +58,21 @@ class _Piece(NamedTuple):
 
 
 class ByTime:
-    """Messages arrive when the network brings them; of two events at one time, that which was made first comes first.
+    """Delivery at the times of the network model; simultaneous events are processed in the order of their creation.
 
-    Long messages travel in pieces, as those of the runtime between hosts do. So a message that is early does not keep a receiver from the
-    one that it waits for: the two share the port, piece by piece.
+    Long messages travel in pieces, like those of the runtime between hosts. An early message therefore does not block its receiver for the
+    awaited one: the two share the port, piece by piece.
     """
 
     def __init__(self, network: Network, ranks: int) -> None:
         self._ports = Ports(network, ranks)
         self._numbers = count()
         self._events: list[tuple[float, int, _Event, int | _Piece]] = []
-        # Of each rank, pieces in the order in which they leave. Only the first of them is among the events, which are few then however
-        # many messages there are.
+        # For each rank, its pieces in the order in which they leave. Only the first has an event, which keeps the number of events small.
         self._leaving: list[deque[tuple[int, float, _Piece]]] = [deque() for _ in range(ranks)]
 
     def send(self, message: Message, ready: float) -> None:
-        """Take a message, which leaves when the sender's port is free."""
+        """Queue a message, which leaves when the sender's port is free."""
         leaving = self._leaving[message.source]
         is_free = not leaving
         count = max(1, -(-message.nbytes // piece_bytes(message.nbytes)))
@@ -84,7 +83,7 @@ class ByTime:
             self._first_leaves(message.source)
 
     def run(self, ranks: int, resume: Resume, deliver: Callable[[Message], bool]) -> None:
-        """Go from event to event."""
+        """Process all events in order of time."""
         for rank in range(ranks):
             self._at(0.0, _Event.RESUME, rank)
         while self._events:
@@ -107,7 +106,7 @@ class ByTime:
                 self._at(now, _Event.RESUME, message.dest)
 
     def _first_leaves(self, source: int) -> None:
-        """Make an event of the first piece that a rank has not sent yet, if any."""
+        """Create the departure event of a rank's next piece, if there is one."""
         if self._leaving[source]:
             number, ready, piece = self._leaving[source][0]
             time = self._ports.leaves(source, piece.message.dest, ready, piece.is_first)
@@ -124,18 +123,18 @@ class ByTime:
 
 
 class AnyOrder:
-    """Ranks run and messages arrive as a chooser picks, and no time passes; messages from one rank to another stay in their order."""
+    """Delivery in the order that a chooser picks, without time. Messages from one rank to another keep their order."""
 
     def __init__(self, pick: Chooser) -> None:
         self._pick = pick
         self._in_flight: dict[tuple[int, int], deque[Message]] = {}  # by source and dest
 
     def send(self, message: Message, ready: float) -> None:
-        """Take a message."""
+        """Queue a message."""
         self._in_flight.setdefault((message.source, message.dest), deque()).append(message)
 
     def run(self, ranks: int, resume: Resume, deliver: Callable[[Message], bool]) -> None:
-        """Pick a rank that can run or a pair of ranks with a message between them, until there are none."""
+        """Pick a rank that can run, or a pair of ranks with a message in flight, until there are none."""
         runnable = list(range(ranks))
         while runnable or self._in_flight:
             pairs = list(self._in_flight)

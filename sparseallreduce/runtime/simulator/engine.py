@@ -1,4 +1,4 @@
-"""The engine that carries out the steps of P schedules in one process, and counts what they send."""
+"""The engine that executes the steps of P schedules in one process and counts what they send."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def run(
     reductions: Sequence[Reduction] = (),
     encoding: Encoding = _AS_IT_IS,
 ) -> Simulation:
-    """Drive one schedule a rank to its end; ``reductions`` are those whose work the network's gamma turns into time.
+    """Run one schedule for each rank to its end. The work of ``reductions`` is converted to time by the network's gamma.
 
     Raises
     ------
     DeadlockError
-        If every unfinished rank waits for a message which nobody has sent, or if messages are left over at the end.
+        If every unfinished rank waits for a message that no rank has sent, or if messages are left over at the end.
     """
     network = network or Network()
     engine = _Engine(schedules, network, delivery_of(delivery, network, len(schedules)), through_wire, reductions, encoding)
@@ -64,7 +64,7 @@ def run(
 
 
 class _Engine:
-    """P ranks, what each has sent and received, and who brings messages from one to the other."""
+    """The P ranks, the counters of what each has sent and received, and the delivery of messages."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Engine:
         encoding: Encoding,
     ) -> None:
         self._network, self._hosts = network, network.layout(len(schedules))
-        self._machine = machine_of(network, len(schedules) / max(1, len(self._hosts.members)))  # codecs are chosen by the share of a rank
+        self._machine = machine_of(network, len(schedules) / max(1, len(self._hosts.members)))  # a rank has its share of the link
         self._ranks = [Rank(schedule) for schedule in schedules]
         for rank, reduction in zip(self._ranks, reductions):
             rank.charged = reduction.work, reduction.dense_work
@@ -148,7 +148,7 @@ class _Engine:
         rank.output, rank.done = self._outputs.once(value), True
 
     def _charge(self, number: int) -> None:
-        """Let the time pass that a rank's reduction has taken since it was last charged."""
+        """Advance a rank's clock by the work of its reduction since the last call."""
         if self._reductions:
             rank = self._ranks[number]
             reduction, (sparse, dense) = self._reductions[number], rank.charged
@@ -161,7 +161,7 @@ class _Engine:
             content, nbytes, frames, coding = payload, len(payload), 0, 0.0
         else:
             streams = payload if isinstance(payload, tuple) else (payload,)
-            # What MPI does itself, it does with arrays as they lie in memory; between hosts, blocks are gathered by messages of ours.
+            # MPI's own collectives send arrays without encoding; between hosts, blocks are gathered by the library's messages.
             rank = self._ranks[source]
             native = rank.native and len(rank.stack) > 1 and self._encoding.is_exact
             encoding = _AS_IT_IS if native else self._encoding
@@ -174,7 +174,7 @@ class _Engine:
         self._delivery.send(Message(source, dest, content, nbytes, coding), self._ranks[source].clock)
 
     def _carried(self, streams: tuple[SparseStream, ...], encoding: Encoding) -> tuple[int, int, tuple[SparseStream, ...]]:
-        """Bytes and frames of a message, and its streams as they arrive."""
+        """Return the bytes and frames of a message, and its streams as they arrive."""
         for stream in streams:
             Reduction.freeze(stream)
         codecs = [encoding.index_codec_for(stream, self._machine.beta) for stream in streams]
@@ -188,21 +188,21 @@ class _Engine:
             frames += len(wire.read_headers(packet))
             if self._through_wire:
                 assembly.take(packet)
-        if plain:  # what a message takes is the same whether it is turned to bytes here
+        if plain:  # the counted size must not depend on `through_wire`
             nbytes, frames = wire.message_bytes(streams), len(streams)
         return nbytes, frames, tuple(assembly.streams) if self._through_wire else streams
 
     def _coding_time(self, streams: tuple[SparseStream, ...], encoding: Encoding, nbytes: int) -> float:
-        """Of the dense streams of a message that travel as their non-zeros and a bitmap."""
+        """Return the time to encode and decode the dense streams that are sent as non-zeros and a bitmap."""
         coded = (stream for stream in streams if stream.is_dense and encoding.index_codec_for(stream, self._machine.beta) is wire.BITMAP)
         return coding_time(self._network, nbytes, sum(stream._stored.size for stream in coded))
 
     def _deliver(self, message: Message) -> bool:
-        """Hand a message to its receiver; whether that lets it go on."""
+        """Pass a message to its receiver; return True if the receiver can continue."""
         return self._ranks[message.dest].receive(message.source, message.content)
 
     def _check_end(self) -> None:
-        """Raise if a rank waits for ever, or has not received all that was sent to it."""
+        """Raise if a rank waits for ever, or has not received all its messages."""
         stuck = [f"rank {number} waits in {rank.described_wait()}" for number, rank in enumerate(self._ranks) if not rank.done]
         if stuck:
             shown = "; ".join(stuck[:16]) + (f"; ... ({len(stuck)} ranks in all)" if len(stuck) > 16 else "")

@@ -1,4 +1,4 @@
-"""Operations of reducers, one a rank, on a virtual network."""
+"""Simulate operations of reducers, one for each rank, on a virtual network."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["SimulatedOperation", "SimulatedReducer", "simulate_reducers"]
 
 
 class SimulatedOperation(Protocol):
-    """What the simulator needs of :class:`sparseallreduce.reducers.base.ReducerOperation`."""
+    """The interface of :class:`sparseallreduce.reducers.base.ReducerOperation` that the simulator uses."""
 
     intent: Intent
 
     def run(self, rank: int, ranks: int) -> Generator[Step, Any, Any]:
-        """Its schedule, behind the agreement."""
+        """Return the schedule that follows the agreement."""
 
     def abandon(self) -> None:
-        """It will not run, or no further."""
+        """End the operation without running it to its end."""
 
 
 class SimulatedReducer(Protocol):
-    """What the simulator needs of a reducer, or of error feedback."""
+    """The interface of a reducer, or of error feedback, that the simulator uses."""
 
     reduction: Reduction
 
     def planned(self, accumulator: Any) -> SimulatedOperation:
-        """An operation on an accumulator."""
+        """Return an operation on an accumulator."""
 
 
 def simulate_reducers(
@@ -47,7 +47,7 @@ def simulate_reducers(
     delivery: int | Chooser | None,
     through_wire: bool,
 ) -> Simulation:
-    """One operation of each rank's reducer; whatever is raised, none of them is left in flight."""
+    """Simulate one operation of each rank's reducer; on any error, no operation is left in flight."""
     if len(accumulators) != len(reducers):
         raise StreamError(f"simulate takes a reducer for each rank: {len(accumulators)} accumulators came with {len(reducers)} reducers")
     operations = [reducer.planned(accumulator) for reducer, accumulator in zip(reducers, accumulators)]

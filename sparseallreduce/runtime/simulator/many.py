@@ -1,4 +1,4 @@
-"""Sums of lists of streams, one list a rank, on a virtual network."""
+"""Simulate sums of lists of streams, one list for each rank, on a virtual network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulate_lists(
     through_wire: bool,
     options: Mapping[str, Any],
 ) -> Simulation:
-    """As :func:`~sparseallreduce.simulate` does it for one stream a rank."""
+    """Simulate the sum of a list of streams, as :func:`~sparseallreduce.simulate` does for one stream."""
     made: list[tuple[Any, Intent]] = []
     for streams in lists:
         make: Any = make_list_call if isinstance(streams, list | tuple) else make_call
@@ -39,7 +39,7 @@ def simulate_lists(
     ranks = len(calls)
     hosts = network.layout(ranks)
     machine = machine_of(network, ranks / len(hosts.members))
-    # The ranks share the latest results of each group; a rank's time is that of what it has done for all of them.
+    # The ranks share the latest results of each group; a rank is charged for its work in all groups.
     shared = [shared_reductions([(call.op, call.call.switch_density) for call in calls]) for _ in calls[0].fused]
     schedules = [allreduce_list(call, rank, ranks, machine, [each[rank] for each in shared], hosts) for rank, call in enumerate(calls)]
     works = [_Work([each[rank] for each in shared]) for rank in range(ranks)]
@@ -64,7 +64,7 @@ def simulate_lists(
 
 
 class _Work:
-    """What the reductions of a rank have done in all."""
+    """The total work of a rank's reductions."""
 
     def __init__(self, reductions: Sequence[Any]) -> None:
         self._reductions = reductions

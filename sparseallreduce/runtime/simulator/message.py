@@ -12,10 +12,10 @@ Content: TypeAlias = tuple[SparseStream, ...] | bytes
 
 
 class Message(NamedTuple):
-    """What one rank has sent to another."""
+    """A message from one simulated rank to another."""
 
     source: int
     dest: int
     content: Content
-    nbytes: int  # on the wire, headers included
-    coding: float = 0.0  # seconds of writing and reading it that do not pass while it travels
+    nbytes: int  # bytes on the wire, including headers
+    coding: float = 0.0  # seconds of encoding and decoding that do not overlap with the transfer

@@ -1,4 +1,4 @@
-"""One simulated rank: its schedule, what it has been sent, and what it waits for."""
+"""One simulated rank: its schedule, its inbox, and the step that it waits in."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Rank:
     Attributes
     ----------
     stack : list of generator
-        The schedule, with those of the collectives that it is in on top.
+        The schedule, with the schedules of collectives in progress on top.
     native : bool
-        Whether the last of these is one that MPI would do itself.
+        Whether the topmost of these is a collective that MPI would execute itself.
     value : object
-        What the schedule is resumed with.
+        The value with which the schedule is resumed.
     clock : float
-        Seconds; the time up to which it has run.
+        The time up to which the rank has run, in seconds.
     joining : Reduction
-        What joins dense blocks that are gathered.
+        The reduction that joins gathered dense blocks.
     charged : tuple of int
-        What this and its own reduction had done up to then: entries read, and values of dense arrays written.
+        Work of this and the rank's own reduction that is included in the clock: entries read, and values of dense arrays written.
     output : object
-        What the schedule returned, once it is ``done``.
+        The return value of the schedule, once ``done`` is True.
     """
 
     def __init__(self, schedule: Generator[Step, Any, Any]) -> None:
@@ -54,26 +54,26 @@ class Rank:
         self._inbox: dict[int, deque[Content]] = {}  # by source
 
     def join_by(self, joining: Reduction) -> None:
-        """Join dense blocks by another reduction, which goes on counting where the last one ended."""
+        """Join dense blocks by another reduction, which continues the counts of the last one."""
         joining.work, joining.dense_work = self.joining.work, self.joining.dense_work
         self.joining = joining
 
     def wait(self, step: Waiting) -> bool:
-        """Wait for the message that ends a step; whether it is there already."""
+        """Wait for the message that ends a step; return True if it has already arrived."""
         self._waits_for = step
         return self._taken(step)
 
     def receive(self, source: int, content: Content) -> bool:
-        """Put a message into the inbox; whether that lets the rank go on."""
+        """Put a message into the inbox; return True if the rank can then continue."""
         self._inbox.setdefault(source, deque()).append(content)
         return self._waits_for is not None and self._taken(self._waits_for)
 
     def unread(self) -> dict[int, int]:
-        """How many messages of each source it has not received."""
+        """Return the number of unreceived messages from each source."""
         return {source: len(messages) for source, messages in self._inbox.items()}
 
     def described_wait(self) -> str:
-        """The step in which it waits, as errors show it."""
+        """Return a description of the step in which the rank waits, for error messages."""
         step = self._waits_for
         if isinstance(step, RecvAny):
             return f"RecvAny(sources={sorted(step.sources)})"
@@ -82,7 +82,7 @@ class Rank:
         return "no step" if step is None else f"{type(step).__name__}(source={step.source})"
 
     def _taken(self, step: Waiting) -> bool:
-        """Take what the rank waits for out of its inbox, if it is there."""
+        """Take the awaited message out of the inbox and return True, or return False if it has not arrived."""
         source = self._source_of(step)
         if source is None or source not in self._inbox:
             return False
@@ -100,7 +100,7 @@ class Rank:
         return True
 
     def _source_of(self, step: Waiting) -> int | None:
-        """The rank whose message would end the step; of several, that whose first message came first."""
+        """Return the rank whose message would end the step; with several candidates, the one whose first message arrived first."""
         if isinstance(step, RecvAny):
             return next((source for source in self._inbox if source in step.sources), None)
         return step.partner if isinstance(step, Exchange) else step.source

@@ -1,4 +1,4 @@
-"""What a simulated operation did: its results, its time, and what was sent."""
+"""The result of a simulated operation: outputs, times and traffic."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Simulation"]
 
 @dataclass
 class Simulation:
-    """What a simulated operation did; arrays have one element a rank."""
+    """The outputs of a simulated operation, its time, and its traffic. Arrays have one element for each rank."""
 
-    outputs: list[Any]  # what each rank's schedule returned; streams of the same bits are one object
+    outputs: list[Any]  # the result of each rank; bitwise identical streams are one object
     time: float  # seconds until the last rank had finished
     times: NDArray[np.float64]  # seconds until each rank had finished
-    bytes_sent: NDArray[np.int64]  # headers included
+    bytes_sent: NDArray[np.int64]  # including headers
     bytes_received: NDArray[np.int64]
     messages: NDArray[np.int64]  # sent
-    header_bytes: NDArray[np.int64]  # of the bytes sent
+    header_bytes: NDArray[np.int64]  # part of bytes_sent

@@ -1,4 +1,4 @@
-"""Streams of the same bits as one object, so that P results of many megabytes fit into memory."""
+"""Share bitwise identical streams as one object, so that P large results fit into memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sparseallreduce.streams.stream import SparseStream
 
 __all__ = ["Outputs", "same_bits", "shared_reductions"]
 
-# The two operands, kept so that no other object takes their ids, the result, and the work that it took, sparse and dense.
+# The two operands, kept so that their ids are not reused, the result, and its sparse and dense work.
 _Results: TypeAlias = "OrderedDict[tuple[int, int], tuple[SparseStream, SparseStream, SparseStream, int, int]]"
 
 
 def shared_reductions(settings: Sequence[tuple[Operator, float | None]]) -> list[Reduction]:
-    """A reduction for each rank, of its operator and switch density; they share their latest results."""
+    """Return a reduction for each rank, with its operator and switch density; the reductions share their latest results."""
     results: _Results = OrderedDict()
     return [_SharedReduction(op, switch_density, results, len(settings)) for op, switch_density in settings]
 
 
 class _SharedReduction(Reduction):
-    """A reduction that the ranks of a simulation share the latest results of.
+    """A reduction whose latest results are shared by the ranks of a simulation.
 
-    In recursive doubling or after an allgather many ranks reduce the same two streams. Here only the first of them does, and the
-    others get the same object.
+    In recursive doubling or after an allgather many ranks reduce the same two streams. Only the first of them computes the result here, and
+    the others get the same object.
     """
 
     def __init__(self, op: Operator, switch_density: float | None, results: _Results, capacity: int) -> None:
@@ -56,18 +56,18 @@ class _SharedReduction(Reduction):
 
 
 def _is_own(stream: SparseStream) -> bool:
-    """Whether the stream may be changed in place by the rank that holds it, which is then the only one."""
+    """Return True if the stream may be modified in place by the rank that holds it, since no other rank does."""
     return stream.is_dense and stream._owned
 
 
 class Outputs:
-    """What ranks return, as the object that the first of them returned if it has the same bits."""
+    """The outputs of the ranks, where bitwise identical ones are replaced by the first rank's object."""
 
     def __init__(self) -> None:
         self._first: SparseStream | None = None
 
     def once(self, output: Any) -> Any:
-        """``output``, or the first rank's if that is the same."""
+        """Return ``output``, or the first rank's output if they are identical."""
         if not isinstance(output, SparseStream):
             return output
         if self._first is None:
@@ -76,7 +76,7 @@ class Outputs:
 
 
 def same_bits(first: SparseStream, second: SparseStream) -> bool:
-    """Whether two streams have the same form and hold the same bytes."""
+    """Return True if two streams have the same form and are bitwise identical."""
     if first is second:
         return True
     if first.on_device != second.on_device:
