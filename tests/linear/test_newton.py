@@ -86,6 +86,17 @@ def test_the_objective_never_rises_and_the_gap_bounds_it(name, rows, features, s
     assert all(each.dual <= best * (1 + 1e-6) + 1e-12 for each in found.history)
 
 
+def test_conjugate_gradients_whose_residual_all_but_vanishes_go_on_from_what_is_left():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 1500))
+    y = np.where(X @ rng.normal(size=1500) + 20 * rng.normal(size=200) > 0, 1.0, -1.0)
+    found = solver(X, y, SquaredHinge(), l2=1 / 200, tolerance=1e-6, rounds=20)
+    found.fit()
+    values = [each.primal for each in found.history]
+    assert all(after < before for before, after in pairwise(values))
+    assert len(values) == 20
+
+
 def test_a_set_without_features_or_with_empty_rows_has_an_optimum():
     X = scipy.sparse.csr_array((4, 0), dtype=np.float32)
     weights = solver(X, np.array([1.0, 1.0, 1.0, -1.0]), Logistic(), l2=1e-6, tolerance=1e-9).fit()

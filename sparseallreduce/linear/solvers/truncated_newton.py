@@ -341,7 +341,7 @@ class TruncatedNewton:
         scaled = residual / self._diagonal
         direction, products = scaled.copy(), np.zeros(self.dataset.rows)
         along, image, scaled_image = np.empty(self.dataset.rows), np.empty(self._size), np.empty(self._size)
-        left, aim = math.inf, 0.0  # residual.scaled, of which what is there at first is summed with the first product
+        aim = math.inf
         for _ in range(self.dataset.features + 5):
             image[:] = 0.0
             curvature = kernels.hessian_product(*self._rows, self._second, direction, self._intercept, along, image)
@@ -349,27 +349,28 @@ class TruncatedNewton:
             image[self._common :] += penalised[self._common :]
             scaled_image[self._common :] = image[self._common :] / self._diagonal[self._common :]
             clock.lap("compute")
-            pairs = (penalised, direction), (scaled, image), (image, scaled_image), (residual, scaled)
+            pairs = (penalised, direction), (residual, direction), (residual, scaled), (scaled, image), (image, scaled_image)
             curvature, *dots = self._summed(self._products, [image], [curvature, *(self._own_dot(*pair) for pair in pairs)])
             clock.lap("communicate")
             self.products += 1
             image[: self._common] += penalised[: self._common]
             scaled_image[: self._common] = image[: self._common] / self._diagonal[: self._common]
-            length, crossed, imaged, first = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
-            if left == math.inf:
-                left, aim = first, self._inner**2 * first
-            if not curvature + length > 0:
+            length, falls, left, crossed, imaged = (dot + self._common_dot(*pair) for dot, pair in zip(dots, pairs, strict=True))
+            if aim == math.inf:
+                aim = self._inner**2 * left
+            if not (curvature + length > 0 and falls > 0):
                 break
-            stride = left / (curvature + length)
+            # The least along the direction, which no error that an earlier iteration made can miss.
+            stride = falls / (curvature + length)
             step += stride * direction
             products += stride * along
             residual -= stride * image
             scaled -= stride * scaled_image
-            # What is left follows from what was, and one sum an iteration is enough.
-            before, left = left, max(0.0, left - stride * (2 * crossed - stride * imaged))
-            if left <= aim:
+            # What will be left follows from what is, and one sum an iteration is enough.
+            after = max(0.0, left - stride * (2 * crossed - stride * imaged))
+            if after <= aim:
                 break
-            direction *= left / before
+            direction *= after / left
             direction += scaled
         return _Step(step, products)
 
