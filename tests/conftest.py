@@ -1,6 +1,7 @@
 """Settings of all tests: one thread, hypothesis profiles, and `mpi_run` as a fixture.
 
-HYPOTHESIS_PROFILE=thorough tries thirty times as many examples. With CI set, the examples are the same in every run.
+TEST_ALL=1 runs the tests marked `release` too, and tries three times as many examples (`make test-all`). HYPOTHESIS_PROFILE=thorough
+tries a hundred times as many. With CI set, the examples are the same in every run.
 """
 
 import atexit
@@ -19,13 +20,14 @@ import budget
 import mpi_launch
 import pytest
 from hypothesis import HealthCheck, settings
+from thoroughness import ALL, examples
 
 _common = settings(
     deadline=None,  # the first example compiles
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=60)
+settings.register_profile("default", _common, derandomize=bool(os.environ.get("CI")), max_examples=examples(60))
 settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -49,10 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
         mpi_launch.share_cores_as_one()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "mpi_run" in getattr(item, "fixturenames", ()):
             item.add_marker("mpi")
+    if not ALL:
+        later = [item for item in items if item.get_closest_marker("release")]
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if not item.get_closest_marker("release")]
 
 
 @pytest.fixture

@@ -115,15 +115,22 @@ def collect(module: ModuleType) -> list[Case]:
     return found
 
 
-def sample(cases: list[Case], turn: int = 0) -> list[Case]:
+def sample(cases: list[Case], turn: int = 0, one_each: tuple[str, ...] | None = None) -> list[Case]:
     """Return, of the combinations for which each function is called, as few as have every value of every argument in them.
 
-    Which values come together is drawn, the same in every run; another `turn` draws others.
+    Which values come together is drawn, the same in every run; another `turn` draws others. With `one_each`, a single combination is
+    drawn for every function but those of the modules that it names.
     """
     functions: dict[Callable[..., None], list[Case]] = {}
     for case in cases:
         functions.setdefault(case.function, []).append(case)
-    return [case for combinations in functions.values() for case in _sample(combinations, turn)]
+    chosen = []
+    for combinations in functions.values():
+        drawn = _sample(combinations, turn)
+        if one_each is not None and not combinations[0].name.startswith(one_each):
+            drawn = random.Random(f"{combinations[0].name} {turn}").sample(drawn, 1)
+        chosen += drawn
+    return chosen
 
 
 def _sample(combinations: list[Case], turn: int) -> list[Case]:

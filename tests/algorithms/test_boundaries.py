@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_reduction, bits, comparable
 from strategies import cases, deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.boundaries import QUANTILES, UNIT, Parts, Spread, quantile_places
@@ -43,7 +44,7 @@ CUTS = st.lists(st.sampled_from([0.0, 0.5, 0.5, 1.0, 0.25, 0.999]), min_size=16,
 
 
 @pytest.mark.parametrize("algorithm", CUTTING)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=cases(), delivery=deliveries(), shares=CUTS, beside=st.lists(st.integers(-1, 1), min_size=16, max_size=16))
 def test_sums_are_right_wherever_the_index_space_is_cut(algorithm, case, delivery, shares, beside):
     """With empty parts, all in one, and bounds that lie a position apart."""

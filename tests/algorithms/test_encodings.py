@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_reduction, bits
 from strategies import REAL, SMALL, cases, deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.streams.wire import CodedStream
@@ -47,7 +48,7 @@ def lossy_cases():
 
 @every_algorithm
 @every_value_codec
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(case=lossy_cases(), delivery=deliveries(), through_wire=st.booleans(), index_codec=index_codecs, seed=st.integers(0, 2**64 - 1))
 def test_what_is_lost_is_bounded_and_the_same_on_all_ranks_in_any_order(algorithm, codec, case, delivery, through_wire, index_codec, seed):
     options = {"value_codec": codec, "index_codec": index_codec, "seed": seed}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import bits
 from strategies import deliveries, some_nans
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms import fixed
@@ -65,7 +66,7 @@ def exchanged(schedule, theirs, step):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     entries=st.tuples(st.sampled_from([1, 40, 1000, 3000]), st.sampled_from([1, 30, 90, 1000])),
     steps=st.tuples(st.integers(1, 3000), st.integers(1, 100)),
@@ -85,7 +86,7 @@ def test_nans_do_not_depend_on_how_a_stream_arrives(dtype, entries, steps, densi
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(count=st.integers(1, 300), steps=st.tuples(st.integers(1, 100), st.integers(1, 300)))
 def test_nans_do_not_depend_on_how_values_of_a_plan_arrive(dtype, count, steps):
     indices, results = np.arange(count, dtype=np.uint32), []
@@ -103,7 +104,7 @@ def test_nans_do_not_depend_on_how_values_of_a_plan_arrive(dtype, count, steps):
 
 
 @pytest.mark.parametrize("algorithm", sar.algorithms())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     ranks=st.integers(1, 8),
     size=st.sampled_from([1, 2, 9, 100, 500]),

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from thoroughness import examples
 
 from sparseallreduce.data_cache import CachedFile, Counts, DataCache, FileVersion, Request, StoredFiles
 from sparseallreduce.data_cache import cache as cache_module
@@ -825,7 +826,7 @@ def test_decoding_happens_once_a_host(place):
     assert len(calls.read_text()) == 10
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_a_cached_file_reads_as_the_file(tmp_path_factory, data):
     size = data.draw(st.sampled_from([0, 1, 99, 100, 101, 1000, PAGE - 1, PAGE, 3 * PAGE + 5]))

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.errors import DivergenceError
@@ -84,7 +85,7 @@ def test_weights_are_those_of_the_papers(l1, l2, intercept, dense, falling, beta
     assert weights.penalty() == pytest.approx(size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     size=st.integers(1, 40),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from sklearn import metrics as sk
 from sklearn.preprocessing import label_binarize
+from thoroughness import examples
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
@@ -89,7 +90,7 @@ def compare(found, wanted):
         np.testing.assert_allclose(np.nan if found[name] is None else found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(samples(2))
 def test_metrics_of_two_classes_are_scikit_learns(drawn):
     ranks, scores, labels, weights, cuts = drawn
@@ -110,7 +111,7 @@ def test_metrics_of_two_classes_are_scikit_learns(drawn):
     compare(found, wanted)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(samples(6), st.sampled_from(["multinomial", "logistic", "svm"]))
 def test_metrics_of_several_classes_are_scikit_learns(drawn, kind):
     ranks, scores, labels, weights, cuts = drawn
@@ -140,7 +141,7 @@ def test_metrics_of_several_classes_are_scikit_learns(drawn, kind):
     compare(found, wanted)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data(), ranks=RANKS, rows=st.integers(2, 25), seed=st.integers(0, 2**32))
 def test_metrics_of_numbers_are_scikit_learns(data, ranks, rows, seed):
     rng = np.random.default_rng(seed)

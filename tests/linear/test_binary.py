@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
@@ -43,7 +44,7 @@ def part(whole, first, last):
     return Block(whole.indptr[first : last + 1], whole.indices[begin:end], whole.values[begin:end], whole.labels[first:last])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
     values=st.sampled_from([None, 1.0]),

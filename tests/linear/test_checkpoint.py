@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
@@ -87,7 +88,7 @@ def written(tmp_path_factory):
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_damage_is_noticed_or_is_outside_what_the_file_holds(written, data):
     content = bytearray(written.read_bytes())
     if data.draw(st.booleans()):

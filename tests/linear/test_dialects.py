@@ -15,6 +15,7 @@ import pytest
 from click_runner import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from thread_ranks import on_ranks
 
 import sparseallreduce as sar
@@ -81,7 +82,7 @@ def test_a_file_of_a_mark_alone_has_no_samples_and_a_mark_inside_is_an_error(tmp
     assert "is not a name" in refused(written(tmp_path, b"spam 1:1\n" + MARK + b"spam 1:1\n"))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(blanks=st.lists(st.sampled_from([" ", "  ", "\t", " \t "]), min_size=3, max_size=3), end=st.sampled_from(["\n", " \r\n", ""]))
 def test_blanks_behind_a_colon_are_skipped(tmp_path_factory, blanks, end):
     folder = tmp_path_factory.mktemp("blanks")
@@ -277,7 +278,7 @@ def test_labels_with_weights_that_are_wrong_or_may_be_features_are_refused(tmp_p
         assert says in refused(written(tmp_path, text), ranks)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(rows=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5, unique=True), min_size=1, max_size=8))
 def test_samples_without_labels_are_never_taken_for_labels_with_weights(tmp_path_factory, rows):
     text = "".join(" ".join(f"{index}:0.5" for index in sorted(row)) + "\n" for row in rows)
@@ -303,7 +304,7 @@ def test_names_are_classes_in_the_order_of_letters(tmp_path, ranks, suffix):
     assert (labels, numbers, counts, balanced) == ([1, -1] * 20, [1, 0] * 20, [3, 1] * 20, [1] * 40)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     words=st.lists(st.sampled_from(["a", "b_2", "caf\u00e9", "Z", "__label__x", "\u65e5\u672c", "x-1", "nano"]), min_size=1, max_size=15),
     ranks=st.integers(1, 4),

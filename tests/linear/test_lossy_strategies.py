@@ -264,7 +264,7 @@ def accuracy(strategy, train, test):
     return list(made.run(test))[-1].test_accuracy
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @ALL
 def test_real_urls_are_told_from_phishing_by_one_entry_in_a_thousand(phishing, name):
     train, test, expected = phishing

@@ -9,6 +9,7 @@ import scipy.sparse
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError, DivergenceError
@@ -72,7 +73,7 @@ def test_a_weighted_sample_counts_as_often_as_it_says(name):
     l2=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
     scale=st.sampled_from([1e-3, 1.0, 1e3]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_objective_never_rises_and_the_gap_bounds_it(name, rows, features, seed, l2, scale):
     assume(scale**2 / l2 < 1e11)  # above, rounding errors of the gradient may keep the gap open
     X, y = samples(rows, features, seed, name, density=0.4, scale=scale)

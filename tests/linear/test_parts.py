@@ -18,6 +18,7 @@ from click_runner import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
+from thoroughness import examples
 from thread_ranks import joined, on_ranks
 
 import sparseallreduce as sar
@@ -76,7 +77,7 @@ def fifo(path, content):
     assert not writer.is_alive()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     cuts=st.lists(st.integers(0, 60), max_size=6),
     ranks=st.integers(1, 5),

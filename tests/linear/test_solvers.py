@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.svm import LinearSVC
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.errors import AlgorithmError, DatasetError
@@ -60,7 +61,7 @@ def test_the_optimum_is_that_of_liblinear(name, ones):
     assert objective(LOSSES[name](), X, y, weights, 0.01) <= best * (1 + 1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(list(LOSSES)), st.integers(1, 40), st.integers(1, 12), st.floats(1e-3, 10.0), st.booleans(), st.integers(0, 1000))
 def test_the_gap_bounds_how_far_the_objective_is_above_its_optimum(name, rows, features, l2, intercept, seed):
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import scipy.sparse
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+from thoroughness import examples
 from thread_ranks import joined, on_ranks
 
 import sparseallreduce as sar
@@ -67,7 +68,7 @@ def test_every_sample_is_on_one_rank_in_the_order_of_the_file(svm_file, suffix, 
     np.testing.assert_array_equal(read_labels, labels)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12), ranks=st.integers(1, 9), end=st.sampled_from(["", "\n", "\n\n"]))
 def test_lines_of_any_length_are_shared_without_loss_or_repetition(tmp_path_factory, lengths, ranks, end):
     path = tmp_path_factory.mktemp("lines") / "lines.svm"

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
+from thoroughness import examples
 from thread_ranks import joined, on_ranks
 
 import sparseallreduce as sar
@@ -104,7 +105,7 @@ def check(parts, table):
 QUOTED = pa.table({"text, 0": ["line\nbreak"] * 7 + ['say "x"', None], "number, 1": [None, 0.5] * 4 + [1.0], "y": ["yes"] * 9})
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(table=QUOTED)
 @given(table=tables())
 @pytest.mark.parametrize("name", WRITERS)

@@ -346,7 +346,7 @@ def phishing():
     return train, two_classes(test, sar.SERIAL, classes)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("model", ["logistic", "svm"])
 def test_real_urls_are_told_from_phishing(phishing, model):
     train, test = phishing

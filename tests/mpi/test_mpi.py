@@ -7,13 +7,17 @@ import pytest
 from mpi_cases import Case, collect, sample
 from mpi_launch import launcher
 from mpi_outcomes import Outcomes
+from thoroughness import ALL
 
 HERE = Path(__file__).parent
 RANKS = (1, 2, 3, 4, 5, 8)
 SMOKE_RANKS = (3,)  # for the other MPI library: not a power of two, so that all steps of the algorithms are taken
-# All combinations of the values of a case's arguments are tried on two ranks, or on the fewest above one that it is for. On more ranks
-# every value is tried, in combinations that are drawn anew for each number of ranks.
-SAMPLED_RANKS = (3, 4, 5, 8)
+# All combinations of the values of a case's arguments are tried on two ranks, or on the fewest above one that it is for. On other numbers
+# of ranks each case is tried with one combination, or for a release (`make test-all`) with as many as have every value in them, and on one
+# rank with all. Which combinations these are is drawn anew for each number of ranks: of those that depend on the number of ranks alone,
+# the simulator tries thousands (tests/algorithms, tests/reducers, tests/world).
+THIN_RANKS = (1, 3, 4, 5, 8)
+EVERY_VALUE = ("cases_allreduce.",)  # modules of which every value is tried even so: each algorithm on each number of ranks
 # Cases of which MPI sees nothing but sums, which others try on all numbers of ranks and by both libraries.
 ABOVE_RANKS = (1, 2, 3, 5)
 ABOVE = (
@@ -51,17 +55,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-def cases_of(cases: list[Case], ranks: int, smoke: bool = False) -> list[Case]:
-    """Return the cases that are tried on so many ranks; `smoke` stands for the other MPI library."""
+def cases_of(cases: list[Case], ranks: int, smoke: bool = False, everything: bool = ALL) -> list[Case]:
+    """Return the cases that are tried on so many ranks; `smoke` stands for the other MPI library, `everything` for a release."""
     meant = [
         case
         for case in cases
         if (not case.ranks or ranks in case.ranks) and not (case.name.startswith(ABOVE) and (smoke or ranks not in ABOVE_RANKS))
     ]
-    if not smoke and ranks not in SAMPLED_RANKS:
+    if not smoke and (ranks not in THIN_RANKS or (everything and ranks == 1)):
         return meant
-    first = {case.name: min(number for number in case.ranks or RANKS if number > 1) for case in meant}  # where all are tried
-    chosen = {case.name for case in sample(meant, turn=0 if smoke else ranks)}
+    first = {case.name: min((number for number in case.ranks or RANKS if number > 1), default=1) for case in meant}  # where all are tried
+    chosen = {case.name for case in sample(meant, turn=0 if smoke else ranks, one_each=None if everything else EVERY_VALUE)}
     return [case for case in meant if case.name in chosen or (not smoke and ranks == first[case.name])]
 
 

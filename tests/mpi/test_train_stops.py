@@ -14,7 +14,7 @@ from mpi_launch import SETTINGS
 
 from sparseallreduce.linear import generate, load_model
 
-pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks in /proc"), pytest.mark.slow]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks in /proc")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from lossy import INTEGERS, REDUCERS, Vectors, top, vectors
 from oracle import bits
 from strategies import deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.errors import CheckpointError
@@ -49,7 +50,7 @@ def test_nothing_is_lost_over_hundreds_of_steps(name, ranks):
 
 @every_reducer
 @given(case=vectors(contents=(INTEGERS,)), delivery=deliveries())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_nothing_is_lost_whatever_the_case(name, case, delivery):
     group = feedbacks(case, REDUCERS[name])
     came_in, applied, magnitudes = np.zeros((3, case.size), np.longdouble)

@@ -1,6 +1,5 @@
 """Ok-Topk: the exact top k where thresholds are new, at most k values in between, and no rank sends or receives more than its share."""
 
-import os
 from itertools import product
 from unittest import mock
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from lossy import INTEGERS, Vectors, top, vectors
 from oracle import bits
 from strategies import deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.algorithms.exchange import gather_parts
@@ -45,7 +45,7 @@ def assert_consistent(outputs, accumulators, k):
 
 
 @given(case=vectors(), delivery=deliveries(), through_wire=st.booleans(), bucket=st.integers(1, 5))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_with_new_thresholds_it_is_the_top_k_of_the_sum_of_top_k(case, delivery, through_wire, bucket):
     reducers = case.reducers(sar.OkTopk, threshold_period=1, boundary_period=1, bucket=bucket)
     for step in range(2):
@@ -62,7 +62,7 @@ def test_with_new_thresholds_it_is_the_top_k_of_the_sum_of_top_k(case, delivery,
     imbalance=st.sampled_from([None, 1.0, 4.0]),
     periods=st.tuples(st.integers(1, 4), st.integers(1, 4)),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_the_ranks_say_they_have_contributed_is_the_update(case, delivery, balance, imbalance, periods):
     options = {"threshold_period": periods[0], "boundary_period": periods[1], "balance_boundaries": balance, "max_imbalance": imbalance}
     reducers = case.reducers(sar.OkTopk, **options)
@@ -141,8 +141,7 @@ def test_no_rank_sends_or_receives_more_than_six_k_words(monkeypatch, ranks, k, 
             assert_top_k_of_sum(out.outputs[0].update, accumulators, k)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="takes half a minute: HYPOTHESIS_PROFILE=thorough runs it")
+@pytest.mark.release
 @pytest.mark.parametrize("places", ["sums on one rank"])
 def test_no_rank_of_256_sends_or_receives_more_than_six_k_words(monkeypatch, places):
     test_no_rank_sends_or_receives_more_than_six_k_words(monkeypatch, 256, 1024, places)
@@ -223,7 +222,7 @@ def test_levels_are_around_any_threshold(case):
 
 
 @given(seed=st.integers(0, 2**32 - 1), changes=st.lists(st.integers(1, 6), min_size=2, max_size=4))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_number_of_ranks_may_change(seed, changes):
     """The first operation with another number of ranks evaluates everything."""
     case = Vectors(max(changes), 200, 10, seed=seed)
@@ -354,7 +353,7 @@ def test_regions_are_balanced_anew_when_their_period_is_over():
 
 
 @given(ranks=st.integers(1, 20), length=st.integers(1, 40), most=st.sampled_from([0, 1, 255, 2**16, 2**40]), k=st.sampled_from([9, 10**6]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_counts_add_up_whatever_their_size(ranks, length, most, k):
     counts = np.random.default_rng(length).integers(0, most, (ranks, length), endpoint=True)
     schedules = [consensus.total(own.copy(), k, rank, ranks) for rank, own in enumerate(counts)]

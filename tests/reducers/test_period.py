@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lossy import Vectors, vectors
 from oracle import bits
 from strategies import deliveries
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.reducers.local import LocalSelection
@@ -56,7 +57,7 @@ def test_a_threshold_that_keeps_is_evaluated_seldom_and_one_that_does_not_often(
 
 
 @given(case=vectors(), delivery=deliveries(), growth=st.sampled_from([0.8, 1.0, 1.3]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_all_ranks_have_the_same_period_and_what_they_say_is_the_update(case, delivery, growth):
     reducers = case.reducers(sar.OkTopk, **AUTO)
     for step in range(8):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import kernels
@@ -16,7 +17,7 @@ from sparseallreduce.streams.kernels.contract import GAPS_BLOCK, QSGD_BLOCK
 GUARD = 64
 LARGEST = {np.uint32: 2**32, np.uint64: 2**63}
 
-fast = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+fast = settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 
 
 class Guarded:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from sparseallreduce.errors import StreamError
 from sparseallreduce.streams import dtypes, kernels
@@ -39,7 +40,7 @@ KINDS = (
 )
 SPECIAL = (0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 5e-324, 1e38, 6e-8, 65504.0, 1.0, -1.0)
 
-fast = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+fast = settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
 def bits(values):

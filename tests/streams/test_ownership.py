@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import ALL_OPERATORS, cases
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce import SparseStream, StreamError
@@ -124,7 +125,7 @@ def test_parts_of_what_is_owned_are_owned_and_of_what_is_frozen_frozen():
         assert [part._owned for part in split(reduction.freeze(dense), [0, 5, SIZE])] == [False, False]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(case=cases(ranks=st.integers(1, 9)), algorithm=st.sampled_from([name for name in sar.algorithms() if name != "auto"]))
 def test_what_was_sent_and_what_users_gave_stays_as_it_was_in_every_algorithm(case, algorithm):
     given = [held(stream) for stream in case.streams]

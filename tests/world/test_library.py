@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
+from thoroughness import examples
 
 import sparseallreduce as sar
 from sparseallreduce.runtime.handshake import shared
@@ -102,7 +103,7 @@ def test_publishing_and_agreeing(world, ranks, turn, data):
     assert compiled == python
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 40), st.sampled_from(["float32", "int64"]), st.integers(0, 2**32))
 def test_summing_vectors(world, ranks, parts, count, dtype, seed):
     rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
@@ -121,7 +122,7 @@ def test_summing_vectors(world, ranks, parts, count, dtype, seed):
     assert found[0] == found[1]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 3), st.integers(1, 2), st.sampled_from(["float32", "int64"]), st.integers(0, 2**32))
 def test_summing_parts(world, ranks, parts, dtype, seed):
     rng, dtype = np.random.default_rng(seed), np.dtype(dtype)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_reduction, bits
 from strategies import cases
+from thoroughness import examples
 
 import sparseallreduce as sar
 from world import hooks
@@ -23,7 +24,7 @@ def world_of(ranks, hosts):
     return WORLDS[ranks, hosts]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     data=st.data(),
     place=st.sampled_from(list(WORLDS)),
