@@ -305,5 +305,5 @@ def test_what_means_nothing_is_refused():
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("sparse", "dense")])
 def test_strategies_whose_messages_have_no_place_for_sums_refuse_it(name):
-    with pytest.raises(AlgorithmError, match=f"the strategy {name} (does without the update arow|keeps nothing but weights)"):
+    with pytest.raises(AlgorithmError, match=f"the strategy {name} (does not support the update arow|stores only weights)"):
         STRATEGIES[name](samples(), sar.SERIAL, arow())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sparseallreduce.linear.solvers.pace import PATIENCE, Pace
+from sparseallreduce.linear.solvers.pace import CHECK_INTERVAL, Pace
 
 NONZEROS, RANKS, AIM = 1000, 2, 1e-3
 
@@ -65,6 +65,6 @@ def test_ranks_work_apart_again_where_one_is_no_faster_and_that_is_tried_once(fa
 
 def test_a_gap_that_is_not_known_for_long_is_computed():
     pace = Pace()
-    assert [number for number in range(1, 12) if pace.overdue(number)] == list(range(PATIENCE, 12))
+    assert [number for number in range(1, 12) if pace.overdue(number)] == list(range(CHECK_INTERVAL, 12))
     pace.mark(9, math.inf)
-    assert not pace.overdue(10) and pace.overdue(9 + PATIENCE)
+    assert not pace.overdue(10) and pace.overdue(9 + CHECK_INTERVAL)

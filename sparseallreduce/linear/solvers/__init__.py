@@ -1,4 +1,4 @@
-"""Solvers in rounds: what is not mini-batch SGD. Ranks work on their own samples for a whole pass, and then sum what has changed."""
+"""Solvers in rounds, as opposed to mini-batch SGD: ranks process their own samples for a whole pass, and then sum the changes."""
 
 from sparseallreduce.linear.solvers.cocoa import CoCoA, Round
 from sparseallreduce.linear.solvers.newton import Newton

@@ -1,4 +1,4 @@
-"""CoCoA+: dual coordinate ascent on every rank, and one sum of the changes of the weights a round (Ma et al. 2015)."""
+"""CoCoA+: dual coordinate ascent on every rank, with sums of the changes of the weights in each round (Ma et al. 2015)."""
 
 from __future__ import annotations
 
@@ -35,100 +35,100 @@ Array = NDArray[Any]
 State = tuple[Array, Array]
 T = TypeVar("T")
 
-#: What the seconds of a round are spent on: its passes, the sum of changes, and the objectives.
+#: Phases of a round that are timed: passes over samples, sums of changes, and objectives.
 PHASES = ("compute", "communicate", "evaluate")
 
-_FLOAT32 = 1e-5  # tolerance from which on changes are added up in float32
-# Parts of a pass, at most, after each of which changes are summed, and samples of a rank in a part, at least. To a gap of 1e-3 two
-# ranks took 10 rounds of the logistic loss in 5 parts, and 29 in one.
+_FLOAT32 = 1e-5  # smallest tolerance for which changes are summed in float32
+# Largest number of parts of a pass, after each of which changes are summed, and smallest number of samples per rank and part. To a gap of
+# 1e-3 two ranks took 10 rounds of the logistic loss in 5 parts, and 29 in one.
 _PARTS, _PART = 5, 400
-_VISITS = 3  # to all samples there are, before the first rank tells the others what it has changed
-_SOON = 4  # rounds; where so many more seem enough, it does not pay to gather active samples
-_WORST = 8.0  # times the gap that is expected, which it is taken for after it was more
+_VISITS = 3  # visits per sample of all ranks before the first rank broadcasts its changes
+_SOON = 4  # if this many more rounds are expected to suffice, active samples are not gathered
+_WORST = 8.0  # largest correction factor of the expected gap after it was underestimated
 
 
 @dataclass(frozen=True)
 class Round:
-    """The figures of one round; all but the seconds are the same on every rank."""
+    """The results of one round; all but the seconds are the same on every rank."""
 
     round: int  # from 1
-    dual: float  # objective, a lower bound of the optimum; it never falls but by rounding
-    primal: float | None  # objective of the weights after the round; None where it was not computed, which takes a pass
-    gap: float | None  # the lowest primal objective so far minus ``dual``: the returned weights are no farther from the optimum
+    dual: float  # dual objective, a lower bound of the optimum; it never decreases except by rounding
+    primal: float | None  # primal objective of the weights after the round; None if it was not computed, which takes a pass
+    gap: float | None  # the lowest primal objective so far minus ``dual``, a bound on its distance from the optimum
     active: int  # samples that the next round visits, over all ranks
-    sigma: float  # how often a rank's change of a weight that all ranks have counted in its own problem
+    sigma: float  # factor by which a rank's change of a weight that all ranks have counts in its own problem
     seconds: dict[str, float]  # of this rank, by PHASES
     bytes_sent: int  # by all ranks
-    gathered: bool = False  # whether the first rank went over the active samples of all
+    gathered: bool = False  # whether the first rank processed the active samples of all ranks
 
 
 class CoCoA:
     """Finds the weights of a linear classifier by dual coordinate ascent, in rounds (Ma et al. 2015, CoCoA+ with gamma = 1).
 
-    It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses. In the words of LIBLINEAR, C is
-    ``1 / (samples * l2)`` and the objective is ``l2`` times its. In a round every rank goes over its own samples in a random order,
-    and changes one dual variable after the other to its best value, as far as the rank knows; the changes of the weights are added
-    up over all ranks, up to 5 times on the way. The paper adds them up at the end alone: then a pass of two ranks is worth half of
-    one rank's, or much less with the hinge. On one rank that is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for the
-    logistic loss), which leaves out samples that are settled. Of several ranks, the first one goes over what the others have not
-    settled either, where that is little (:mod:`~sparseallreduce.linear.solvers.gathered`). The rounds depend on the number of ranks;
-    the optimum does not. All ranks make their solvers together.
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, where sample weights multiply the losses. In LIBLINEAR's terms, C is ``1 / (samples * l2)``
+    and the objective is ``l2`` times LIBLINEAR's. In a round every rank visits its own samples in random order, and sets one dual variable
+    after the other to its best value, given what the rank knows; the changes of the weights are summed over all ranks, up to 5 times per
+    round. The paper sums only at the end of a round: then a pass of two ranks achieves half of one rank's pass, or much less with the
+    hinge. On one rank the method is LIBLINEAR's dual solver (Hsieh et al. 2008; Yu et al. 2011 for the logistic loss), which skips samples
+    whose dual variables stay at a bound. With several ranks, the first one processes the remaining active samples of all ranks once they
+    are few (:mod:`~sparseallreduce.linear.solvers.gathered`). The rounds depend on the number of ranks; the optimum does not. Creating a
+    solver is collective.
 
     Parameters
     ----------
     dataset : Dataset
-        This rank's samples, labels -1 and +1; or all there are, the same on every rank, of which this one takes its share.
+        This rank's samples, with labels -1 and +1; or all samples, the same on every rank, of which each rank takes its share.
     model : Hinge, SquaredHinge, Logistic, Multinomial, EpsilonInsensitive or SquaredEpsilonInsensitive
-        Of the fourth, labels are numbers of classes, and ``weights`` have a column a class; of the last two, any numbers.
+        Labels are class numbers for ``Multinomial``, whose ``weights`` have one column per class, and any numbers for the last two models.
     l2 : float
         Above 0: without a penalty there is no dual to ascend.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     tolerance : float
-        Ends when the duality gap is at most this share of the primal objective: then the objective is above its optimum by no greater
-        share. Accuracy is often the best it gets at 0.01. LIBLINEAR bounds no objective, but a gradient.
+        Training ends when the duality gap is at most this fraction of the primal objective, which is then above its optimum by at most the
+        same fraction. Accuracy often stops improving at 0.01. LIBLINEAR's tolerance bounds a gradient instead.
     enough : float
-        A gap, in units of the mean loss, that is small enough whatever the objective is.
+        A gap, in units of the mean loss, at which training ends whatever the objective is.
     rounds : int
-        At most.
+        Largest number of rounds.
     local_passes : int
-        Over a rank's samples in a round: more where sums take longer than passes. With more than one, changes are summed at their end
-        alone.
+        Passes over a rank's samples per round: use more if sums take longer than passes. With more than one, changes are summed only at the
+        end of a round.
     seed : int
-        Of the order of visits.
+        Seed of the order of visits.
     intercept : bool
-        Whether samples have one more feature of value one, whose weight is penalised like all others, as by LIBLINEAR's ``-B 1``.
+        Whether samples have one more feature of value one, whose weight is penalised like the others, as with LIBLINEAR's ``-B 1``.
     free_intercept : bool
-        Whether the intercept is not penalised: only its distance from where it was before is, and it is moved until that no longer matters
-        (the proximal point method). The gap counts that distance too. Columns that all samples have are then taken around their mean.
+        Whether the intercept is not penalised. Only its distance from a centre is, and the centre is moved until that no longer matters
+        (the proximal point method). The gap includes that distance. Columns without zeros are then centred.
     scale_features : bool or None
-        Whether values are divided by what is typical of their column, of which ``l2`` penalises the weights; with None, where columns have
-        different units. ``weights`` are of the values as they are given.
+        Whether values are divided by the scale of their column, so that ``l2`` penalises the weights of the scaled values; None scales if
+        columns have different units. ``weights`` apply to the original values.
 
     Attributes
     ----------
     history : list of Round
     converged : bool
-        Whether the gap has come below the tolerance.
+        True if the gap is below the tolerance.
     weights : ndarray
-        After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
+        Set by :meth:`fit`: float64, bitwise identical on every rank, of shape (features,) or (features + 1,), the intercept last.
     best_state : tuple of ndarray or None
-        What :meth:`weights_of` makes those weights of; None before any.
+        State from which :meth:`weights_of` computes those weights; None before the first.
     preparation : float
-        Seconds before the first round: checks, numbering of features, and which of them several ranks have.
+        Seconds before the first round: checks, numbering of features, and finding those that several ranks have.
 
     Raises
     ------
     AlgorithmError
-        On all ranks alike, if an argument of any rank is out of range, or the loss has no known dual.
+        On all ranks, if an argument of any rank is out of range, or the loss has no known dual.
     DatasetError, MismatchError
-        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+        On all ranks, if there are no samples, or arrays, labels or settings do not match.
 
     Notes
     -----
-    There is no start from given weights: what the ascent goes on from are dual variables, one a sample, which weights do not tell.
-    Changes are added up in float32 for a tolerance of 1e-5 or more, in float64 below; all else is float64. By that the weights come to
-    differ from those of the dual variables by some 1e-7 of themselves, and the gap by as small a share of the objective.
+    Training cannot start from given weights: its state is one dual variable per sample, which does not follow from the weights.
+    Changes are summed in float32 for a tolerance of 1e-5 or more, otherwise in float64; all else is float64. Summing in float32 changes the
+    weights by a relative error of some 1e-7, and the gap by as small a fraction of the objective.
 
     Examples
     --------
@@ -169,7 +169,7 @@ class CoCoA:
         self.preparation = clock.seconds["prepare"]
 
     def _make(self, dataset: Dataset) -> None:
-        """Check what has been given, and number the features; collective."""
+        """Check the arguments and number the features. Collective."""
         self._loss = agreed(self.comm, self._checked)
         self.dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", self._settings())
         self._active = self.dataset.total_samples
@@ -178,14 +178,14 @@ class CoCoA:
         frame = frame_of(self.dataset, self._local.numbering, self.comm, self.free_intercept, self.scale_features)
         agreed(self.comm, lambda: self._local.take(frame))
         agreed(self.comm, self._exchange.begin)
-        self._centre = np.zeros(self._local.width)  # of a free intercept: the distance from this is penalised
+        self._centre = np.zeros(self._local.width)  # the distance of a free intercept from this is penalised
         if self.free_intercept and not self.model.classifies:
             self._begin_at_mean()
         self._gathered = Gathered(self.dataset, self._local, self._exchange, self.comm)
         self._begin()
 
     def _begin(self) -> None:
-        """Know nothing of rounds, of which there was none yet."""
+        """Reset the state of a run."""
         self.history, self.converged = [], False
         self._due, self._recollect, self._bound = False, False, 0.0
         self._pace, self._nonzeros, self._busiest = Pace(), 0, 0
@@ -193,7 +193,7 @@ class CoCoA:
         self.best_state: State | None = None
 
     def _begin_at_mean(self) -> None:
-        """Have a free intercept begin at the mean label, from which it is never far; collective."""
+        """Set a free intercept to the mean label, which is near its optimum. Collective."""
         counts = np.ones(self.dataset.rows) if self.dataset.weights is None else self.dataset.weights
         parts = told(self.comm, lambda: (float(np.dot(counts, self.dataset.labels)), float(counts.sum())))
         total, count = (sum(column) for column in zip(*parts, strict=True))
@@ -201,7 +201,7 @@ class CoCoA:
         self._exchange.move_intercept(self._centre.copy())
 
     def _checked(self) -> int:
-        """The number of the loss, if all arguments are in range."""
+        """Return the number of the loss after checking all arguments."""
         if not 0 < self.l2 < math.inf:
             raise AlgorithmError(f"l2 must be above 0 and finite for a dual solver, not {self.l2:g}: without it, train by SGD")
         if not 0 < self.tolerance < math.inf:
@@ -228,19 +228,19 @@ class CoCoA:
 
     @collective("fit")
     def fit(self) -> Array:
-        """Make rounds until the gap is small enough, or as many as are allowed; collective.
+        """Make rounds until the gap is small enough, or the number of rounds is reached. Collective.
 
-        A second call goes on where the first one ended.
+        A second call continues where the first one ended.
 
         Returns
         -------
         ndarray
-            ``weights``: those of the lowest primal objective that was computed.
+            ``weights``, those of the lowest primal objective computed.
 
         Raises
         ------
         DivergenceError
-            On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
+            On all ranks, if an objective is not finite, because values or ``1 / l2`` are too large.
         """
 
         def rounds() -> Array:
@@ -253,14 +253,15 @@ class CoCoA:
         return self.weights
 
     def penalise(self, l2: float) -> None:
-        """Take another penalty, and begin where the last run has ended; collective.
+        """Change the penalty, and continue from the end of the last run. Collective.
 
-        The weights are those, or these as many times as dual variables may be larger now, whichever is nearer to the optimum.
+        The run starts from the last weights, or from a multiple of them by the growth of the dual variables' bounds, whichever is nearer to
+        the optimum.
 
         Raises
         ------
         AlgorithmError
-            On all ranks alike, if ``l2`` is out of range.
+            On all ranks, if ``l2`` is out of range.
         """
         widening, self.l2 = self.l2 / l2 if l2 > 0 else 0.0, l2
         agreed(self.comm, self._checked)
@@ -272,28 +273,28 @@ class CoCoA:
             self._local.penalise(l2)
             return self._local.squares(), {factor: self._local.conjugates(self._local.scaled(factor)) for factor in factors}
 
-        told = gather(self.comm, agreed(self.comm, own))
-        halved = self._halved(sum(squares for squares, _ in told))
+        parts = gather(self.comm, agreed(self.comm, own))
+        halved = self._halved(sum(squares for squares, _ in parts))
         pulled = float(np.dot(self._centre, self._moved))
 
         def objective(factor: float) -> float:
-            return float(sum(conjugates[factor] for _, conjugates in told)) + factor * factor * halved + factor * pulled
+            return float(sum(conjugates[factor] for _, conjugates in parts)) + factor * factor * halved + factor * pulled
 
         self._exchange.scale(min(sorted(factors), key=objective), self._centre)
         self._begin()
 
     def advance(self, certify: bool = False) -> Round:
-        """Make one round; collective.
+        """Make one round. Collective.
 
         Parameters
         ----------
         certify : bool
-            Whether the primal objective is computed in any case, and not only where the gap may be small enough.
+            Whether to compute the primal objective in any case, not only if the gap may be small enough.
 
         Raises
         ------
         DivergenceError
-            As :meth:`fit`.
+            As in :meth:`fit`.
         """
         clock, sigma = Clock(), self._exchange.sigma
         with trace() as traffic:
@@ -311,19 +312,19 @@ class CoCoA:
         return self.history[-1]
 
     def scores(self) -> Array:
-        """The scores of this rank's samples, float64, by the weights after the last round whose primal objective was computed."""
+        """Return the scores of this rank's samples, float64, after the last round whose primal objective was computed."""
         return self._local.scores
 
     def state(self) -> State:
-        """A copy of what :meth:`weights_of` makes weights of."""
+        """Return a copy of the state from which :meth:`weights_of` computes weights."""
         return self._exchange.state()
 
     def weights_of(self, state: State | None = None) -> Array:
-        """The weights of a state, or those after the last round, as ``weights``; collective."""
+        """Return the weights of a state, by default the present one, in the form of ``weights``. Collective."""
         return self._exchange.assembled(state)
 
     def _step(self, clock: Clock) -> tuple[float, int]:
-        """Change dual variables and weights; the sum of the gaps of the samples when they were visited, and bytes sent beside sums."""
+        """Update dual variables and weights; return the sum of the samples' gaps before their visits, and bytes sent besides the sums."""
         if self.comm.size == 1:
             gap = self._local.ascend(self.local_passes)
             clock.lap("compute")
@@ -334,7 +335,7 @@ class CoCoA:
         return self._step_apart(clock), 0
 
     def _step_together(self, clock: Clock) -> tuple[float, int]:
-        """Have the first rank go over what is active at all of them."""
+        """Let the first rank process the active samples of all ranks."""
         gathered = self._gathered
         try:
             sent = gathered.collect() if self._recollect else 0
@@ -354,7 +355,7 @@ class CoCoA:
         return passes.gap, sent + passes.sent
 
     def _step_apart(self, clock: Clock) -> float:
-        """Have every rank go over its own samples, and the changes added up on the way."""
+        """Let every rank process its own samples, and sum the changes several times."""
         total, parts = 0.0, 1
         self._pace.spend(self._busiest)
         if self.local_passes == 1:
@@ -366,16 +367,16 @@ class CoCoA:
             except BaseException as error:
                 failure, change = error, self._exchange.failure()
             clock.lap("compute")
-            told = self._exchange.add(change)
+            gap = self._exchange.add(change)
             clock.lap("communicate")
-            if told is None:
+            if gap is None:
                 agreed(self.comm, partial(_raised, failure))
             else:
-                total += told
+                total += gap
         return total
 
     def _ascended(self, part: int, parts: int) -> float:
-        """Change dual variables of a part of a pass, or of several passes; the sum of the gaps of the samples when they were visited."""
+        """Process a part of a pass, or several passes; return the sum of the samples' gaps before their visits."""
         local = self._local
         if parts == 1:
             return local.ascend(self.local_passes)
@@ -384,26 +385,26 @@ class CoCoA:
         return local.ascend_part(part)
 
     def _dual(self, sent: int) -> tuple[float, int, int]:
-        """The dual objective, and sums over the ranks: of active samples, and of bytes sent."""
+        """Return the dual objective, and the numbers of active samples and of bytes sent, summed over the ranks."""
         local, gathered = self._local, self._gathered
 
         def own() -> tuple[float, float, int, int, int]:
             return local.conjugates(), local.squares(), gathered.active, local.entries_of(local.active_rows), sent
 
-        told = gather(self.comm, agreed(self.comm, own))
-        conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*told, strict=True))
+        ranks = gather(self.comm, agreed(self.comm, own))
+        conjugates, squares, active, entries, bytes_sent = (sum(column) for column in zip(*ranks, strict=True))
         self._active = active
-        self._nonzeros, self._busiest = entries, max(rank[3] for rank in told)
+        self._nonzeros, self._busiest = entries, max(rank[3] for rank in ranks)
         self._due = not gathered.begun and gathered.is_due(entries, len(self.history))
         dual = -conjugates - self._halved(squares) - float(np.dot(self._centre, self._moved))
         self._bound = abs(dual)
         return dual, active, bytes_sent
 
     def _primal(self) -> float:
-        """The primal objective; the weights are kept if it is the lowest so far."""
-        told = gather(self.comm, agreed(self.comm, self._local.certify))
+        """Return the primal objective, and save the weights if it is the lowest so far."""
+        parts = gather(self.comm, agreed(self.comm, self._local.certify))
         self._recollect |= self._gathered.begun
-        self._near = near = sum(part.losses for part in told) + self._halved(sum(part.squares for part in told))
+        self._near = near = sum(part.losses for part in parts) + self._halved(sum(part.squares for part in parts))
         distance = float(np.square(self._moved).sum()) / 2
         if near + distance < self._best:
             self._best, self._best_distance, self.best_state = near + distance, distance, self._exchange.state()
@@ -411,18 +412,18 @@ class CoCoA:
 
     @property
     def _moved(self) -> Array:
-        """The distance of each score's intercept from the point it is pulled to; zeros unless the intercept is free."""
+        """The distance of each score's intercept from its centre; zeros unless the intercept is free."""
         return self._local.intercept - self._centre if self.free_intercept else np.zeros_like(self._centre)
 
     def _halved(self, squares: float) -> float:
-        """Half the squares of all weights, those that other ranks have not among them given; of a free intercept that of its distance."""
+        """Return half the squared length of all weights, given that of the ranks' private ones. A free intercept counts by its distance."""
         squares += self._exchange.squares()
         if self.free_intercept:
             squares += float(np.square(self._moved).sum() - np.square(self._local.intercept).sum())
         return squares / 2
 
     def _recentre(self) -> None:
-        """Hold a free intercept where it is now, if that it was held elsewhere is what keeps the gap open."""
+        """Move the centre of a free intercept to its present value, if its distance from the centre keeps the gap open."""
         distance = self._best_distance
         if self.converged or distance < self._aim(self._best) / 4 or self._gap_near > distance:
             return
@@ -434,9 +435,9 @@ class CoCoA:
         self._best, self._last = math.inf, math.inf
 
     def _expects_end(self, gap: float, dual: float) -> bool:
-        """Whether the gap may be small enough, judged by what the samples showed when they were visited.
+        """Return True if the gap may be small enough, judged by the samples' gaps before their visits.
 
-        That was before they changed: after a round it is smaller by about as much as it was than a round ago.
+        The visits have reduced the gap since: the estimate assumes the reduction of the previous round.
         """
         rate = min(1.0, gap / self._last) if self._last > 0 else 1.0
         self._expected = self._optimism * gap * rate
@@ -446,11 +447,11 @@ class CoCoA:
         return not self._expected > aim
 
     def _aim(self, objective: float) -> float:
-        """The gap that is small enough at an objective."""
+        """Return the gap that is small enough for this objective."""
         return max(self.tolerance * objective, self.enough / self.l2)
 
     def _learn_from(self, dual: float) -> None:
-        """Expect a gap by as much larger than this one was than expected, and see whether it is the end."""
+        """Update ``converged``, and correct later estimates of the gap by the error of the last one."""
         gap = self._gap_near = self._near - dual
         if not math.isfinite(gap):
             raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
@@ -459,11 +460,11 @@ class CoCoA:
             self._optimism = min(_WORST, max(1.0, self._optimism * gap / self._expected))
 
     def _is_overdue(self) -> bool:
-        """Whether to compute the primal objective so as to see how fast the ranks are that work apart."""
+        """Return True if the primal objective should be computed to measure the progress of ranks that work separately."""
         return self.comm.size > 1 and not self._gathered.begun and self._pace.overdue(len(self.history) + 1)
 
     def _keep_pace(self, dual: float) -> None:
-        """Have one rank go over the active samples of all where the gap falls too slowly, and all of them if that is no faster."""
+        """Switch to one rank for all active samples if the gap decreases too slowly, and back if that is no faster."""
         if self.comm.size == 1 or self.converged:
             return
         self._pace.mark(len(self.history) + 1, self._best - dual)

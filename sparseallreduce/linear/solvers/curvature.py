@@ -1,4 +1,4 @@
-"""Sums of second derivatives over a rank's samples: row by row, or where rows are nearly full, of blocks of dense ones."""
+"""Sums of second derivatives over a rank's samples: row by row, or in blocks of dense rows if few values are zero."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["DENSE", "add_curvature", "density"]
 
 Array = NDArray[Any]
 
-#: Share of values that are not zero, from which on products of dense blocks take less time than sums over non-zeros.
+#: Fraction of non-zero values from which products of dense blocks are faster than sums over non-zeros.
 DENSE = 0.1
-_BLOCK = 1 << 18  # numbers of a dense block of rows, 2 MB
-_FEW = 32  # weights, for which a block is not worth it
+_BLOCK = 1 << 18  # elements of a dense block of rows, 2 MB
+_FEW = 32  # number of weights below which blocks do not pay off
 
 
 def density(dataset: Dataset, comm: Any) -> float:
-    """The share of the values of all ranks' samples that are not zero; collective over ``comm``."""
+    """Return the fraction of non-zero values in the samples of all ranks. Collective over ``comm``."""
     ranks = told(comm, lambda: (int(dataset.indptr[-1] - dataset.indptr[0]), dataset.rows))
     nonzeros, rows = (sum(column) for column in zip(*ranks, strict=True))
     return float(nonzeros / max(1, rows * dataset.features))
 
 
 def add_curvature(rows: tuple[Array, ...], curvatures: Array, place: int, out: Array) -> None:
-    """Add the outer product of each row with itself times its curvature: at least the lower triangle.
+    """Add the outer product of each row with itself, times its curvature, to at least the lower triangle of ``out``.
 
     Parameters
     ----------
     rows : tuple of ndarray
-        As the kernels take them.
+        The samples' arrays in the order of the kernels' arguments.
     curvatures : ndarray
     place : int
-        Of the intercept, or -1.
+        Position of the intercept, or -1.
     out : ndarray, shape (size, size)
     """
     indptr, size = rows[0], len(out)

@@ -1,4 +1,4 @@
-"""How the ranks' changes of the weights come together: their sum, of the features that several ranks have (CoCoA+, algorithm 1)."""
+"""The sum over ranks of the changes of the weights of features that several ranks have (CoCoA+, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ __all__ = ["Exchange"]
 
 Array = NDArray[Any]
 
-# Of the other ranks that have a feature, those that a rank's own change counts for, on two ranks and on more. Gaps of 20,000 samples like
-# URL's, logistic, after 4 rounds: 2 ranks 1.8e-3, 1.1e-3, 1.3e-3 with none, a quarter, a half; 8 ranks .45, .016, .026 with a quarter, a
-# half, three quarters.
+# Fraction of the other ranks with a feature that a rank assumes to make the same change, on two ranks and on more. Gaps of 20,000 samples
+# like URL's, logistic, after 4 rounds: 2 ranks 1.8e-3, 1.1e-3, 1.3e-3 with 0, 1/4, 1/2; 8 ranks .45, .016, .026 with 1/4, 1/2, 3/4.
 _COUNTED = (0.25, 0.5)
-_TOLD = 5  # numbers that are summed with a change: a gap, how steeply the objective falls, two lengths, how many ranks have failed
+_EXTRA = 5  # numbers summed with a change: gap, slope of the objective along the change, two squared lengths, number of failed ranks
 
 
 class Exchange:
-    """The weights that several ranks change, the same on all of them, and the rank's own problem that follows them.
+    """The weights of features that several ranks have, equal on all ranks, and their effect on the rank's own problem.
 
-    Each rank solves its part as if some of the other ranks that have a feature changed its weight as this one does. If it were all of
-    them, the sum of all changes would surely raise the dual objective (a separable bound of the square of the sum, feature by feature:
-    Fercoq and Richtarik 2015; with the number of all ranks for every feature it is CoCoA+, Ma et al. 2015). Equal changes need that,
-    orthogonal ones none. After the sum it is known how long it is, and how steeply the objective rises along it: so only so large a
-    share of the change is made as raises the objective most (a line search, by a bound that is exact but for the curvature of the
-    losses' conjugates).
+    Each rank solves its part as if a fraction of the other ranks with a feature changed its weight in the same way. If all of them were
+    assumed to, the sum of all changes would be certain to raise the dual objective (a separable bound of the square of the sum, feature by
+    feature: Fercoq and Richtarik 2015; with the number of all ranks for every feature it is CoCoA+, Ma et al. 2015). Equal changes need
+    that assumption, orthogonal ones do not. The sum yields its own length and the slope of the objective along it, so only the fraction of
+    the change that raises the objective most is applied (a line search with a bound that is exact except for the curvature of the losses'
+    conjugates).
 
-    The features that several ranks have are the same in every sum: their values alone travel.
+    The features that several ranks have are the same in every sum, so only their values are sent.
 
     Parameters
     ----------
     local : LocalProblem
     features : int
-        Dimension N.
+        Number of features, N.
     comm : communicator
     dtype : dtype
-        In which changes are added up.
+        Data type in which changes are summed.
     """
 
     def __init__(self, local: LocalProblem, features: int, comm: Any, dtype: DTypeLike) -> None:
@@ -55,45 +54,43 @@ class Exchange:
         if comm.size == 1:
             return
         size, visits = len(self.weights), sum(gather(comm, local.rows > 0))
-        # A slot a weight, of which a feature has several where there are several scores.
-        kind = index_dtype(size + _TOLD)
+        # One slot per weight; with several scores, a feature has several weights.
+        kind = index_dtype(size + _EXTRA)
         self._slots = (slots[:, np.newaxis] * width + np.arange(width)).reshape(-1).astype(kind)
         self._others = np.append(self._shared.holders, max(1, visits))[slots] - 1.0
-        self._given = np.zeros(len(self._slots) + _TOLD, dtype)
-        stream = SparseStream(np.append(self._slots, np.arange(size, size + _TOLD, dtype=kind)), self._given, size + _TOLD)
+        self._given = np.zeros(len(self._slots) + _EXTRA, dtype)
+        stream = SparseStream(np.append(self._slots, np.arange(size, size + _EXTRA, dtype=kind)), self._given, size + _EXTRA)
         self._sum = allreduce_init(stream, comm, fixed_indices=True)
 
     def begin(self) -> None:
-        """Have the rank's problem, whose values are known, count its changes so."""
+        """Prepare the rank's problem, whose values are known now, for changes by other ranks."""
         if self._comm.size > 1:
             self._local.count_others(self._counted * self._others)
             self._note()
 
     def _note(self) -> None:
-        """Remember the rank's weights and dual variables, to go back to."""
+        """Save the rank's weights and dual variables, to be restored on failure or shortened by the line search."""
         local, own = self._local, len(self._slots)
         self._before, self._alone, self._dual_before = local.weights[:own].copy(), local.weights[own:].copy(), local.dual.copy()
         self._conjugates = local.conjugates()
 
     @property
     def sigma(self) -> float:
-        """How often a rank's change of a weight that all ranks have counts in its problem."""
+        """The factor by which a rank's change of a weight that all ranks have counts in its problem."""
         return 1.0 + self._counted * (int(self._comm.size) - 1)
 
     @property
     def shared_features(self) -> int:
-        """Features that several ranks have."""
+        """The number of features that several ranks have."""
         return len(self._shared)
 
     def own_change(self, gap: float) -> Array:
-        """The change of the rank's weights since the last sum, as far as others have them too; and numbers to be summed with it.
-
-        Not collective.
+        """Return the change of the shared weights since the last sum, followed by numbers to sum with it. Not collective.
 
         Parameters
         ----------
         gap : float
-            Of the samples that made the change.
+            Sum of the gaps of the samples that made the change.
         """
         local, given, own = self._local, self._given, len(self._slots)
         counted = weight_changes.change(local.weights, self._before, local.scales, local.width, given[:own])
@@ -102,13 +99,13 @@ class Exchange:
         return given
 
     def failure(self) -> Array:
-        """What a rank gives in the place of its change if it has none."""
+        """Return what a rank that failed contributes to the sum."""
         self._given[:] = 0.0
         self._given[-1] = 1.0
         return self._given
 
     def add(self, change: Array) -> float | None:
-        """Add up the changes of all ranks; the sum of the gaps, or None if a rank has failed, and nothing has changed. Collective."""
+        """Sum the changes of all ranks; return the sum of gaps, or None if a rank failed and all changes are undone. Collective."""
         local, size, own = self._local, len(self.weights), len(self._slots)
         self._sum.start(change)
         total = all_values(self._sum.wait())
@@ -118,7 +115,7 @@ class Exchange:
             return None
         of_shared, length = weight_changes.slope_and_square(self.weights, total[:size])
         share, rise = 1.0, -(slope + of_shared)
-        if length + square > 0:  # a rise that is none is of rounding
+        if length + square > 0:  # a rise that is not positive is a rounding error
             share = min(1.0, (rise if rise > 0 else counted + square) / (length + square))
         if share < 1:
             weight_changes.step_back(local.dual.reshape(-1), self._dual_before.reshape(-1), share)
@@ -129,9 +126,9 @@ class Exchange:
         return float(gap)
 
     def assign(self, features: Array, weights: Array, intercept: float) -> None:
-        """Set the weights of features, in increasing order, and the intercept, where there is one; all ranks set the same.
+        """Set the weights of features, in ascending order, and the intercept if there is one; all ranks set the same.
 
-        Dual variables that go with them are set before.
+        The matching dual variables have to be set before.
         """
         local = self._local
         weight_changes.assign(self._shared.features, self._shared.slots, features, weights, self.weights)
@@ -141,14 +138,14 @@ class Exchange:
         self._note()
 
     def move_intercept(self, change: Array) -> None:
-        """Add to the intercepts, on all ranks alike, what belongs to no dual variable."""
+        """Add a change, the same on all ranks, to the intercepts, without a change of dual variables."""
         self._local.move_intercept(change)
         if self._comm.size > 1:
             self.weights[-self._local.width :] += change
             self._note()
 
     def scale(self, factor: float, centre: Array) -> None:
-        """Multiply all weights by a factor, the intercepts by their distance from ``centre``; dual variables follow."""
+        """Multiply all weights by a factor, and the intercepts' distances from ``centre``; dual variables follow."""
         local = self._local
         local.scale(factor, centre)
         self.weights *= factor
@@ -158,15 +155,18 @@ class Exchange:
             self._note()
 
     def squares(self) -> float:
-        """The sum of squares of the weights that several ranks change."""
+        """Return the sum of squares of the shared weights."""
         return float(weight_changes.squared_length(self.weights))
 
     def state(self) -> tuple[Array, Array]:
-        """A copy of the weights, of which :meth:`assembled` makes the whole vector."""
+        """Return a copy of the weights, from which :meth:`assembled` builds the whole vector."""
         return self.weights.copy(), self._local.weights.copy()
 
     def assembled(self, state: tuple[Array, Array] | None) -> Array:
-        """The whole vector of a state, or the present one, the same on every rank; the intercept last if there is one. Collective."""
+        """Return the weights of all features for a state, by default the present one, the same on every rank. Collective.
+
+        The intercept is last, if there is one.
+        """
         shared, own = state or (self.weights, self._local.weights)
         whole = self._shared.assembled(shared, own, self._local.width)
         if self._local.frame is not None:
@@ -176,5 +176,5 @@ class Exchange:
 
 
 def all_values(total: SparseStream) -> Array:
-    """The values of a sum at all of its positions."""
+    """Return the values of a sum at all of its positions."""
     return total._stored if len(total._stored) == total.size else total.to_dense()

@@ -1,4 +1,4 @@
-"""What solvers take the values of features for: columns that every sample has around their mean, and columns of different units in one."""
+"""Centring and scaling of features in the solvers: columns without zeros around their mean, and columns of different units to one scale."""
 
 from __future__ import annotations
 
@@ -20,60 +20,59 @@ __all__ = ["Frame", "frame_of", "frame_of_few"]
 
 Array = NDArray[Any]
 
-# Below this share of its square mean a variance is a rounding error, and the column says nothing.
+# A variance below this fraction of the mean square is a rounding error: the column is constant.
 _CONSTANT = 1e-12
-# What a rank alone knows of the units of columns is close to what all know: below this share of the threshold there is no need to ask.
+# A rank's own samples nearly show whether units differ: ranks that are all below this fraction of the threshold need not ask each other.
 _FAR_BELOW = 0.5
 
 
 class Frame(NamedTuple):
-    """What is subtracted from the values of each feature that occurs on any rank, and what they are then multiplied by."""
+    """A shift to subtract from the values of each feature that occurs on any rank, and a factor to multiply the result by."""
 
-    features: Array  # increasing
+    features: Array  # ascending
     shifts: Array  # float64
     factors: Array  # float64
-    scales: bool  # whether units differ, so that factors are not one
+    scales: bool  # whether features are scaled; otherwise the factors of all but constant columns are 1
 
     def by_place(self, numbering: Numbering) -> Array:
-        """The pairs of the features of a rank, by place, one behind the other, for the kernels."""
+        """Return shift and factor of each of a rank's features, by position, as one array for the kernels."""
         own = np.searchsorted(self.features, numbering.features)
         pairs = np.zeros((numbering.size, 2))
         pairs[numbering.places, 0], pairs[numbering.places, 1] = self.shifts[own], self.factors[own]
         return pairs.reshape(-1)
 
     def undo(self, weights: Array, intercept: bool) -> None:
-        """Turn weights of these values, the intercept last, into those of the values as they are given; in place."""
+        """Convert weights of the shifted and scaled values, intercept last, to weights of the original values, in place."""
         weights[self.features] *= self.factors
         if intercept:
             weights[-1] -= np.dot(weights[self.features], self.shifts)
 
 
 def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, scaled: bool | None) -> Frame | None:
-    """Find out what values are best taken for; None for what they are. Collective.
+    """Return how to shift and scale the features' values, or None if they should be used as they are. Collective.
 
     Parameters
     ----------
     dataset : Dataset
         This rank's samples.
     numbering : Numbering
-        Of their features, arranged.
+        Numbering of their features, after :meth:`Numbering.arrange`.
     comm : communicator
     centred : bool
-        Whether columns that every sample has are taken around their mean: then the objective must not change by that, since there is an
-        intercept that is not penalised.
+        Whether to centre columns without zeros. This requires an intercept that is not penalised, so that the objective does not change.
     scaled : bool or None
-        Whether values are divided by the deviation of such columns, and by the root mean square of the non-zeros of others; with None
-        where columns have different units (:func:`~sparseallreduce.linear.data.feature_scaling.units_differ`).
+        Whether to divide values by the standard deviation of such columns, and by the root mean square of the non-zeros of others; None
+        does so only if columns have different units (:func:`~sparseallreduce.linear.data.feature_scaling.units_differ`).
 
     Raises
     ------
     DatasetError
-        On all ranks alike, if squares of values are no finite numbers, and values are not to be scaled.
+        On all ranks, if squares of values overflow, and values are not scaled.
 
     Notes
     -----
-    Ones alone have no units, and are left as they are. What is divided by is of the non-zeros of a feature, so that rare ones stay as
-    weak as they are. Where squares are no finite numbers it is the largest magnitude of the feature.
+    Data sets of ones have no units, and are left as they are. The scale of a feature is that of its non-zeros, so that rare features are
+    not amplified. If squares overflow, it is the largest magnitude of the feature.
     """
     if not (centred or scaled is None or scaled):
         return None
@@ -100,7 +99,7 @@ def frame_of(dataset: Dataset, numbering: Numbering, comm: Any, centred: bool, s
 
 
 def _sizes(dataset: Dataset, places: Array, count: int, scales: bool, comm: Any) -> Array:
-    """The largest magnitude at each place on this rank; raises DatasetError if they are not to be scaled by. Collective."""
+    """Return the largest magnitude at each position on this rank; raise DatasetError if unscaled squares overflow. Collective."""
     values = dataset.values[int(dataset.indptr[0]) : int(dataset.indptr[-1])]
     with np.errstate(over="ignore"):
         total = 0.0 if scales else float(np.square(np.float64(largest_of(values))) * dataset.total_samples)
@@ -111,13 +110,13 @@ def _sizes(dataset: Dataset, places: Array, count: int, scales: bool, comm: Any)
 
 
 def _largest(own: SparseStream, comm: Any) -> Array:
-    """The largest of all ranks, of every feature."""
+    """Return the maximum over all ranks for every feature."""
     whole = allreduce(own, comm, op="max") if comm.size > 1 else own
     return np.asarray(whole.to_dense())
 
 
 def _rows_of(stream: SparseStream) -> tuple[Array, Array]:
-    """The positions of a stream that are not zero, and what is there."""
+    """Return the non-zero positions of a stream, and their values."""
     if not stream.is_dense:
         return stream.indices, stream.values
     whole = stream.to_dense()
@@ -126,7 +125,7 @@ def _rows_of(stream: SparseStream) -> tuple[Array, Array]:
 
 
 def _framed(features: Array, table: Array, sizes: Array, samples: int, centred: bool, scales: bool) -> Frame | None:
-    """The frame by sums of columns; where these are no finite numbers, by the ``sizes`` of the features."""
+    """Return the frame for the sums of columns; for columns whose sums overflowed, it uses the ``sizes`` of the features."""
     counted, entries, totals, squares = np.ascontiguousarray(table.T)
     known = np.isfinite(squares) & np.isfinite(totals)
     totals, squares = np.where(known, totals, 0.0), np.where(known, squares, 1.0)
@@ -147,7 +146,7 @@ def _framed(features: Array, table: Array, sizes: Array, samples: int, centred: 
 
 
 def frame_of_few(dataset: Dataset, comm: Any, centred: bool, scaled: bool | None) -> tuple[Frame | None, Array]:
-    """As :func:`frame_of` where features are few enough for a number each; also the pairs of all of them, for the kernels. Collective."""
+    """Do the work of :func:`frame_of` for few features, and return shifts and factors of all of them for the kernels too. Collective."""
     begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
     sums = np.zeros(4 * dataset.features)
     counts = np.empty(0) if dataset.weights is None else dataset.weights

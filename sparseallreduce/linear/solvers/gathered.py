@@ -1,4 +1,4 @@
-"""The samples of all ranks that are not settled, on the first rank: where few are left, it goes over them alone."""
+"""Gathering of the active samples of all ranks on the first rank, which processes them alone once they are few."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ __all__ = ["Gathered", "Passes"]
 
 Array = NDArray[Any]
 
-# Active samples are gathered when they have at most this share of the non-zeros of all ranks, in the first rounds and later, and at most
-# so many times those of the rank that has most: the memory of the first rank stays in bounds. With the hinge, what ranks change side by
-# side holds each other up: of 3,000 samples, 73 % of them active, two ranks took 968 rounds to a gap of 1e-5, and 18 so.
+# Active samples are gathered if they have at most this fraction of the non-zeros of all ranks, in the first rounds and later, and at most
+# _LARGEST times those of the rank with the most, which limits the memory of the first rank. With the hinge, simultaneous changes of ranks
+# obstruct each other: on 3,000 samples, 73 % of them active, two ranks took 968 rounds to a gap of 1e-5, and 18 with gathering.
 _SHARE = {HINGE: (0.6, 1.0), SQUARED_HINGE: (0.4, 0.4)}
 _FIRST_ROUNDS = 10
 _LARGEST = 4
 
 
 class Passes(NamedTuple):
-    """What the passes of a round came to."""
+    """The results of a round's passes on the first rank."""
 
-    gap: float  # sum over the samples, of each when the last pass came to it
-    before: float  # likewise, of the pass before the last; infinite if there was none
-    sent: int  # bytes, by this rank
-    nonzeros: int  # that the first rank has gone over
+    gap: float  # sum of the samples' gaps before their visits in the last pass
+    before: float  # the same for the pass before the last; infinite if there was none
+    sent: int  # bytes sent by this rank
+    nonzeros: int  # number of non-zeros that the first rank has processed
 
 
 class _Samples(NamedTuple):
-    """Samples that have been handed over, row by row."""
+    """Samples sent to the first rank, row by row."""
 
-    numbers: Array  # int64, among all samples
-    lengths: Array  # int64, how many non-zeros each has
+    numbers: Array  # int64, numbers among all samples
+    lengths: Array  # int64, number of non-zeros of each
     factors: Array  # float64, (rows, 3): label, weight and dual variable
-    indices: Array  # the features of all non-zeros
+    indices: Array  # features of all non-zeros
     values: Array
 
     def after(self, others: _Samples) -> _Samples:
-        """These behind others."""
+        """Return ``others`` followed by these samples."""
         return _Samples(*(np.concatenate(pair) for pair in zip(others, self, strict=True)))
 
 
 class Gathered:
     """Passes of the first rank over the active samples of all ranks.
 
-    A sample is settled while its dual variable is at a bound and would leave it if it could: with the hinge most are, after some rounds.
-    The others hang together closely, and need hundreds of passes, each of which takes less time than a sum of changes. So the first rank
-    is handed their rows, dual variables and weights, and makes passes as a rank does that is alone; then it tells all ranks what has
-    changed. Primal objectives are computed by all, each over its own samples; those that were dropped too early are handed over then.
+    A sample is inactive while its dual variable is at a bound that it would not leave: with the hinge most samples are, after some rounds.
+    The active ones depend strongly on each other, and need hundreds of passes, each of which takes less time than a sum of changes. So the
+    first rank receives their rows, dual variables and weights, and makes passes as a single rank does; then it broadcasts its changes. All
+    ranks compute primal objectives, each on its own samples; samples that were deactivated too early are then sent too.
 
-    All ranks make theirs together, and call :meth:`collect` and :meth:`advance` together.
+    Creating an instance, :meth:`collect` and :meth:`advance` are collective.
 
     Parameters
     ----------
     dataset : Dataset
         This rank's samples.
     local : LocalProblem
-        Of these.
+        The problem of these samples.
     exchange : Exchange
     comm : communicator
     """
@@ -74,43 +74,43 @@ class Gathered:
         self._dataset, self._local, self._exchange, self._comm = dataset, local, exchange, comm
         entries = gather(comm, local.entries)
         self._all, self._room = sum(entries), _LARGEST * max(entries)
-        self._told: dict[str, Array] | None = None  # by the first rank, as long as not all ranks have taken it over
+        self._received: dict[str, Array] | None = None  # the first rank's last changes, until all ranks have applied them
         self.forget()
 
     def forget(self) -> None:
-        """Have every rank go over its own samples again, which know all that the first rank has told."""
+        """Return to passes of every rank over its own samples. The first rank's changes stay."""
         self.begun = False
         self._handed_over = np.zeros(self._local.rows, bool)  # which of this rank's samples the first rank has
-        self._entries = 0  # non-zeros that it has
-        self._samples: _Samples | None = None  # there alone
-        self._problem: LocalProblem | None = None  # of those, in their order
+        self._entries = 0  # number of non-zeros that it has
+        self._samples: _Samples | None = None  # only on the first rank
+        self._problem: LocalProblem | None = None  # the problem of these samples, in their order
 
     @property
     def active(self) -> int:
-        """Samples that this rank's next pass visits."""
+        """The number of samples that this rank's next pass visits."""
         if self.begun:
             return 0 if self._problem is None else self._problem.active
         return self._local.active
 
     def is_due(self, entries: int, rounds: int) -> bool:
-        """Whether so many non-zeros, those of the active samples of all ranks, are few enough for one rank, after some rounds."""
+        """Return True if the active samples of all ranks have few enough non-zeros to be gathered after this many rounds."""
         early, late = _SHARE.get(self._local.loss, (0.0, 0.0))
         return self.has_room(entries) and 0 < entries <= (early if rounds < _FIRST_ROUNDS else late) * self._all
 
     def has_room(self, entries: int) -> bool:
-        """Whether so many non-zeros are not too many for the memory of one rank."""
+        """Return True if this many non-zeros fit the memory of one rank."""
         return entries <= self._room
 
     def collect(self) -> int:
-        """Hand the active samples over to the first rank, as far as it has not got them; returns how many bytes this rank has sent.
+        """Send the active samples that the first rank does not have to it; return the number of bytes sent by this rank.
 
-        They are handed over anew where it would have too many, and no longer are where the active ones alone are.
+        If it would have too many, gathering starts anew, or ends if the active samples alone are too many.
         """
         local, comm = self._local, self._comm
         rows = local.active_rows
         new = rows[~self._handed_over[rows]]
-        told = gather(comm, (len(rows), len(new), local.entries_of(new), local.entries_of(rows)))
-        active, counts, entries, needed = (list(each) for each in zip(*told, strict=True))
+        ranks = gather(comm, (len(rows), len(new), local.entries_of(new), local.entries_of(rows)))
+        active, counts, entries, needed = (list(each) for each in zip(*ranks, strict=True))
         if self._entries + sum(entries) > self._room:
             again = self.begun and sum(needed) <= self._room
             self.forget()
@@ -127,33 +127,33 @@ class Gathered:
         return sum(array.nbytes for array in arrays) if comm.rank else 0
 
     def advance(self, passes: int, visits: int, enough: float) -> Passes:
-        """Have the first rank make passes, and all ranks learn what they have changed.
+        """Let the first rank make passes, and apply its changes on all ranks.
 
         Parameters
         ----------
         passes : int
-            At least.
+            Smallest number of passes.
         visits : int
-            To samples, at least, unless the gap seems small enough before.
+            Smallest number of visits of samples, unless the gap is expected to be small enough before.
         enough : float
-            The sum of gaps that seems so.
+            Sum of gaps that is small enough.
         """
         changes = agreed(self._comm, lambda: self._ascended(passes, visits, enough), patient=True)
-        self._told = told = broadcast_arrays(self._comm, changes)
+        self._received = received = broadcast_arrays(self._comm, changes)
         self.catch_up()
-        gap, before = told["figures"][:2].tolist()
+        gap, before = received["figures"][:2].tolist()
         sent = 0 if changes is None else (self._comm.size - 1) * sum(array.nbytes for array in changes.values())
-        return Passes(gap, before, sent, int(told["figures"][5]))
+        return Passes(gap, before, sent, int(received["figures"][5]))
 
     def catch_up(self) -> None:
-        """Have all ranks know what the first one told last, also where one failed when it was to take that over; all ranks call it."""
-        if self._told is not None:
-            told = self._told
-            agreed(self._comm, lambda: self._learn(**told))
-            self._told = None
+        """Apply the first rank's last changes, if not all ranks have applied them because one failed. All ranks call it."""
+        if self._received is not None:
+            received = self._received
+            agreed(self._comm, lambda: self._learn(**received))
+            self._received = None
 
     def _taken(self, rows: Array) -> _Samples:
-        """Some of this rank's samples."""
+        """Return some of this rank's samples."""
         dataset = self._dataset
         counts = np.ones(len(rows)) if dataset.weights is None else dataset.weights[rows]
         factors = np.stack([dataset.labels[rows], counts, self._local.dual[rows]], axis=1)
@@ -163,7 +163,7 @@ class Gathered:
         return _Samples(rows + dataset.first_sample, lengths, factors, indices, values)
 
     def _take_in(self, arrived: list[Array]) -> None:
-        """Go on with the samples that have been handed over too, and with those active that all ranks call so."""
+        """Add the received samples to the problem, and activate those that the ranks report as active."""
         samples, (features, weights, active) = _Samples(*arrived[:5]), arrived[5:]
         samples = samples._replace(factors=samples.factors.reshape(-1, 3))
         if len(samples.numbers) or self._problem is None:
@@ -174,7 +174,7 @@ class Gathered:
         self._problem.activate(order[np.searchsorted(self._samples.numbers, active, sorter=order)])
 
     def _put_together(self, samples: _Samples, former: LocalProblem | None, features: Array, weights: Array) -> LocalProblem:
-        """The problem of samples of all ranks, with the dual variables and weights that are known."""
+        """Return the problem of gathered samples, with the dual variables and weights known so far."""
         labels, counts, dual = np.ascontiguousarray(samples.factors.T)
         rows = Dataset(
             np.concatenate([[0], np.cumsum(samples.lengths)]),
@@ -187,7 +187,7 @@ class Gathered:
         )
         problem = self._local.like(rows)
         problem.dual[:] = dual
-        order = np.argsort(features, kind="stable")  # where several ranks have one, they have the same weight
+        order = np.argsort(features, kind="stable")  # ranks that have the same feature have the same weight
         problem.assign(features[order], weights[order])
         if former is None:
             problem.limits[:] = self._local.limits
@@ -197,11 +197,11 @@ class Gathered:
             problem.assign(former.numbering.features, former.feature_weights)
         if problem.numbering.intercept >= 0:
             problem.weights[problem.numbering.intercept] = self._exchange.weights[-1]
-        self._told_weights, self._told_dual = problem.feature_weights, problem.dual.copy()
+        self._sent_weights, self._sent_dual = problem.feature_weights, problem.dual.copy()
         return problem
 
     def _ascended(self, passes: int, visits: int, enough: float) -> dict[str, Array] | None:
-        """What passes of the first rank have changed, by name; None elsewhere."""
+        """Return the changes made by passes of the first rank, by name; None on other ranks."""
         problem, gap, before, expected, nonzeros = self._problem, math.inf, math.inf, math.inf, 0
         if problem is None:
             return None
@@ -211,8 +211,8 @@ class Gathered:
             before, gap = gap, problem.ascend(1)
             expected = gap * min(1.0, gap / before) if 0 < before < math.inf else gap
         weights, features = problem.feature_weights, problem.numbering.features
-        changed, visited = np.flatnonzero(weights != self._told_weights), np.flatnonzero(problem.dual != self._told_dual)
-        self._told_weights, self._told_dual = weights, problem.dual.copy()
+        changed, visited = np.flatnonzero(weights != self._sent_weights), np.flatnonzero(problem.dual != self._sent_dual)
+        self._sent_weights, self._sent_dual = weights, problem.dual.copy()
         assert self._samples is not None
         return {
             "features": features[changed],
@@ -223,7 +223,7 @@ class Gathered:
         }
 
     def _learn(self, features: Array, weights: Array, samples: Array, dual: Array, figures: Array) -> None:
-        """Take over what the first rank has told; to do so twice makes no difference."""
+        """Apply changes of the first rank. Applying them twice has no further effect."""
         local, rows = self._local, samples - self._dataset.first_sample
         own = (rows >= 0) & (rows < local.rows)
         local.dual[rows[own]] = dual[own]

@@ -1,4 +1,4 @@
-"""What one rank holds of a dual problem: its samples, their dual variables, and the weights of its features."""
+"""One rank's part of a dual problem: its samples, their dual variables, and the weights of its features."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ __all__ = ["MULTINOMIAL", "Certificate", "ClassProblem", "ErrorProblem", "LocalP
 
 Array = NDArray[Any]
 
-MULTINOMIAL = -1  # in the place of the number of a loss of two classes
-_ENOUGH = 0.25  # of the rank's samples that a round visits at least, however few of them are active
-_MOST = 8  # passes over few active samples
+MULTINOMIAL = -1  # used in place of the number of a binary loss
+_ENOUGH = 0.25  # smallest number of visits per round, as a fraction of the rank's samples, however few of them are active
+_MOST = 8  # largest number of passes over few active samples, per requested pass
 
 
 class Certificate(NamedTuple):
     """A rank's part of both objectives at the present weights."""
 
-    losses: float  # sum over its samples, each times its bound
-    conjugates: float  # likewise
-    squares: float  # of the weights of features that no other rank has
+    losses: float  # sum of its samples' losses, each times its bound
+    conjugates: float  # sum of its samples' conjugates
+    squares: float  # sum of squares of the weights of features that no other rank has
 
 
 class LocalProblem:
-    """A rank's part of the dual problem, in the scale of LIBLINEAR: each sample's loss is multiplied by its bound, the penalty by 1/2.
+    """A rank's part of the dual problem, in LIBLINEAR's scale: each sample's loss is multiplied by its bound, the penalty by 1/2.
 
     Parameters
     ----------
     dataset : Dataset
-        Samples of this rank, which have been checked.
+        Checked samples of this rank.
     loss : int
-        Of :mod:`sparseallreduce.linear.kernels.dual`.
+        A loss number of :mod:`sparseallreduce.linear.kernels.dual`.
     l2 : float
     intercept : bool
     seed : int
-        Of the order of visits, together with the number of the rank's first sample.
+        Seed of the order of visits, combined with the number of the rank's first sample.
 
     Attributes
     ----------
     dual : ndarray
-        Of each sample.
+        Dual variable of each sample.
     weights : ndarray
-        By place.
+        Weights by position.
     active : int
-        Samples that the next pass visits.
+        Number of samples that the next pass visits.
     limits : ndarray
-        Of projected gradients, above and below which samples at a bound are settled.
+        Projected gradients above and below which samples at a bound are deactivated.
     """
 
-    width = 1  # weights of a feature
+    width = 1  # number of weights per feature
 
     def __init__(self, dataset: Dataset, loss: int, l2: float, intercept: bool, seed: int) -> None:
         self.loss, self._settings, self._dataset = loss, (loss, l2, intercept, seed), dataset
@@ -88,40 +88,40 @@ class LocalProblem:
         self.margins = np.empty(dataset.rows)
 
     def take(self, frame: Frame | None) -> None:
-        """Take values for others from now on, before the first pass; its features have their places.
+        """Shift and scale values from now on, if ``frame`` is not None. Called before the first pass, when features have positions.
 
         Raises
         ------
         DatasetError
-            If the squares of a sample's values then sum to no finite number.
+            If the sum of squares of a sample's values is then not finite.
         """
         if frame is not None:
             self._reframe(frame)
         strange = np.flatnonzero(~np.isfinite(self._norms))
         if len(strange):
             where = f"{self._dataset.source}: the squares of sample {self._dataset.first_sample + strange[0]}'s values"
-            raise DatasetError(f"{where} sum to no finite number: scale them")
+            raise DatasetError(f"{where} overflow: scale them")
 
     def _reframe(self, frame: Frame) -> None:
         indptr, indices, _, _, labels = self._rows
-        values = self._values  # also if all are ones here: those of other ranks are not
+        values = self._values  # also if all values are ones on this rank, because those of other ranks are not
         self.frame, pairs = frame, frame.by_place(self.numbering)
         self._rows = indptr, indices, values, pairs, labels
         kernels.squared_norms(indptr, indices, values, pairs, float(self._settings[2]), self._norms)
 
     def penalise(self, l2: float) -> None:
-        """Take another penalty from now on; :meth:`scale` is to be called before a pass, by a factor at most that of the bounds."""
+        """Change the penalty. :meth:`scale` has to be called before a pass, with a factor of at most the growth of the bounds."""
         loss, before, intercept, seed = self._settings
         self._settings, self._widening = (loss, l2, intercept, seed), before / l2
         self._bounds = self._counts / (self._dataset.total_samples * l2)
         self._activate_all()
 
     def scaled(self, factor: float) -> Array:
-        """Return the dual variables that go with the weights times a factor, where the bounds are new."""
+        """Return the dual variables of the weights times a factor, for the new bounds."""
         return factor * self.dual
 
     def scale(self, factor: float, centre: Array) -> None:
-        """Multiply the weights by a factor, the intercepts by their distance from ``centre``, and move dual variables to these."""
+        """Multiply the weights by a factor, and the intercepts' distances from ``centre``, and update the dual variables."""
         first = self.numbering.intercept * self.width
         self.dual[:] = self.scaled(factor)
         self.weights *= factor
@@ -129,12 +129,12 @@ class LocalProblem:
             self.weights[first : first + self.width] += (1 - factor) * centre
 
     def count_others(self, others: Array) -> None:
-        """Have changes of weights count as if others changed them as well.
+        """Count changes of weights as if other ranks made the same changes.
 
         Parameters
         ----------
         others : ndarray
-            Of each slot of the rank, how many.
+            Number of other ranks for each of this rank's slots.
         """
         more = np.empty(self.rows)
         kernels.shared_norms(*self._rows[:4], others, self.numbering.intercept, more)
@@ -142,12 +142,12 @@ class LocalProblem:
 
     @property
     def intercept(self) -> Array:
-        """A copy of the intercepts, one a weight of a feature; none if there is no intercept."""
+        """A copy of the intercepts, one per weight of a feature; empty without intercept."""
         first = self.numbering.intercept * self.width
         return self.weights[first : first + self.width].copy() if first >= 0 else np.empty(0)
 
     def move_intercept(self, change: Array) -> None:
-        """Add to the intercepts what belongs to no dual variable; all samples are active then."""
+        """Add a change to the intercepts without a change of dual variables, and activate all samples."""
         first = self.numbering.intercept * self.width
         self.weights[first : first + self.width] += change
         self._activate_all()
@@ -158,12 +158,12 @@ class LocalProblem:
 
     @property
     def rows(self) -> int:
-        """Samples of this rank."""
+        """The number of samples of this rank."""
         return len(self.dual)
 
     @property
     def entries(self) -> int:
-        """Non-zeros of this rank."""
+        """The number of non-zeros of this rank."""
         return len(self.numbering.indices)
 
     @property
@@ -177,23 +177,23 @@ class LocalProblem:
         return self.weights[self.numbering.places]
 
     def entries_of(self, rows: Array) -> int:
-        """How many non-zeros some samples have."""
+        """Return the number of non-zeros of some samples."""
         indptr = self._rows[0]
         return int((indptr[rows + 1] - indptr[rows]).sum())
 
     def weights_of(self, rows: Array) -> tuple[Array, Array]:
-        """The features of some samples, in increasing order, and their weights."""
+        """Return the features of some samples in ascending order, and their weights."""
         occurs = np.zeros(self.numbering.size, bool)
         weight_changes.occurring(self._rows[0], self._rows[1], rows, occurs)
         chosen = occurs[self.numbering.places]
         return self.numbering.features[chosen], self.weights[self.numbering.places[chosen]]
 
     def assign(self, features: Array, weights: Array) -> None:
-        """Set the weights of features, which do not decrease, as far as they occur here."""
+        """Set the weights of the given features, which must be sorted, if they occur on this rank."""
         weight_changes.assign(self.numbering.features, self.numbering.places, features, weights, self.weights)
 
     def activate(self, rows: Array) -> None:
-        """Have the next pass visit these samples."""
+        """Set the samples that the next pass visits."""
         self.active = len(rows)
         self._active[: self.active] = rows
 
@@ -201,7 +201,7 @@ class LocalProblem:
         return LocalProblem(dataset, *self._settings)
 
     def like(self, dataset: Dataset) -> LocalProblem:
-        """The problem of other samples alone, in the same scale."""
+        """Return the problem of other samples alone, in the same scale."""
         problem = self._of(dataset)
         nothing = problem.numbering.features[:0]
         problem.numbering.arrange(nothing, np.zeros(0, np.int64), alone=True)
@@ -209,13 +209,13 @@ class LocalProblem:
         return problem
 
     def deal(self, parts: int) -> None:
-        """Divide the active samples, in a random order, into so many parts of a pass."""
+        """Divide the active samples, in random order, into the parts of a pass."""
         self._order.shuffle(self._active[: self.active])
         self._cuts = [self.active * part // parts for part in range(parts + 1)]
         self._kept, self._reached = 0, np.array([-math.inf, math.inf])
 
     def ascend_part(self, part: int) -> float:
-        """Go over a part of a pass, after those before it; returns the sum of its samples' duality gaps, each as it was then."""
+        """Process one part of a pass, in order; return the sum of its samples' gaps before their visits."""
         low, high = self._cuts[part], self._cuts[part + 1]
         rows, limits = self._active[low:high], self.limits.copy()
         kept, gap = self._pass(rows, high - low, limits)
@@ -231,9 +231,9 @@ class LocalProblem:
         return gap
 
     def ascend(self, passes: int) -> float:
-        """Go over the active samples; returns the sum of their duality gaps, each as it was when the last pass came to it.
+        """Process the active samples; return the sum of their gaps before their visits in the last pass.
 
-        Few that are active are gone over more often.
+        If few samples are active, more passes are made.
         """
         left, done, gap = passes * _ENOUGH * self.rows, 0, 0.0
         while done < passes or (len(self.scales) and left > 0 and self.active > 0 and done < _MOST * passes):
@@ -243,7 +243,7 @@ class LocalProblem:
         return gap
 
     def _pass(self, rows: Array, count: int, limits: Array) -> tuple[int, float]:
-        """Go over the first ``count`` of these rows once; those that are still active come first then, and are counted."""
+        """Visit the first ``count`` of these rows once; move those that stay active to the front, and return their number and the gap."""
         kept, gap = kernels.ascend(
             self.loss,
             *self._rows,
@@ -261,20 +261,20 @@ class LocalProblem:
         return int(kept), float(gap)
 
     def conjugates(self, dual: Array | None = None) -> float:
-        """Return the sum of what the samples add to the dual objective to be minimised, at their dual variables or at others."""
+        """Return the sum of the samples' terms of the dual objective (to be minimised), at the given dual variables or the present ones."""
         return float(kernels.conjugates(self.loss, self._bounds, self.dual if dual is None else dual))
 
     def squares(self) -> float:
-        """The sum of squares of the weights that no other rank has."""
+        """Return the sum of squares of the weights that no other rank has."""
         return float(weight_changes.squared_length(self.weights[len(self.numbering.slots) * self.width :]))
 
     @property
     def scores(self) -> Array:
-        """The scores of the rank's samples when both objectives were last computed."""
+        """The scores of the rank's samples when :meth:`certify` was last called."""
         return np.asarray(self._dataset.labels * self.margins)
 
     def certify(self) -> Certificate:
-        """This rank's part of both objectives; samples that have been dropped too early become active again."""
+        """Return this rank's part of both objectives, and reactivate samples that were deactivated too early."""
         kernels.margins(*self._rows, self.weights, self.numbering.intercept, self.margins)
         sums = np.empty(2)
         self.active = kernels.certify(self.loss, self.margins, self._bounds, self.dual, self.limits, self._active, sums)
@@ -282,9 +282,9 @@ class LocalProblem:
 
 
 class ClassProblem(LocalProblem):
-    """As :class:`LocalProblem`, of multinomial logistic regression: labels are numbers of classes, and ``dual`` holds shares of the bounds.
+    """The :class:`LocalProblem` of multinomial logistic regression: labels are class numbers, ``dual`` holds fractions of the bounds.
 
-    The weights of a feature, one a class, lie together. No sample is ever settled.
+    The weights of a feature, one per class, are adjacent. Samples are never deactivated.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ class ClassProblem(LocalProblem):
 
 
 class ErrorProblem(LocalProblem):
-    """As :class:`LocalProblem`, of losses of errors beyond ``epsilon``: labels are numbers, and dual variables have either sign.
+    """The :class:`LocalProblem` of the epsilon-insensitive losses: labels are numbers, and dual variables have either sign.
 
     Parameters
     ----------

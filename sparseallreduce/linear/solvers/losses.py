@@ -1,4 +1,4 @@
-"""The losses whose dual the solvers know."""
+"""Losses whose dual the solvers know."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparseallreduce.linear.multiclass import Multinomial
 __all__ = ["dual_loss", "has_dual"]
 
 
-# A subclass may have another loss, so it is not taken for its base.
+# Looked up by exact type, because a subclass may have another loss.
 _KNOWN: dict[type[LinearModel], int] = {
     Hinge: HINGE,
     SquaredHinge: SQUARED_HINGE,
@@ -22,12 +22,12 @@ _KNOWN: dict[type[LinearModel], int] = {
 
 
 def dual_loss(model: LinearModel) -> int:
-    """The number by which the kernels know the loss of a model.
+    """Return the kernels' number of a model's loss.
 
     Raises
     ------
     AlgorithmError
-        If they do not.
+        If the kernels do not implement the loss.
     """
     loss = _KNOWN.get(type(model))
     if loss is None:
@@ -37,5 +37,5 @@ def dual_loss(model: LinearModel) -> int:
 
 
 def has_dual(model: LinearModel) -> bool:
-    """Return True if dual coordinate ascent knows the loss of a model: of one score, or of all classes in one."""
+    """Return True if dual coordinate ascent implements the loss of a model with one score, or of a multinomial model."""
     return type(model) in _KNOWN or type(model) is Multinomial

@@ -1,4 +1,4 @@
-"""Newton's method for few features: the second derivatives of all ranks' samples are summed, and every rank takes the same step."""
+"""Newton's method for few features: the ranks sum the second derivatives over all samples, and take the same step."""
 
 from __future__ import annotations
 
@@ -32,75 +32,74 @@ __all__ = ["Newton", "has_curvature", "has_few_weights"]
 
 Array = NDArray[Any]
 
-# Weights of all scores together up to which second derivatives are worth their memory and time; of a softmax, of one score. Where rows are
-# nearly full, dual ascent takes hundreds of passes over them, and the products of dense blocks less for more weights.
+# Largest number of weights (of all scores, or per score of a softmax) for which second derivatives are worth their memory and time. The
+# limit is higher for dense rows, for which dual ascent takes hundreds of passes and products of dense blocks are fast.
 _MOST_WEIGHTS, _MOST_OF_DENSE = 400, 1200
 
 _KNOWN = (Logistic, SquaredHinge, Squared, Huber, Poisson, Multinomial, SquaredEpsilonInsensitive)
-_HALVINGS = 40  # of a step that does not lower the objective enough
-_ENOUGH = 1e-4  # share of the fall that the slope promises
-_RIDGE = 1e-12  # share of the mean curvature that is added to it, for weights that no sample decides on
-# Times the tolerance: the last step of a smooth loss makes an error of about its square, and one by conjugate gradients of some of it.
+_HALVINGS = 40  # largest number of halvings of a step that does not reduce the objective enough
+_ENOUGH = 1e-4  # required reduction, as a fraction of that predicted by the slope
+_RIDGE = 1e-12  # fraction of the mean curvature added to it, for weights that no sample determines
+# Factors of the tolerance: the last exact step leaves about the square of the error before it, one by conjugate gradients a fraction of it.
 _FINER, _FINER_BY_PRODUCTS = 1e-4, 0.1
 
 
 def has_curvature(model: LinearModel) -> bool:
-    """Return True if Newton's method knows the second derivative of a loss."""
+    """Return True if Newton's method knows the second derivative of the model's loss."""
     return type(model) in _KNOWN
 
 
 def has_few_weights(model: LinearModel, features: int, density: float) -> bool:
-    """Return True if the weights of a model of one score, or of all classes in one, are few enough for :class:`Newton`.
+    """Return True if a model has few enough weights for :class:`Newton`.
 
-    Of a softmax of so many weights that their second derivatives together are not made, those of a class are.
+    For a softmax, the weights of one class count: for many classes, its second derivatives are not stored.
 
     Parameters
     ----------
     model : LinearModel
     features : int
     density : float
-        The share of values that are not zero.
+        Fraction of the values that are not zero.
     """
     most = _MOST_OF_DENSE if density >= DENSE else _MOST_WEIGHTS
     return features + 1 <= most // (1 if isinstance(model, Multinomial) else model.columns or 1)
 
 
 class Newton:
-    """Finds the weights of a linear model by Newton's method, for few features.
+    """Finds the weights of a linear model with few features by Newton's method.
 
-    It minimises ``l2 / 2 * |w|^2 + mean loss``, where the weights of samples multiply their losses; the intercept is not penalised. An
-    iteration solves for the step at which the second-order expansion of the objective is least, and halves it until the objective falls.
-    The number of iterations, 5 to 10, does not depend on the number of ranks: what they exchange are sums of first and second derivatives.
-
-    It has the interface of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
-    Ranks make their solvers together.
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, where sample weights multiply the losses; the intercept is not penalised. An
+    iteration solves for the step that minimises the second-order expansion of the objective, and halves it until the objective decreases.
+    The number of iterations, 5 to 10, does not depend on the number of ranks, which exchange sums of first and second derivatives.
+    The interface is that of :class:`~sparseallreduce.linear.solvers.CoCoA`, also for all scores of a :class:`Multinomial` model together.
+    Creating a solver is collective.
 
     Parameters
     ----------
     dataset : Dataset
         This rank's samples.
     model : LinearModel
-        One that :func:`has_curvature` knows.
+        A model for which :func:`has_curvature` is True.
     l2 : float
         At least 0.
     comm : communicator
     tolerance : float
-        Share of the objective that it may be above its least, of which 1e-4 are asked for of half the square of Newton's decrement, which
-        estimates that before the last step.
+        Accepted distance of the objective from its minimum, as a fraction of the objective. Iterations end when half the square of Newton's
+        decrement, which estimates the distance before the last step, is 1e-4 of that.
     enough : float
-        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
+        As for :class:`~sparseallreduce.linear.solvers.CoCoA`.
     rounds : int
-        Iterations at most.
+        Largest number of iterations.
     intercept : bool
     scale_features : bool or None
-        As of :class:`~sparseallreduce.linear.solvers.CoCoA`.
+        As for :class:`~sparseallreduce.linear.solvers.CoCoA`.
 
     Attributes
     ----------
     history : list of Round
     converged : bool
     best_state : ndarray or None
-        The weights after the last iteration, of the values as the solver takes them.
+        Weights of the shifted and scaled values after the last iteration.
 
     Examples
     --------
@@ -132,7 +131,7 @@ class Newton:
         together(self.comm, lambda: self._make(dataset))
 
     def _make(self, dataset: Dataset) -> None:
-        """Check what has been given, and find out what values are taken for; collective."""
+        """Check the arguments, and choose how to shift and scale the values. Collective."""
         names = ("l2", "tolerance", "enough", "rounds", "intercept", "scale_features")
         settings = {"model": self.model.title} | {name: getattr(self, name) for name in names}
         self.dataset = dataset = checked_samples(dataset, self.comm, self.model, f"solver {type(self).__name__}", settings)
@@ -152,24 +151,24 @@ class Newton:
         self._scores = np.zeros((dataset.rows, self._columns))
 
     def penalise(self, l2: float) -> None:
-        """Take another penalty, and begin at the present weights."""
+        """Change the penalty, and continue from the present weights."""
         self.l2, self.history, self.converged, self.best_state = l2, [], False, None
         if self._softmax is not None:
             self._softmax.penalise(l2)
 
     @collective("fit")
     def fit(self) -> Array:
-        """Make iterations until the objective is near enough to its least, or as many as are allowed; collective.
+        """Iterate until the objective is close enough to its minimum, or the number of iterations is reached. Collective.
 
         Returns
         -------
         ndarray
-            As :meth:`weights_of`.
+            Weights in the form of :meth:`weights_of`.
 
         Raises
         ------
         DivergenceError
-            On all ranks alike, if the objective is no finite number.
+            On all ranks, if the objective is not finite.
         """
 
         def iterations() -> Array:
@@ -181,12 +180,12 @@ class Newton:
         return together(self.comm, iterations)
 
     def advance(self, certify: bool = False) -> Round:
-        """Make one iteration; collective. Objectives are computed in any case.
+        """Make one iteration, and compute the objective whatever ``certify`` is. Collective.
 
         Raises
         ------
         DivergenceError
-            As :meth:`fit`.
+            As in :meth:`fit`.
         """
         clock = Clock()
         with trace() as traffic:
@@ -202,15 +201,18 @@ class Newton:
         return self.history[-1]
 
     def scores(self) -> Array:
-        """The scores of this rank's samples, float64: of one score of shape (samples,), else (samples, K)."""
+        """Return the scores of this rank's samples, float64 of shape (samples,) or, for several scores, (samples, K)."""
         return self._scores[:, 0] if self.model.columns is None else self._scores
 
     def state(self) -> Array:
-        """A copy of what :meth:`weights_of` makes weights of."""
+        """Return a copy of the state from which :meth:`weights_of` computes weights."""
         return self._weights.copy()
 
     def weights_of(self, state: Array | None = None) -> Array:
-        """The weights of a state, or the present ones, the intercept last: of one score of shape (features + 1,), else with K columns."""
+        """Return the weights of a state, by default the present one, with K columns for several scores.
+
+        The intercept is last: a single score has the shape (features + 1,).
+        """
         whole = (self._weights if state is None else state).copy()
         if self._frame is not None:
             for column in range(self._columns):
@@ -218,7 +220,7 @@ class Newton:
         return whole[:, 0] if self.model.columns is None else whole
 
     def _own(self) -> Array:
-        """This rank's part of the sums that a step goes by, in one vector."""
+        """Return this rank's part of the sums that a step needs, as one vector."""
         labels, size, columns = self.dataset.labels, self._size, self._columns
         if self._softmax is not None:
             slope = self._softmax.slopes(self.model.derivative(self._scores, labels), (size, columns))
@@ -242,7 +244,7 @@ class Newton:
         return np.array(allreduce(SparseStream.from_dense(own), self.comm).to_dense())
 
     def _step(self, sums: _Sums) -> tuple[float, float]:
-        """Take a step; the objective before it, and how far that is above its least."""
+        """Take a step; return the objective before it, and an estimate of its distance from the minimum."""
         weights, features = self._weights, self.dataset.features
         penalty = self.l2 / 2 * float(np.square(weights[:features]).sum())
         primal = float(sums.loss[0]) + penalty
@@ -266,7 +268,7 @@ class Newton:
         return self._sum_free(self._softmax.solved(np.ascontiguousarray(slope.T), probabilities).T)
 
     def _solved(self, slope: Array, sums: _Sums) -> Array:
-        """The step of all weights, the same on every rank."""
+        """Return the step of all weights, the same on every rank."""
         features, size, curvature = self.dataset.features, self._size, sums.curvature(self._size, self._columns)
 
         def own() -> dict[str, Array]:
@@ -288,13 +290,13 @@ class Newton:
         return step
 
     def _sum_free(self, step: Array) -> Array:
-        """The step without what all intercepts of a softmax have in common, which decides nothing, and would be rounding errors."""
+        """Remove the common part of all intercepts of a softmax from a step: it has no effect but rounding errors."""
         if self.intercept and isinstance(self.model, Multinomial):
             step[:, -1] -= step[:, -1].mean()
         return step
 
     def _searched(self, step: Array, value: float, decrement: float) -> bool:
-        """Go so far along a step that the objective, whose value is given, falls enough; False if it cannot fall any more."""
+        """Shorten a step until the objective decreases enough, and apply it; return False if no length does."""
         along = agreed(self.comm, lambda: self._products(step))
         weights, scores, features, length = self._weights, self._scores, self.dataset.features, 1.0
         for _ in range(_HALVINGS):
@@ -308,7 +310,7 @@ class Newton:
         return False
 
     def _loss_of(self, scores: Array) -> float:
-        """The mean loss, this rank's part."""
+        """Return this rank's part of the mean loss."""
         return self._loss.total(self._squeezed(scores), self.dataset.labels, self._shares)
 
     def _products(self, weights: Array) -> Array:
@@ -327,11 +329,11 @@ class Newton:
 
 @dataclass
 class _Sums:
-    """Views of the vector that ranks sum."""
+    """Views of the vector that the ranks sum."""
 
-    loss: Array  # of one number
+    loss: Array  # (1,)
     slope: Array  # (K, size)
-    blocks: Array  # (K * (K + 1) / 2, size, size): of scores a and b <= a, the lower triangle
+    blocks: Array  # (K * (K + 1) / 2, size, size): lower triangles of the blocks of scores a and b <= a
 
     @classmethod
     def of(cls, sums: Array, size: int, columns: int) -> _Sums:
@@ -339,7 +341,7 @@ class _Sums:
         return cls(sums[:1], sums[1:end].reshape(columns, size), sums[end:].reshape(-1, size, size))
 
     def curvature(self, size: int, columns: int) -> Array:
-        """The second derivatives by all weights, score by score."""
+        """Return the second derivatives with respect to all weights, score by score."""
         whole, block = np.empty((columns, size, columns, size)), 0
         for a in range(columns):
             for b in range(a + 1):
@@ -362,7 +364,7 @@ class _Smooth:
             return float(np.dot(shares, self._model.loss(scores, labels)))
 
     def derivatives(self, scores: Array, labels: Array) -> tuple[Array, Any]:
-        """The slopes, and a function of two scores that gives the second derivatives by them."""
+        """Return the slopes, and a function that returns the second derivatives with respect to two scores."""
         model = self._model
         slopes = model.derivative(scores, labels)
         if isinstance(model, Multinomial):
@@ -378,5 +380,5 @@ def _curvatures(model: LinearModel, scores: Array, labels: Array, slopes: Array)
     if isinstance(model, SquaredHinge | SquaredEpsilonInsensitive):
         return np.where(slopes != 0, 2.0, 0.0)
     if isinstance(model, Huber):
-        return np.asarray(np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon)))  # of a parabola above it
+        return np.asarray(np.minimum(1.0, model.epsilon / np.maximum(np.abs(scores - labels), model.epsilon)))  # of a majorising parabola
     return model.prediction(scores) if isinstance(model, Poisson) else np.ones(len(labels))

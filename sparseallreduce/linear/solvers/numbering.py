@@ -1,4 +1,4 @@
-"""Which features occur at a rank, which of them at others too, and their places among the rank's weights."""
+"""Numbering of the features that occur on a rank: those shared with other ranks, and their positions among the rank's weights."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ Array = NDArray[Any]
 
 
 class Numbering:
-    """The features that occur in a rank's samples, in places by how often they do, the most frequent first.
+    """The features that occur in a rank's samples, with positions by descending number of occurrences.
 
-    A feature that no sample of the rank has cannot change by them, nor matter to them: so a rank's weights are those of its own
-    features alone. Of the 3.2 million of a set of 40,000 web addresses, 0.4 million occur; of the 16.8 million trigrams of 1,600
-    texts, 14,000. Features that several ranks have come first, in the order that all ranks number them in: so what is summed of a
-    rank's weights lies in a row.
+    A feature that no sample of the rank has neither changes nor matters on it, so a rank stores only the weights of its own
+    features. Of the 3.2 million features of a set of 40,000 web addresses, 0.4 million occur; of the 16.8 million trigrams of 1,600
+    texts, 14,000. Features that several ranks have come first, in the order in which all ranks number them, so that the weights to sum are
+    contiguous.
 
-    It is whole after :meth:`arrange`.
+    The numbering is complete after :meth:`arrange`.
 
     Parameters
     ----------
     dataset : Dataset
     intercept : bool
-        Whether there is one more feature, of value one in every sample, which all ranks have.
+        Whether there is an additional feature, of value one in every sample, which all ranks have.
 
     Attributes
     ----------
     features : ndarray
-        Those that occur, in increasing order.
+        The features that occur, in ascending order.
     counts : ndarray
-        Non-zeros of each of them.
+        Number of non-zeros of each feature.
     places : ndarray
-        Of each of them.
+        Position of each feature.
     indices : ndarray
-        Of all non-zeros, the place of their feature.
+        Position of the feature of each non-zero.
     size : int
-        Places, that of the intercept included.
+        Number of positions, including that of the intercept.
     slots : ndarray
-        Of the first places, which are those of features that several ranks have and of the intercept: their numbers at all ranks,
-        increasing.
+        Numbers common to all ranks, ascending, of the first positions: those of features that several ranks have, and of the intercept.
     intercept : int
-        The place of the intercept, the last of these; or -1.
+        Position of the intercept, the last of these; or -1.
     """
 
     def __init__(self, dataset: Dataset, intercept: bool) -> None:
@@ -67,16 +66,16 @@ class Numbering:
         self.slots, self.intercept = np.zeros(0, np.int64), -1
 
     def arrange(self, shared: Array, slots: Array, alone: bool) -> None:
-        """Give every feature its place; once.
+        """Assign every feature its position. Called once.
 
         Parameters
         ----------
         shared : ndarray
-            The features that several ranks have, in increasing order.
+            Features that several ranks have, in ascending order.
         slots : ndarray
-            The number of each of them at all ranks. The intercept has the one after these.
+            Number of each of them, common to all ranks. The intercept has the next number.
         alone : bool
-            Whether there is one rank, which shares nothing, nor the intercept.
+            Whether there is only one rank, which shares neither features nor the intercept.
         """
         here, numbers = np.empty(len(shared), np.int64), np.empty(len(shared), self.places.dtype)
         count = 0 if alone else kernels.common(shared, self._words, self._before, here, numbers)

@@ -1,4 +1,4 @@
-"""Training in rounds: CoCoA+ with figures of the model after each, as a trainer by SGD has them after each pass."""
+"""Training in rounds, with metrics of the model after each round, like those of SGD training after each epoch."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ __all__ = ["DUAL", "NEWTON", "PHASES", "Figures", "RoundOptions", "RoundTrainer"
 
 DUAL, NEWTON = "dual", "newton"
 _GAP = 1e-3
-# Where samples are told apart without a fault the objective is next to nothing, and so would a share of it be, at hundreds of rounds.
+# For separable samples the objective is nearly zero, and a gap of a fraction of it would take hundreds of rounds.
 _SHARE_OF_NOTHING = 3e-4
 
 Array = NDArray[Any]
 
-#: What the seconds of a round are spent on; what comes before the first round counts as its.
+#: Phases of a round that are timed; the preparation counts for the first round.
 PHASES = ("prepare", *SOLVER_PHASES)
 
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """What a training in rounds is told beside its model, samples and penalty."""
+    """Options of a training in rounds, besides model, samples and penalty."""
 
-    rounds: int = 1000  # at most
-    # Ends when the duality gap is at most this share of the objective; None: a thousandth of it, or 3e-4 of what it is without weights.
+    rounds: int = 1000  # largest number of rounds
+    # Duality gap at which training ends, as a fraction of the objective; None: 1e-3 of it, or 3e-4 of its value for weights of zero.
     gap: float | None = None
-    seed: int = 0  # of the order of visits, and of which samples are held out
-    intercept: bool = False  # whether a number, which is penalised, is added to every score
+    seed: int = 0  # seed of the order of visits, and of the choice of samples to hold out
+    intercept: bool = False  # whether the model has an intercept, which is penalised
     solver: str = DUAL  # or NEWTON, whose rounds are iterations
-    free_intercept: bool = False  # whether it is not penalised
-    scale_features: bool | None = False  # whether features are brought to one scale; None: where their units differ
-    evaluate_every: int = 1  # rounds from one evaluation to the next; the last is always evaluated, unless this is 0 and none is
-    validation: float | Fold = 0.0  # the samples that are not trained on, a share or a fold: what is learned is what did best on them
+    free_intercept: bool = False  # whether the intercept is not penalised
+    scale_features: bool | None = False  # whether to scale features; None: if their units differ
+    evaluate_every: int = 1  # rounds between evaluations; the last round is always evaluated, except with 0, which never evaluates
+    validation: float | Fold = 0.0  # fraction or fold of samples to hold out; the result is the model that is best on them
 
     def __post_init__(self) -> None:
         for name, lowest in {"rounds": 0, "seed": 0, "evaluate_every": 0}.items():
@@ -67,47 +67,45 @@ class RoundOptions:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one round came to, over all ranks and scores. Where the model was not evaluated after it, its figures are None."""
+    """The metrics of one round, over all ranks and scores. Metrics that were not computed after it are None."""
 
-    epoch: int  # the round's number, from 1
-    loss: float | None  # the primal objective: mean loss of a training sample, plus the penalty; also where a solver looked for its end
+    epoch: int  # number of the round, from 1
+    loss: float | None  # primal objective: mean loss of the training samples plus the penalty; also if only computed to test convergence
     train_accuracy: float | None
-    train_auc: float | None  # area under the ROC curve; None of more than two classes
-    test_loss: float | None  # of the test set, without penalty
+    train_auc: float | None  # area under the ROC curve; None for more than two classes
+    test_loss: float | None  # mean loss of the test samples, without penalty
     test_accuracy: float | None
     test_auc: float | None
-    validation_loss: float | None  # of the samples held out, without penalty
+    validation_loss: float | None  # mean loss of the samples held out, without penalty
     validation_accuracy: float | None
     validation_auc: float | None
-    dual: float  # the dual objective, below which no loss can come
-    gap: float | None  # the lowest loss so far minus the dual objective, as far as they are known
-    active: int  # samples that the next round visits
-    seconds: dict[str, float]  # mean over the ranks of each of PHASES, and their total
-    bytes_sent: int  # by all ranks together, in solving
-    evaluated: bool  # whether the model was, after the round
+    dual: float  # dual objective, a lower bound of the loss
+    gap: float | None  # lowest loss so far minus the dual objective, if both are known
+    active: int  # number of samples that the next round visits
+    seconds: dict[str, float]  # mean over the ranks for each of PHASES, and their total
+    bytes_sent: int  # by the solvers of all ranks together
+    evaluated: bool  # whether the model was evaluated after the round
 
 
 class Best(NamedTuple):
-    """The model that did best on the samples held out."""
+    """The model that is best on the samples held out."""
 
-    cost: float  # the lower the better
+    cost: float  # lower is better
     epoch: int
-    states: list[Any]  # of each solver
+    states: list[Any]  # one per solver
 
 
 class RoundTrainer:
-    """Trains a model on the samples of all ranks by :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`, one solver a score.
-
-    All ranks make their trainers together.
+    """Trains a model on the samples of all ranks with one solver in rounds per score. Creating a trainer is collective.
 
     Parameters
     ----------
     model : Hinge, SquaredHinge, Logistic, or OneVsRest of one of them
     dataset : Dataset
-        As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; labels of several classes are their numbers.
+        As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; for several classes, labels are class numbers.
     comm : communicator
     l2 : float
-        Factor of the penalty, above 0; with None, 1 / M for the M samples that are trained on, which is a C of 1.
+        Factor of the penalty, above 0; None means 1 / M for M training samples, which is a C of 1.
     options : RoundOptions
     stopping : EarlyStopping, optional
 
@@ -115,16 +113,16 @@ class RoundTrainer:
     ----------
     history : list of Figures
     division : Division
-        Which samples are trained on, and which are held out for validation.
+        Division of the samples into those for training and those held out for validation.
     converged : bool
-        Whether the gap has come below what the options ask for.
+        True if the gap is as small as the options require.
 
     Raises
     ------
     ValueError
-        On all ranks alike, if early stopping watches what is not known.
+        On all ranks, if early stopping watches a metric that is not computed.
     AlgorithmError, DatasetError, MismatchError
-        As :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; and if there are too few samples to hold some out.
+        As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`; and if there are too few samples to hold some out.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class RoundTrainer:
         together(comm, lambda: self._make(dataset, l2))
 
     def _make(self, dataset: Dataset, l2: float | None) -> None:
-        """Check what has been given, and make the solvers; collective."""
+        """Check the arguments and create the solvers. Collective."""
         comm, model = self.comm, self.model
         self._features, self._density = dataset.features, density(dataset, comm)
         agreed(comm, self._checked)
@@ -153,7 +151,7 @@ class RoundTrainer:
         self.dataset = own_samples(dataset, comm, comm.size, "training in rounds")
         agreed(comm, lambda: check_labels(self.dataset, model))
         check_parts(self.dataset, comm, comm.size)
-        # What is learned has a weight a feature and score: without memory for it there is no need to begin.
+        # The result has one weight per feature and score: fail now if there is no memory for it.
         agreed(comm, lambda: zeros(self.dataset.features, Descent(columns=model.columns), self.dataset.values.dtype).size)
         self.division = divided(self.dataset, self.options.validation, self.options.seed, comm, model.codes)
         self._threshold = class_threshold(model, self.dataset, comm)
@@ -162,7 +160,7 @@ class RoundTrainer:
 
     @property
     def _is_joint(self) -> bool:
-        """Whether one solver has all scores of a sample."""
+        """True if one solver handles all scores of a sample."""
         return isinstance(self.model, Multinomial)
 
     def _checked(self) -> None:
@@ -172,25 +170,25 @@ class RoundTrainer:
             elif not self._has_few_weights(base):
                 newton_loss(base)
             elif not has_curvature(base):
-                raise AlgorithmError(f"Newton's method knows no second derivative of {type(base).__name__}: train it by SGD")
+                raise AlgorithmError(f"Newton's method does not know the second derivative of {type(base).__name__}: train it by SGD")
         watch = "" if self.stopping is None else self.stopping.watch
         if watch.startswith("progressive"):
-            raise ValueError(f"early stopping watches {watch}, which is of training in steps: watch the loss, or samples held out")
+            raise ValueError(f"early stopping watches {watch}, which only SGD training has: watch the loss, or samples held out")
         if watch.startswith("validation") and not self.options.validation:
             raise ValueError(f"early stopping watches {watch}: hold out samples")
         if watch and not self.options.evaluate_every:
             raise ValueError(f"early stopping watches {watch}, which is not known without evaluations: evaluate_every must be above 0")
 
     def _bases(self) -> list[LinearModel]:
-        """The model of each score."""
+        """Return the binary model of each score."""
         if self.model.columns is None or self._is_joint:
             return [self.model]
         if not isinstance(self.model, OneVsRest):
-            raise AlgorithmError(f"dual coordinate ascent knows no {self.model.name} model: take each class against the rest")
+            raise AlgorithmError(f"dual coordinate ascent does not know the {self.model.name} model: use one-versus-rest")
         return [self.model.base] * self.model.columns
 
     def _signs(self) -> Iterator[Array]:
-        """The labels of this rank's samples as each score has them."""
+        """Yield the labels of this rank's samples for each score."""
         if self.model.columns is None or self._is_joint:
             yield self.dataset.labels
             return
@@ -198,11 +196,11 @@ class RoundTrainer:
             yield np.where(self.dataset.labels == column, 1.0, -1.0)
 
     def _has_few_weights(self, base: LinearModel) -> bool:
-        """Whether a solver has so few that it takes their second derivatives all."""
+        """Return True if a solver has few enough weights to store all second derivatives."""
         return has_few_weights(base, self._features, self._density)
 
     def _solver(self, signs: Array) -> CoCoA | Newton | TruncatedNewton:
-        # Samples that are held out count nothing, and the others as much more as there are fewer.
+        # Samples held out have weight zero, and the others are weighted up to keep the total.
         counts, out = self.dataset.weights, self.division.held_out
         if out is not None:
             counts = np.ones(self.dataset.rows) if counts is None else counts.copy()
@@ -227,17 +225,18 @@ class RoundTrainer:
 
     @property
     def converged(self) -> bool:
+        """True if all solvers have converged."""
         return all(solver.converged for solver in self.solvers)
 
     def penalise(self, l2: float, stopping: EarlyStopping | None = None) -> None:
-        """Begin a run with another penalty at the weights of the last one, the samples prepared as they are; collective.
+        """Start a run with another penalty from the last weights, reusing the prepared samples. Collective.
 
         Parameters
         ----------
         l2 : float
-            In place of that before.
+            The new penalty.
         stopping : EarlyStopping, optional
-            Of the new run.
+            Early stopping for the new run.
         """
         check_alike(self.comm, {"l2": l2, "early stopping": stopping})
         self.l2, self.stopping, self.history, self.best = l2, stopping, [], None
@@ -246,16 +245,16 @@ class RoundTrainer:
             solver.penalise(l2)
 
     def request_stop(self, reason: str) -> None:
-        """Have the run end, on all ranks, after the round that goes on; on any rank, at any time."""
+        """End the run on all ranks after the current round. May be called on any rank at any time."""
         self._stop = reason
 
     def run(self, test: Dataset | None = None) -> Iterator[Figures]:
-        """Make rounds until the gap is small enough, or as many as are allowed; collective.
+        """Make rounds until the gap is small enough, or the number of rounds is reached. Collective.
 
         Parameters
         ----------
         test : Dataset, optional
-            To measure the model on, beside the samples that are trained on and those held out.
+            Additional samples to evaluate the model on.
 
         Yields
         ------
@@ -265,14 +264,14 @@ class RoundTrainer:
         Raises
         ------
         DivergenceError
-            On all ranks alike, if an objective is no finite number.
+            On all ranks, if an objective is not finite.
         TrainingStopped
-            On all ranks alike, after :meth:`request_stop` on one of them.
+            On all ranks, after :meth:`request_stop` on one of them.
         """
         return in_turns(self.comm, self._rounds(test))
 
     def _rounds(self, test: Dataset | None) -> Generator[Figures, None, None]:
-        """The rounds of :meth:`run`."""
+        """Yield the rounds of :meth:`run`."""
         test = own_test_samples(test, self.dataset, self.model, self.comm, self.comm.size)
         self._clock.lap("prepare")
         stop, every = False, self.options.evaluate_every
@@ -292,14 +291,14 @@ class RoundTrainer:
                 self._stop_if_asked()
 
     def weights(self) -> Array:
-        """What has been learned, float64 and the same on every rank; collective.
+        """Return the learned weights, float64 and the same on every rank. Collective.
 
-        Where samples are held out, the weights after the round that did best on them, and else those of the lowest loss that was computed.
+        If samples are held out, these are the weights after the round that was best on them, otherwise those of the lowest loss computed.
 
         Returns
         -------
         ndarray, shape (features,) or (features, K)
-            With an intercept one row more, the last.
+            With an intercept there is an additional last row.
         """
         states = [solver.best_state for solver in self.solvers] if self.best is None else self.best.states
         pairs = zip(self.solvers, states, strict=True)
@@ -307,20 +306,20 @@ class RoundTrainer:
 
     @property
     def best_epoch(self) -> int | None:
-        """The round after which the weights are those that have been learned; None if there was no round."""
+        """The round whose weights are the result; None before the first round."""
         if self.best is not None:
             return self.best.epoch
         known = [(figures.loss, figures.epoch) for figures in self.history if figures.loss is not None]
         return min(known)[1] if known else None
 
     def _note(self, made: Round) -> None:
-        """Count a solver's round."""
+        """Add the times and bytes of a solver's round."""
         for phase, seconds in made.seconds.items():
             self._clock.part(phase, seconds)
         self._sent += made.bytes_sent
 
     def _evaluated(self, test: Dataset | None) -> dict[str, Any]:
-        """Figures of the weights after the last round, which every solver has computed its objective of; collective."""
+        """Return metrics of the weights after the last round, in which every solver has computed its objective. Collective."""
         own = self._together([solver.scores() for solver in self.solvers])
         training = self._measured(own, self.division.rows)
         figures: dict[str, Any] = {"train_accuracy": training.accuracy, "train_auc": training.auc}
@@ -331,15 +330,15 @@ class RoundTrainer:
         return figures
 
     def _together(self, parts: list[Array]) -> Array:
-        """What the solvers have of the scores, a column each where they are several."""
+        """Combine the solvers' scores or weights, one column per solver."""
         return parts[0] if self.model.columns is None or self._is_joint else np.stack(parts, axis=1)
 
     def _measured(self, scores: Array, rows: Array | None) -> Metrics:
-        """What these scores of this rank's samples, and those of all others, come to."""
+        """Return the metrics of the scores of all ranks' samples."""
         return evaluate(self.model, scores, self.dataset, self._threshold, self.comm, rows)
 
     def _on(self, test: Dataset) -> Metrics:
-        """What the weights after the last round say of other samples."""
+        """Return the metrics of the weights after the last round on other samples."""
         found = self._together([solver.weights_of() for solver in self.solvers])
         weights = Weights(len(found), Descent(intercept=self.options.intercept, columns=self.model.columns), test.values.dtype)
         weights.assign(found)
@@ -348,7 +347,7 @@ class RoundTrainer:
         return evaluate(self.model, weights.final_scores(test), test, self._threshold, self.comm)
 
     def _conclude(self, number: int, figures: dict[str, Any]) -> None:
-        """Note what a round came to; collective."""
+        """Append the metrics of a round to the history. Collective."""
         ends = [solver.history[-1] for solver in self.solvers]
         self._clock.lap("evaluate")
         seconds = [dict(rank) for rank in gather(self.comm, dict(self._clock.seconds))]
@@ -374,7 +373,7 @@ class RoundTrainer:
         self._clock, self._sent = Clock(), 0
 
     def _keep_if_best(self, figures: Figures) -> None:
-        """Keep the weights after a round, if none before did as well on the samples held out."""
+        """Save the weights after a round if they are the best so far on the samples held out."""
         if figures.validation_loss is None:
             return
         watch = "" if self.stopping is None else self.stopping.watch
@@ -388,7 +387,7 @@ class RoundTrainer:
         reason = next(filter(None, gather(self.comm, self._stop)), None)
         if reason is not None:
             where = f"stopped by {reason} after round {len(self.history)}"
-            raise TrainingStopped(f"{where}; rounds leave no checkpoints: it has to start anew")
+            raise TrainingStopped(f"{where}; training in rounds writes no checkpoints: it has to start anew")
 
 
 def _named(of: str, metrics: Metrics) -> dict[str, float | None]:
@@ -396,7 +395,7 @@ def _named(of: str, metrics: Metrics) -> dict[str, float | None]:
 
 
 def _without_weights(model: LinearModel) -> float:
-    """The loss of a sample whose scores are zero; 0 for numbers, whose units are not known."""
+    """Return the loss of a sample with scores of zero; 0 for regression, whose units are unknown."""
     if not model.classifies:
         return 0.0
     return float(model.loss(np.zeros((1, model.columns) if model.columns else 1), np.ones(1))[0])

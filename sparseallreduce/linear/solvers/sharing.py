@@ -1,4 +1,4 @@
-"""Which features several ranks have, and the whole vector of weights that the ranks' parts make up."""
+"""The features that several ranks have, and the whole weight vector assembled from the ranks' parts."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["SharedFeatures"]
 
 Array = NDArray[Any]
 
-_ONE_RANK = 1 << 40  # added to how often a rank has a feature: the sum tells how many ranks have it, and how often
+_ONE_RANK = 1 << 40  # added to each rank's count of a feature, so that the sum holds both the number of ranks and the total count
 
 
 class SharedFeatures:
-    """The features that occur at several ranks, in slots that have the same numbers on all of them, the most frequent first.
+    """The features that several ranks have, in slots numbered alike on all ranks, the most frequent first.
 
-    Making it is collective, and arranges the rank's numbering.
+    Creating an instance is collective, and arranges the rank's numbering.
 
     Parameters
     ----------
     numbering : Numbering
-        Of this rank's features.
+        Numbering of this rank's features.
     features : int
-        Dimension N.
+        Number of features, N.
     comm : communicator
 
     Attributes
     ----------
     features : ndarray
-        In increasing order.
+        The shared features in ascending order.
     slots : ndarray
-        Of each of them.
+        Slot of each of them.
     holders : ndarray
-        How many ranks have the feature of each slot.
+        Number of ranks that have the feature of each slot.
     """
 
     def __init__(self, numbering: Numbering, features: int, comm: Any) -> None:
@@ -61,18 +61,18 @@ class SharedFeatures:
         return len(self.features)
 
     def assembled(self, shared: Array, own: Array, width: int = 1) -> Array:
-        """Return the weights of all features, the same on every rank, of shape (features, width); last those of the intercept, if any.
+        """Return the weights of all features, the same on every rank, of shape (features, width). Collective.
 
-        Collective.
+        Those of the intercept, if there is one, are an additional last row.
 
         Parameters
         ----------
         shared : ndarray
-            The weights of all slots, and behind them those of the intercept.
+            Weights of all slots, followed by those of the intercept.
         own : ndarray
-            The weights of this rank's places.
+            Weights of this rank's positions.
         width : int
-            Weights of a feature, which lie one behind the other.
+            Number of weights per feature, which are adjacent.
         """
         numbering = self._numbering
         shared, own = shared.reshape(-1, width), own.reshape(-1, width)

@@ -1,4 +1,4 @@
-"""Steps of Newton's method for the softmax of many classes: by products with the second derivatives, which are not made."""
+"""Newton steps for the softmax of many classes, by products with the second derivatives, which are not stored."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ __all__ = ["SoftmaxSteps"]
 
 Array = NDArray[Any]
 
-_RESIDUAL = 0.3  # of its first length, that is left of the residual of a step
-_MOST = 200  # products a step
-_RIDGE = 1e-12  # share of the mean curvature that is added to it where nothing is penalised
+_RESIDUAL = 0.3  # norm to which the residual of a step is reduced, as a fraction of its first norm
+_MOST = 200  # largest number of products per step
+_RIDGE = 1e-12  # fraction of the mean curvature added to it if there is no penalty
 
 
 class SoftmaxSteps:
-    """Solves for steps by conjugate gradients.
+    """Solves for Newton steps by preconditioned conjugate gradients.
 
-    What residuals are divided by is, for each class, the sum of ``x x^T`` times the class's mean curvature p (1 - p), and the penalty:
-    by the eigenvectors of that sum, which are found once.
+    The preconditioner of each class is the sum of ``x x^T`` times the class's mean curvature p (1 - p), plus the penalty. It is applied
+    through the eigenvectors of that sum, which are computed once.
 
     Parameters
     ----------
     rows : tuple of ndarray
-        Of this rank's samples, as the kernels take them.
+        Arrays of this rank's samples in the order of the kernels' arguments.
     place : int
-        Of the intercept, or -1.
+        Position of the intercept, or -1.
     shares : ndarray
-        What each sample counts of all.
+        Weight of each sample, as a fraction of the total over all ranks.
     size : int
-        Weights of a class.
+        Number of weights per class.
     l2 : float
     comm : communicator
     """
@@ -60,37 +60,37 @@ class SoftmaxSteps:
         self.penalise(l2)
 
     def penalise(self, l2: float) -> None:
-        """Take this penalty from now on."""
+        """Set the penalty."""
         self._penalties = np.full((len(self._sizes), 1), l2)
         if self._place >= 0:
             self._penalties[self._place] = 0.0
         self._least = max(l2, _RIDGE * float(self._sizes.mean()), np.finfo(float).tiny)
 
     def products(self, weights: Array) -> Array:
-        """The scores of this rank's samples."""
+        """Return the scores of this rank's samples."""
         out = np.empty((len(self._shares), weights.shape[1]))
         kernels.class_products(*self._rows, np.ascontiguousarray(weights), self._place, out)
         return out
 
     def slopes(self, slopes: Array, shape: tuple[int, int]) -> Array:
-        """The sum of this rank's samples, each times its slopes and what it counts."""
+        """Return the sum of this rank's samples, each times its slopes and weight."""
         out = np.zeros(shape)
         kernels.add_class_slopes(*self._rows, slopes * self._shares[:, np.newaxis], self._place, out)
         return out
 
     def solved(self, slope: Array, probabilities: Array) -> Array:
-        """The step at which the second-order expansion is about least, the same on every rank; collective.
+        """Return the step that approximately minimises the second-order expansion, the same on every rank. Collective.
 
         Parameters
         ----------
         slope : ndarray, shape (size, K)
         probabilities : ndarray, shape (samples, K)
-            Of this rank's samples.
+            Class probabilities of this rank's samples.
 
         Raises
         ------
         DivergenceError
-            On all ranks alike, if a derivative is no finite number.
+            On all ranks, if a derivative is not finite.
         """
         own: Array = self._shares @ (probabilities * (1 - probabilities))
         curvatures = np.sum(told(self._comm, lambda: own), axis=0)
@@ -103,7 +103,7 @@ class SoftmaxSteps:
             image = self._image(direction, probabilities)
             curvature = float((direction * image).sum())
             ends = not (curvature > 0 and length > aim)
-            if told(self._comm, partial(bool, ends))[0]:  # as rank 0 says, whatever rounding errors the others make
+            if told(self._comm, partial(bool, ends))[0]:  # rank 0 decides, because rounding errors may differ between ranks
                 break
             stride = length / curvature
             step, residual = step + stride * direction, residual - stride * image
@@ -120,7 +120,7 @@ class SoftmaxSteps:
         return np.asarray(self._basis @ ((self._basis.T @ residual) / divisors))
 
     def _image(self, direction: Array, probabilities: Array) -> Array:
-        """The second derivatives of the objective times a direction; collective."""
+        """Return the product of the objective's second derivatives with a direction. Collective."""
 
         def own() -> Array:
             out = np.zeros_like(direction)
@@ -138,7 +138,7 @@ class SoftmaxSteps:
 
 
 def _eigen(lower: Array) -> dict[str, Array]:
-    """The eigenvalues and eigenvectors of a symmetric matrix."""
+    """Return the eigenvalues and eigenvectors of a symmetric matrix, given its lower triangle."""
     if not np.isfinite(lower).all():
         raise DivergenceError("a derivative is no longer a finite number: scale the values down, or raise l2")
     sizes, basis = np.linalg.eigh(lower)

@@ -1,4 +1,4 @@
-"""Newton's method for many features: few iterations, each of some products with the Hessian (LIBLINEAR's -s 0 and -s 2)."""
+"""Newton's method for many features: few iterations, each with some products with the Hessian (LIBLINEAR's -s 0 and -s 2)."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ __all__ = ["TruncatedNewton", "newton_loss"]
 
 Array = NDArray[Any]
 
-# A subclass may have another loss, so it is not taken for its base.
+# Looked up by exact type, because a subclass may have another loss.
 _KNOWN: dict[type[LinearModel], int] = {Logistic: LOGISTIC, SquaredHinge: SQUARED_HINGE, Squared: kernels.SQUARED}
-_TOLD = 6  # numbers that are summed with a vector
-# Of its length, to which the residual of a step is reduced: at first; at last; and how many times less after a step that brings little.
+_EXTRA = 6  # room for numbers that are summed with vectors
+# Norm to which the residual of a step is reduced, as a fraction: at first; at last; and the factor after a step of little progress.
 _INNER, _INNERMOST, _FINER = 0.1, 1e-7, 0.1
-_LITTLE = 0.5  # of the gap, from which on a step brings little if that much is left
-_DIAGONAL = 0.01  # share of the Hessian's diagonal in what residuals are divided by; the rest is ones (Hsia et al. 2018)
-_ENOUGH, _GOOD = 0.5, 0.1  # of the slope, to which a step has to bring it down, and to which the line search does where it has not
-_SEARCHES = 50  # points that the line search looks at, at most
-_FREE = 1e-6  # of the penalty of other weights, which that of a free intercept is
-_ROUNDING = 1e-12  # of the objective, below which a reduction cannot be told from rounding
+_LITTLE = 0.5  # a step that leaves more than this fraction of the gap makes little progress
+_DIAGONAL = 0.01  # fraction of the Hessian's diagonal in the preconditioner; the rest is the identity (Hsia et al. 2018)
+_ENOUGH, _GOOD = 0.5, 0.1  # fraction of the slope that a full step may leave, and to which the line search reduces it otherwise
+_SEARCHES = 50  # largest number of points of the line search
+_FREE = 1e-6  # penalty of a free intercept, as a fraction of that of other weights
+_ROUNDING = 1e-12  # smallest reduction, as a fraction of the objective, that exceeds rounding errors
 
 
 def newton_loss(model: LinearModel) -> int:
-    """Return the number by which the kernels know the loss of a model.
+    """Return the kernels' number of a model's loss.
 
     Raises
     ------
     AlgorithmError
-        If they do not: it has no second derivative that Newton's method could use.
+        If the kernels do not implement its second derivative.
     """
     loss = _KNOWN.get(type(model))
     if loss is None:
@@ -61,7 +61,7 @@ def newton_loss(model: LinearModel) -> int:
 
 
 class _Step(NamedTuple):
-    """A step that the conjugate gradients have found, and the products of the rows with it."""
+    """A step found by conjugate gradients, and the products of the rows with it."""
 
     direction: Array
     products: Array
@@ -75,7 +75,7 @@ class _Trial(NamedTuple):
     gradient: Array
     diagonal: Array
     objective: float
-    steepness: float  # squared length of the gradient, each square divided by its penalty
+    steepness: float  # squared norm of the gradient, each square divided by its penalty
     slope: float  # along the step
     first_slope: float  # at the beginning of the step
     derivatives: tuple[Array, Array]
@@ -84,60 +84,60 @@ class _Trial(NamedTuple):
 class TruncatedNewton:
     """Finds the weights of a linear model by Newton steps, each solved for by conjugate gradients.
 
-    It minimises ``l2 / 2 * |w|^2 + mean loss``, as :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA` does. Every rank multiplies its own
-    samples with a direction; the products of all ranks are one sum of values at positions that never change, an allreduce plan with
-    fixed indices. It sums the features that several ranks have, and the numbers that the conjugate gradients need, so that an inner
-    iteration takes one sum. The number of iterations does not depend on the number of ranks. All ranks make their solvers together.
+    It minimises ``l2 / 2 * |w|^2 + mean loss``, like :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`. Every rank multiplies its own
+    samples by a direction; the products are summed over the ranks at positions that never change, by an allreduce plan with
+    fixed indices. The sum covers the features that several ranks have, and the scalars of the conjugate gradients, so that an inner
+    iteration takes one sum. The number of iterations does not depend on the number of ranks. Creating a solver is collective.
 
-    Residuals are divided by a mixture of the Hessian's diagonal and ones (Hsia, Chiang and Lin 2018), and a step that overshoots is cut
-    by a line search that is nearly exact, with which the squared hinge comes to its optimum in finitely many steps (Keerthi and DeCoste
-    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021). Where squares of values are some 1e12 times
+    The preconditioner is a mixture of the Hessian's diagonal and the identity (Hsia, Chiang and Lin 2018), and a step that overshoots is
+    shortened by a nearly exact line search, with which the squared hinge reaches its optimum in finitely many steps (Keerthi and DeCoste
+    2005). LIBLINEAR has replaced its trust region by a line search, too (Galli and Lin 2021). If squares of values are some 1e12 times
     ``l2``, rounding errors of the gradient may keep the gap open.
 
     Parameters
     ----------
     dataset : Dataset
-        This rank's samples; or all there are, the same on every rank, of which this one takes its share. Labels are -1 and +1, or
+        This rank's samples; or all samples, the same on every rank, of which each rank takes its share. Labels are -1 and +1, or
         numbers for the squared loss.
     model : Logistic, SquaredHinge or Squared
     l2 : float
-        Above 0.
+        Factor of the penalty, above 0.
     comm : mpi4py.MPI.Intracomm or SERIAL, optional
         ``MPI.COMM_WORLD`` by default.
     tolerance : float
-        Ends when the duality gap is at most this share of the objective. The gap follows from the gradient, since the penalty is strongly
-        convex: where that is half the square of the weights, it is half the square of the gradient.
+        Training ends when the duality gap is at most this fraction of the objective. The gap follows from the gradient, because the penalty
+        is strongly convex: for half the squared weights, it is half the squared gradient.
     rounds : int
-        Newton steps at most.
+        Largest number of Newton steps.
     enough : float
-        A gap, in units of the mean loss, that is small enough whatever the objective is.
+        A gap, in units of the mean loss, at which training ends whatever the objective is.
     intercept : bool
-        Whether samples have one more feature of value one, whose weight is penalised like all others.
+        Whether samples have one more feature of value one, whose weight is penalised like the others.
     free_intercept : bool
-        Whether it is penalised by a millionth of that.
+        Whether the intercept's penalty is only a millionth of that.
     scale_features : bool or None
-        As of :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`.
+        As for :class:`~sparseallreduce.linear.solvers.cocoa.CoCoA`.
 
     Attributes
     ----------
     history : list of Round
     converged : bool
-        Whether the gap has come below the tolerance, or no step lowers the objective by more than rounding.
+        True if the gap is below the tolerance, or no step reduces the objective by more than rounding errors.
     weights : ndarray
-        After :meth:`fit`, float64, the same on every rank to the bit, of shape (features,) or (features + 1,), the intercept last.
+        Set by :meth:`fit`: float64, bitwise identical on every rank, of shape (features,) or (features + 1,), the intercept last.
     best_state : tuple of ndarray or None
-        What :meth:`weights_of` makes those weights of; None before any.
+        State from which :meth:`weights_of` computes those weights; None before the first.
     products : int
-        Products with the Hessian so far, which is how many sums they took.
+        Number of products with the Hessian so far, each of which takes one sum over the ranks.
     preparation : float
         Seconds before the first round.
 
     Raises
     ------
     AlgorithmError
-        On all ranks alike, if an argument of any rank is out of range, or the loss has no second derivative.
+        On all ranks, if an argument of any rank is out of range, or the loss has no second derivative.
     DatasetError, MismatchError
-        On all ranks alike, if there are no samples, or arrays, labels or settings do not go together.
+        On all ranks, if there are no samples, or arrays, labels or settings do not match.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class TruncatedNewton:
         self.preparation = clock.seconds["prepare"]
 
     def _make(self, dataset: Dataset) -> None:
-        """Check what has been given, and number the features; collective."""
+        """Check the arguments and number the features. Collective."""
         comm, model = self.comm, self.model
         self._loss = agreed(comm, self._checked)
         names = ("l2", "tolerance", "enough", "rounds", "intercept", "free_intercept", "scale_features")
@@ -184,7 +184,7 @@ class TruncatedNewton:
         self.dataset = checked_samples(dataset, comm, model, f"solver {type(self).__name__}", settings)
         numbering = agreed(comm, self._numbered)
         self._shared = SharedFeatures(numbering, self.dataset.features, comm)
-        # A rank's vectors hold all features that several ranks have and the intercept, alike on all of them, and then its own ones.
+        # A rank's vectors start with the features that several ranks have and the intercept, equal on all ranks. Its own features follow.
         self._common = 0 if comm.size == 1 else len(self._shared) + self.intercept
         own = numbering.size - len(numbering.slots)
         self._places = np.concatenate([numbering.slots, self._common + np.arange(own)])
@@ -208,7 +208,7 @@ class TruncatedNewton:
         self.best_state: State | None = None
 
     def _checked(self) -> int:
-        """The number of the loss, if all arguments are in range."""
+        """Return the number of the loss after checking all arguments."""
         if not 0 < self.l2 < math.inf:
             raise AlgorithmError(f"l2 must be above 0 and finite for Newton's method, not {self.l2:g}: without it, train by SGD")
         if not 0 < self.tolerance < math.inf:
@@ -223,39 +223,39 @@ class TruncatedNewton:
         return Numbering(dataset, self.intercept)
 
     def _arrange(self, numbering: Numbering) -> None:
-        """Make the rows that the kernels read, and the stream in which values travel."""
+        """Prepare the rows for the kernels, and the plans of the sums."""
         dataset = self.dataset
         begin, end = int(dataset.indptr[0]), int(dataset.indptr[-1])
         values = dataset.values[begin:end]
         if not np.isfinite(values).all():
-            raise DatasetError(f"{dataset.source}: a value is no finite number")
+            raise DatasetError(f"{dataset.source}: a value is not finite")
         places = self._places.astype(index_dtype(self._size))
         indices = read_only(numbering.indices if self.comm.size == 1 else places[numbering.indices])
         values = values[:0] if (values == 1).all() else values
         self._rows = read_only(dataset.indptr - begin), indices, values, np.empty(0)
         self._weigh_losses()
         self._slots = numbering.slots
-        self._gradients: list[Any] = []  # the plans of sums of gradients, of products, and of numbers alone
+        self._gradients: list[Any] = []  # plans for sums of gradients, of products, and of scalars only
         self._products: list[Any] = []
         self._numbers: list[Any] = []
 
     def _weigh_losses(self) -> None:
-        """Set what each sample's loss is multiplied by beside half the squares of the weights."""
+        """Set the factors of the samples' losses relative to half the squared weights."""
         dataset = self.dataset
         counts = np.ones(dataset.rows) if dataset.weights is None else dataset.weights
         self._bounds = counts / (dataset.total_samples * self.l2)
 
     def penalise(self, l2: float) -> None:
-        """Take another penalty, and begin at the present weights."""
+        """Change the penalty, and continue from the present weights."""
         self.l2, self.history, self.converged, self.best_state = l2, [], False, None
         self._objective, self._dual, self._inner = math.inf, -math.inf, _INNER
         self._weigh_losses()
 
     @collective("fit")
     def fit(self) -> Array:
-        """Make Newton steps until the gap is small enough, or as many as are allowed; collective.
+        """Make Newton steps until the gap is small enough, or the number of rounds is reached. Collective.
 
-        A second call goes on where the first one ended.
+        A second call continues where the first one ended.
 
         Returns
         -------
@@ -265,7 +265,7 @@ class TruncatedNewton:
         Raises
         ------
         DivergenceError
-            On all ranks alike, if an objective is no finite number, since values or ``1 / l2`` are too large.
+            On all ranks, if an objective is not finite, because values or ``1 / l2`` are too large.
         """
 
         def steps() -> Array:
@@ -278,17 +278,17 @@ class TruncatedNewton:
         return self.weights
 
     def advance(self, certify: bool = False) -> Round:
-        """Make one Newton step; collective.
+        """Make one Newton step. Collective.
 
         Parameters
         ----------
         certify : bool
-            Of no consequence: both objectives are known after every step.
+            Ignored, as both objectives are known after every step.
 
         Raises
         ------
         DivergenceError
-            As :meth:`fit`.
+            As in :meth:`fit`.
         """
         clock = Clock()
         with trace() as traffic:
@@ -318,15 +318,15 @@ class TruncatedNewton:
         return self.history[-1]
 
     def scores(self) -> Array:
-        """The scores of this rank's samples, float64."""
+        """Return the scores of this rank's samples, float64."""
         return self._scores.copy()
 
     def state(self) -> State:
-        """A copy of what :meth:`weights_of` makes weights of."""
+        """Return a copy of the state from which :meth:`weights_of` computes weights."""
         return self._weights[: self._common].copy(), self._weights[self._places]
 
     def weights_of(self, state: State | None = None) -> Array:
-        """The weights of a state, or those after the last step, as ``weights``; collective."""
+        """Return the weights of a state, by default the present one, in the form of ``weights``. Collective."""
         whole = self._shared.assembled(*(self.state() if state is None else state))[:, 0]
         if self._frame is not None:
             self._frame.undo(whole, self.intercept)
@@ -366,7 +366,7 @@ class TruncatedNewton:
             products += stride * along
             residual -= stride * image
             scaled -= stride * scaled_image
-            # What will be left follows from what is, and one sum an iteration is enough.
+            # The new residual.scaled follows from the old one, so one sum per iteration is enough.
             after = max(0.0, left - stride * (2 * crossed - stride * imaged))
             if after <= aim:
                 break
@@ -375,10 +375,10 @@ class TruncatedNewton:
         return _Step(step, products)
 
     def _move(self, step: _Step, clock: Clock) -> None:
-        """Make the step, as far as the objective falls."""
+        """Apply the step, or the part of it that the line search finds, if the objective decreases."""
         trial = self._tried(step, 1.0, clock)
         rounding = _ROUNDING * abs(self._objective)
-        if not -trial.first_slope > rounding:  # twice what the step is expected to bring
+        if not -trial.first_slope > rounding:  # twice the expected reduction
             self.converged = True
             return
         if not (abs(trial.slope) <= _ENOUGH * -trial.first_slope and trial.objective <= self._objective):
@@ -391,12 +391,12 @@ class TruncatedNewton:
                 raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
 
     def _searched(self, step: _Step, trial: _Trial) -> float:
-        """The length at which the slope along the step is nearly zero; collective."""
+        """Return the length at which the slope along the step is nearly zero. Collective."""
         model = self._loss, self._scores, step.products, self.dataset.labels, self._bounds
         penalised = self._penalties * step.direction
         pairs = (self._weights, penalised), (step.direction, penalised)
-        told = [self._own_dot(*pair) for pair in pairs]
-        mixed, length = (dot + self._common_dot(*pair) for dot, pair in zip(self._added(told), pairs, strict=True))
+        numbers = [self._own_dot(*pair) for pair in pairs]
+        mixed, length = (dot + self._common_dot(*pair) for dot, pair in zip(self._added(numbers), pairs, strict=True))
         low, high = (1.0, math.inf) if trial.slope < 0 else (0.0, 1.0)
         at = 2.0 if trial.slope < 0 else 0.5
         for _ in range(_SEARCHES):
@@ -411,7 +411,7 @@ class TruncatedNewton:
         return at
 
     def _tried(self, step: _Step | None, share: float, clock: Clock) -> _Trial:
-        """Compute the objective and its derivatives at a share of a step, or at zero; collective."""
+        """Return the objective and its derivatives after a fraction of a step, or at zero weights if that is None. Collective."""
         weights, scores, gradient, diagonal = self._weights, self._scores, np.zeros(self._size), np.zeros(self._size)
         if step is not None:
             weights, scores = weights + share * step.direction, scores + share * step.products
@@ -422,7 +422,7 @@ class TruncatedNewton:
         gradient[self._common :] += penalised[self._common :]
         clock.lap("compute")
         direction = np.zeros(self._size) if step is None else step.direction
-        scaled = gradient / self._penalties  # what other ranks have of it is added below
+        scaled = gradient / self._penalties  # the part common to all ranks is completed below
         pairs = (weights, penalised), (gradient, scaled), (gradient, direction), (self._gradient, direction)
         losses, *dots = self._summed(self._gradients, [gradient, diagonal], [losses, *(self._own_dot(*pair) for pair in pairs)])
         gradient[: self._common] += penalised[: self._common]
@@ -433,7 +433,7 @@ class TruncatedNewton:
         return _Trial(weights, scores, gradient, diagonal, losses + squares / 2, steepness, slope, first_slope, (first, second))
 
     def _accept(self, trial: _Trial) -> None:
-        """Take a point as the present one, if its objective is finite."""
+        """Make a point the present one; raise DivergenceError if its objective is not finite."""
         if not (math.isfinite(trial.objective) and math.isfinite(trial.steepness)):
             raise DivergenceError("an objective is no longer a finite number: scale the values down, or raise l2")
         self._weights, self._scores, self._gradient, self._diagonal = trial.weights, trial.scores, trial.gradient, trial.diagonal
@@ -441,40 +441,40 @@ class TruncatedNewton:
         self._dual = max(self._dual, trial.objective - trial.steepness / 2)
 
     def _own_dot(self, left: Array, right: Array) -> float:
-        """The inner product of what this rank alone has."""
+        """Return the inner product over this rank's own features."""
         return float(kernels.dot(left, right, self._common, self._size))
 
     def _common_dot(self, left: Array, right: Array) -> float:
-        """The inner product of what all ranks have alike."""
+        """Return the inner product over the features that all ranks have."""
         return float(kernels.dot(left, right, 0, self._common))
 
-    def _summed(self, plan: list[Any], vectors: Sequence[Array], told: Sequence[float]) -> list[float]:
-        """Sum the common parts of vectors over the ranks, in place, and some numbers; collective.
+    def _summed(self, plan: list[Any], vectors: Sequence[Array], numbers: Sequence[float]) -> list[float]:
+        """Sum the common parts of vectors over the ranks in place, and return the sums of some numbers. Collective.
 
         Parameters
         ----------
         plan : list
-            That of sums of so many vectors, made by the first.
+            Empty, or the plan for sums of this many vectors; the first call creates it.
         """
         if self.comm.size == 1:
-            return list(told)
+            return list(numbers)
         count, common = len(self._slots), self._common
-        values = np.zeros(len(vectors) * count + _TOLD)
+        values = np.zeros(len(vectors) * count + _EXTRA)
         for number, vector in enumerate(vectors):
             values[number * count : (number + 1) * count] = vector[self._slots]
-        values[len(vectors) * count :][: len(told)] = told
-        size = len(vectors) * common + _TOLD
+        values[len(vectors) * count :][: len(numbers)] = numbers
+        size = len(vectors) * common + _EXTRA
         if not plan:
             positions = [self._slots + number * common for number in range(len(vectors))]
-            positions.append(np.arange(size - _TOLD, size))
+            positions.append(np.arange(size - _EXTRA, size))
             stream = SparseStream(np.concatenate(positions).astype(index_dtype(size)), values, size)
             plan.append(allreduce_init(stream, self.comm, fixed_indices=True))
         plan[0].start(values)
         total = plan[0].wait().to_dense()
         for number, vector in enumerate(vectors):
             vector[:common] = total[number * common : (number + 1) * common]
-        return [float(each) for each in total[size - _TOLD : size - _TOLD + len(told)]]
+        return [float(each) for each in total[size - _EXTRA : size - _EXTRA + len(numbers)]]
 
-    def _added(self, told: Sequence[float]) -> list[float]:
-        """Sum some numbers over the ranks; collective."""
-        return self._summed(self._numbers, [], told)
+    def _added(self, numbers: Sequence[float]) -> list[float]:
+        """Sum some numbers over the ranks. Collective."""
+        return self._summed(self._numbers, [], numbers)

@@ -63,5 +63,5 @@ STRATEGIES: dict[str, type[Strategy]] = {
     )
 }
 
-#: Names of those that sum a part of the entries, of a density that can be chosen.
+#: Names of the strategies that sum only a fraction of the entries, which users can choose.
 LOSSY = tuple(name for name, kind in STRATEGIES.items() if issubclass(kind, LossyStrategy))

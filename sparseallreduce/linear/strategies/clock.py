@@ -1,4 +1,4 @@
-"""The clock of a training run: seconds by phase."""
+"""The clock of a training run, which measures seconds by phase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Seconds by phase: each moment belongs to the phase that ends after it.
+    """Seconds by phase. The time between two calls of :meth:`lap` belongs to the phase of the second.
 
     >>> clock = Clock()
     >>> clock.lap("compute")
@@ -22,12 +22,12 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase: the time since the last call, or since the clock was made, is its."""
+        """Add the time since the last call, or since the clock was created, to a phase."""
         now = time.perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now
 
     def part(self, phase: str, seconds: float) -> None:
-        """Give a phase so many seconds of the one that goes on."""
+        """Move this many seconds from the current phase to another."""
         self.seconds[phase] += seconds
         self._last += seconds

@@ -1,4 +1,4 @@
-"""The dense allreduce: what one writes with MPI alone."""
+"""The dense allreduce, as a program with MPI alone would do it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SUM = Intent((("operation", "MPI's sum of dense gradients"),), 0)
 
 
 class DenseStrategy(Strategy):
-    """An array of N values that is cleared, added to, and summed by MPI's own ``Allreduce``.
+    """Gradients as dense arrays of N values, summed by MPI's own ``Allreduce``.
 
-    That call is made on ``comm`` itself, as a user would make it, once all ranks have agreed that they come to it, so that none waits
-    there for one that has failed. The bytes that it sends, which nobody sees, are traced as those of Rabenseifner's algorithm. From a GPU
-    the array is copied to the host for it, and the sum back.
+    The call is made on ``comm`` itself, as a user would, after all ranks have agreed to enter it, so that no rank waits
+    for one that has failed. Its bytes, which cannot be observed, are traced as those of Rabenseifner's algorithm. On a GPU, the array is
+    copied to the host for the sum, and back.
     """
 
     name = "dense"
@@ -84,8 +84,9 @@ class DenseStrategy(Strategy):
         self._descend(total, rate)
 
     def _sum(self) -> None:
-        """Have MPI add up what all ranks give, with the same NaNs on all. A rank that is interrupted once they have agreed on that takes
-        part all the same.
+        """Sum the arrays of all ranks by MPI, with the same NaNs on all ranks.
+
+        A rank that is interrupted after the agreement completes the call before it raises.
         """
         agree(self.comm, _SUM, blocking=True)
         done: list[None] = []

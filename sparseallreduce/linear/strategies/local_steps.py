@@ -1,7 +1,7 @@
-"""Local steps: every rank goes over its own samples by itself, and the ranks sum their changes a few times a pass.
+"""Local steps: every rank trains on its own samples independently, and the ranks sum their changes a few times per pass.
 
-So do Agarwal et al., *A reliable effective terascale linear learning system* (JMLR 2014), once a pass and by dense sums, and combine
-weights feature by feature, by how much gradient each rank has seen of them.
+Agarwal et al., *A reliable effective terascale linear learning system* (JMLR 2014), do the same once per pass with dense sums, and combine
+weights feature by feature, in proportion to the gradients that each rank has seen for them.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ __all__ = ["LocalStepsStrategy"]
 
 Array = NDArray[Any]
 
-_SHARE = 0.05  # of a pass that sums of all features may take, and those of frequent ones
-_MOST, _MOST_FREQUENT = 4, 8  # sums of them in a pass: more bring no better model
-# What a sum costs, and a feature in it, in non-zeros that a rank goes over in that time: in memory that ranks share, and by a network of
-# 1 Gbit/s.
+_SHARE = 0.05  # fraction of a pass that sums of all features may take, and again those of frequent ones
+_MOST, _MOST_FREQUENT = 4, 8  # largest numbers of these sums per pass: more do not improve the model
+# Cost of a sum, and of a feature in it through shared memory and through a network of 1 Gbit/s, in non-zeros that a rank processes in the
+# same time.
 _MEETING, _NEAR, _FAR = 100_000.0, 0.5, 8.0
-# Sums of frequent features in the first half of the first pass, the first of them after 1/32 of the steps: before it ranks know nothing of
-# each other, and weights move far. On web addresses a first pass of two ranks came to .9966 without them, to .9978 with them, and to .9977
-# of one rank.
+# Number of additional sums of frequent features in the first half of the first pass, the first of them after 1/32 of the steps, because
+# weights change most then. On web addresses, the accuracy after a first pass of two ranks was .9966 without them, .9978 with them, and
+# .9977 on one rank.
 _FIRST = 5
-_FREQUENT = 16  # samples of a rank in a pass, on average, from which on a feature is frequent
+_FREQUENT = 16  # mean number of samples per rank from which a feature is frequent
 
 
 class _Shared(NamedTuple):
-    """Some of the features that several ranks have, and the sums of their changes."""
+    """Some of the features that several ranks have, and the plan that sums their changes."""
 
     changes: LocalChanges
     plan: Any
 
 
 class LocalStepsStrategy(SparseStrategy):
-    """Every rank takes its steps alone, at the speed of one, and now and then the ranks sum what their steps have changed.
+    """Independent steps of every rank, with sums of their changes now and then.
 
-    Weights are adaptive ones. Between two sums each rank has weights of its own. A feature that occurs on one rank alone takes part in no
-    sum: its weight keeps all its progress, and goes to the other ranks at the end of a pass. For the others see
+    It needs adaptive weights. Between two sums each rank has its own weights. The weight of a feature that occurs on one rank only is not
+    summed; it is sent to the other ranks at the end of a pass. Other features are summed as described in
     :class:`~sparseallreduce.linear.weights.local_changes.LocalChanges`. Frequent ones, which are few and change most, are summed more
-    often. Positions are the same in all sums, so that values alone travel. On one rank steps are bitwise those of the sparse strategy.
+    often. Positions are the same in all sums, so that only values are sent. On one rank the steps are bitwise those of the sparse strategy.
 
-    How many sums a pass has depends on samples and ranks alone, not on how long anything takes: so results are bitwise the same from run
-    to run. Checkpoints and stops wait for the next sum of all.
+    The number of sums per pass depends on the samples and ranks only, not on timing, so results are bitwise reproducible. Checkpoints and
+    stops wait for the next sum of all features.
 
     Parameters
     ----------
     dataset, comm, descent, threads
-        As for :class:`~sparseallreduce.linear.strategies.sparse.SparseStrategy`; of the update "ftrl".
+        As for :class:`~sparseallreduce.linear.strategies.sparse.SparseStrategy`, with the update "ftrl".
     algorithm : str, optional
-        Of the sums: "auto", or another of those that ``allreduce_init`` takes with ``fixed_indices``.
+        Algorithm of the sums: "auto", or another one that ``allreduce_init`` supports with ``fixed_indices``.
     sums : int, optional
-        Sums of all shared features in a pass, and no others; by default up to four, as far as they take about a twentieth of its time,
-        and up to eight of frequent features, likewise, with five more in the first half of the first pass.
+        Number of sums of all shared features per pass, without others. By default up to four, which take about a twentieth of the time of a
+        pass, and up to eight of frequent features, which take as much, with five more in the first half of the first pass.
 
     Attributes
     ----------
     shared_features : int
-        How many features occur on several ranks.
+        Number of features that occur on several ranks.
     """
 
     name = "local"
@@ -84,15 +84,15 @@ class LocalStepsStrategy(SparseStrategy):
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, sums: int | None = None, **options: Any) -> None:
         self.sums = sums
-        self._next, self._made = 0, 0  # the step of the pass that comes next; sums in this pass
-        self._ends: set[int] = set()  # steps of the pass after which there is a sum, of frequent features at least
-        self._ends_of_all: set[int] = set()  # after which there is one of all
+        self._next, self._made = 0, 0  # number of the next step in the pass; number of sums in the pass so far
+        self._ends: set[int] = set()  # steps of the pass that are followed by a sum, at least of frequent features
+        self._ends_of_all: set[int] = set()  # steps that are followed by a sum of all shared features
         super().__init__(dataset, comm, descent or Descent(update="ftrl"), **options)
 
     def _check_arguments(self) -> None:
         if self.descent.update != "ftrl":
-            other = f"{self.descent.update}: take ftrl, or the strategy sparse"
-            raise AlgorithmError(f"the strategy {self.name} does without the update {other}")
+            other = f"{self.descent.update}: use ftrl, or the strategy sparse"
+            raise AlgorithmError(f"the strategy {self.name} does not support the update {other}")
         if self.algorithm not in ("auto", *FIXED):
             raise AlgorithmError(f"the strategy {self.name} takes algorithm auto or one of {', '.join(FIXED)}, not {self.algorithm!r}")
         if self.sums is not None and not self.sums >= 1:
@@ -103,7 +103,7 @@ class LocalStepsStrategy(SparseStrategy):
         self._share()
 
     def _share(self) -> None:
-        """Find out which features several ranks have, and lay out the sums of their changes; collective."""
+        """Find the features that several ranks have, and plan the sums of their changes. Collective."""
         assert isinstance(self.weights, AdaptiveWeights)
         self.weights.unhasten()
         if self.comm.size == 1:
@@ -113,7 +113,7 @@ class LocalStepsStrategy(SparseStrategy):
         several = found.ranks > 1
         places = np.searchsorted(found.features, found.own)
         shared = several[places]
-        # The number of each feature among those that several ranks have, or among those of one alone.
+        # The number of each feature among those that several ranks have, or among those of one rank only.
         numbers = np.where(several, np.cumsum(several), np.cumsum(~several))[places] - 1
         self.shared_features, alone = int(np.count_nonzero(several)), found.features[~several]
         dtype, width = found.own.dtype, self.descent.width
@@ -136,7 +136,7 @@ class LocalStepsStrategy(SparseStrategy):
         self._choose(told, int(np.count_nonzero(frequent)))
 
     def _frequent(self, numbers: Array, own: Array, ranks: int) -> Array:
-        """Which of the shared features are frequent, by the numbers of this rank's; collective."""
+        """Return which of the shared features are frequent, given the numbers of this rank's. Collective."""
         dataset = self.dataset
         counts = np.zeros(dataset.features, np.float32)
         count(dataset.indices, int(dataset.indptr[0]), int(dataset.indptr[-1]), counts)
@@ -144,7 +144,7 @@ class LocalStepsStrategy(SparseStrategy):
         return np.asarray(total.to_dense()[: self.shared_features] >= _FREQUENT * ranks)
 
     def _choose(self, told: list[tuple[int, int, Any]], frequent: int) -> None:
-        """Choose how many sums a pass has, by non-zeros, samples and place of every rank."""
+        """Choose the number of sums per pass, given the non-zeros, samples and host of every rank."""
         self._near = len(same_host([place for *_, place in told], self.comm.rank)) == self.comm.size
         share = _SHARE * max(nonzeros for nonzeros, *_ in told)
 
@@ -155,7 +155,7 @@ class LocalStepsStrategy(SparseStrategy):
         self._parts_of_frequent = self._parts if self.sums else self._parts * -(-sums(frequent, _MOST_FREQUENT) // self._parts)
 
     def _plan(self, indices: Array, size: int, width: int) -> Any:
-        """Sums of streams of these indices, of so many values each; collective."""
+        """Return a plan for sums of streams with these indices, and ``width`` values each. Collective."""
         values = np.zeros(len(indices) if width == 1 else (len(indices), width), self.weights.unscaled.dtype)
         stream = SparseStream(indices, values, max(size, 1))
         return allreduce_init(stream, self.comm, algorithm=self.algorithm, fixed_indices=True)
@@ -195,7 +195,7 @@ class LocalStepsStrategy(SparseStrategy):
             self._all.changes.begin(self._often.changes)
 
     def _add_up(self, shared: _Shared) -> None:
-        """Have the changes of all ranks be made on all of them; collective."""
+        """Apply the changes of all ranks on all of them. Collective."""
         changes = shared.changes
         largest = max(gather(self.comm, changes.largest()))
         self.clock.lap("wait")
@@ -234,7 +234,7 @@ class LocalStepsStrategy(SparseStrategy):
         return super().state()
 
     def _spread(self, array: Array) -> None:
-        """Have the entries of an array that one rank alone changes be the same on all; collective."""
+        """Copy the entries of an array that only one rank changes to all ranks. Collective."""
         self._spreading.start(array[self._private])
         values = _all_of(self._spreading.wait(), len(self._alone))
         self.clock.lap("communicate")
@@ -251,10 +251,10 @@ class LocalStepsStrategy(SparseStrategy):
         self._share()
 
     def measures(self) -> dict[str, Any]:
-        """``sums``: how often the ranks have summed their changes; ``shared_features``: of how many features."""
+        """Return ``sums``, the number of sums of changes, and ``shared_features``, the number of features that they cover."""
         return {"sums": self._made, "shared_features": self.shared_features}
 
 
 def _all_of(total: SparseStream, size: int) -> Array:
-    """The values of a sum at all of its positions."""
+    """Return the values of a sum at all of its positions."""
     return total._stored if len(total._stored) == size else total.to_dense()

@@ -1,4 +1,4 @@
-"""Lossy sums: each step sends the largest entries of what has gathered, and the rest stays for later steps (Ok-Topk algorithm 2)."""
+"""Lossy sums: each step sends the largest entries of the residual, and keeps the rest for later steps (Ok-Topk algorithm 2)."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ __all__ = [
 
 Array = NDArray[Any]
 
-DENSITY = 0.01  # by default
+DENSITY = 0.01  # default density
 
 
 class LossyStrategy(Strategy):
-    """Error feedback around a reducer: of residual and gradient about ``density * N`` entries a step change the weights.
+    """Error feedback around a reducer: in each step, about ``density * N`` entries of residual and gradient update the weights.
 
-    A step has three parts. The gradient of the batch, times the learning rate, is added to this rank's residual, at the cost of the
-    entries that the batch touches. The reducer chooses among the N values of the residual and sums what the ranks chose. The sum,
-    which all ranks hold alike, moves the weights, and is gone from the residuals.
+    A step has three parts. The gradient of the batch, times the learning rate, is added to this rank's residual, in time proportional to
+    the entries that the batch touches. The reducer selects among the N values of the residual and sums the ranks' selections. The sum,
+    which all ranks hold, updates the weights, and is removed from the residuals.
 
-    This is Ok-Topk algorithm 2, whatever the reducer: a residual gathers learning rates times gradients (its line 4), and is in units
-    of the weights. So a gradient counts by the learning rate of the step that it was computed in, as with the other strategies,
-    however long it waits. Thesis algorithm 2 (lines 8 and 13) and gTop-k algorithm 4 (lines 4 and 11) gather gradients alone, and
-    multiply what is sent by the rate of the step that sends it: the same while the rate stays, but as it falls, what has waited would
-    count for less. Gradients are those of the mean loss of the batch over all ranks, so the sum is not divided by P again. Both penalties
-    and the momentum act on the weights at every step, and are not sent. What the residuals hold when training ends is not in the
-    weights. Where these have K columns, the entries are all N * K of them: a reducer chooses single weights, not features.
+    This is Ok-Topk algorithm 2, whatever the reducer: a residual accumulates learning rates times gradients (its line 4), in units of the
+    weights. So a gradient counts with the learning rate of the step in which it was computed, as with the other strategies, however long it
+    stays in the residual. Thesis algorithm 2 (lines 8 and 13) and gTop-k algorithm 4 (lines 4 and 11) accumulate gradients, and multiply
+    what is sent by the rate of the step that sends it: the same for a constant rate, but with a decreasing one, delayed gradients count
+    less. Gradients are those of the mean loss of the batch over all ranks, so the sum is not divided by P again. Both penalties and the
+    momentum act on the weights in every step, and are not sent. The residuals that remain when training ends are not in the weights. If the
+    weights have K columns, the entries are all N * K of them: a reducer selects single weights, not features.
 
     Parameters
     ----------
     dataset, comm, descent, threads, device
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`.
     density : float, optional
-        Share of the N entries, the intercept among them, that the reducer is to sum: above 0, at most 1. It makes at least one.
+        Fraction of the N entries, including the intercept, that the reducer sums: above 0, at most 1. At least one entry is summed.
 
     Attributes
     ----------
     entries : int
-        The weights, of all columns.
+        Number of weights in all columns.
     residual : ndarray, shape (entries,)
-        What has come in on this rank and did not change the weights yet: learning rates times gradients.
+        This rank's learning rates times gradients that have not updated the weights yet.
     """
 
     devices: tuple[str, ...] = ("cpu", "gpu")
@@ -99,7 +99,7 @@ class LossyStrategy(Strategy):
     @staticmethod
     @abstractmethod
     def new_reducer(size: int, k: int) -> Reducer:
-        """The reducer of such residuals."""
+        """Return a reducer for residuals of this size."""
 
     def warm_up(self) -> None:
         super().warm_up()
@@ -119,14 +119,14 @@ class LossyStrategy(Strategy):
         return gradient
 
     def update(self, gradient: SparseStream, rate: float) -> None:
-        # A rate of zero, or one whose inverse is infinite, moves no weight: the residuals wait for one that does.
+        # A rate of zero, or one whose inverse is infinite, changes no weight: the residuals are kept.
         moves = rate > self.comm.size / float(np.finfo(gradient.dtype).max)
         total = self._exchanged(gradient, rate) if moves else nothing(self.entries, gradient._stored)
         self.summed_densities.append(1.0 if total.is_dense else total.density)
         self._descend(total, rate)
 
     def _exchanged(self, gradient: SparseStream, rate: float) -> SparseStream:
-        """What the ranks sum of their residuals and of the gradient, in units of the gradient at this rate."""
+        """Return the ranks' sum of residuals and gradient, in units of the gradient at this rate."""
         feedback = self._feedback
         mean = feedback.step(_scaled(gradient, rate), self.comm)
         self.clock.part("select", feedback.reducer.select_seconds)
@@ -135,7 +135,7 @@ class LossyStrategy(Strategy):
         return _scaled(mean, self.comm.size / rate)
 
     def state(self) -> dict[str, Any]:
-        """As of every strategy, but the residuals of all ranks are gathered on the first worker, which writes checkpoints."""
+        """Return the state of the strategy, with the residuals of all ranks on the first worker, which writes checkpoints."""
         state = super().state() | gathered(as_host(self.residual), self.comm)
         return state | {"reducers": tuple(gather(self.comm, self._feedback.reducer.state()))}
 
@@ -143,14 +143,14 @@ class LossyStrategy(Strategy):
         super().restore(state)
         self._feedback = self._new_feedback()
         own_share(state, self.residual, self.comm)
-        if len(state["reducers"]) == self.comm.size:  # else thresholds and regions are found anew
+        if len(state["reducers"]) == self.comm.size:  # otherwise thresholds and regions are computed anew
             self._feedback.reducer.restore(state["reducers"][self.comm.rank])
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | {"density": self.density}
 
     def measures(self) -> dict[str, Any]:
-        """``residual_norm``: the Euclidean norm of all residuals together, in units of the weights."""
+        """Return ``residual_norm``, the Euclidean norm of all ranks' residuals together, in units of the weights."""
         square = float(array_module(self.residual).dot(self.residual, self.residual))
         return {"residual_norm": math.sqrt(sum(gather(self.comm, square)))}
 
@@ -159,7 +159,7 @@ class LossyStrategy(Strategy):
 
 
 class OkTopkStrategy(LossyStrategy):
-    """The k largest of the sum of the ranks' top k, nearly, in less than 6 k words a rank however many ranks there are."""
+    """Sums approximately the k largest entries of the sum of the ranks' top k, with less than 6 k words per rank."""
 
     name = OkTopk.name
 
@@ -169,7 +169,7 @@ class OkTopkStrategy(LossyStrategy):
 
 
 class GTopkStrategy(LossyStrategy):
-    """The k largest of the sum of the ranks' top k, by a tree."""
+    """Sums the k largest entries of the sum of the ranks' top k, along a tree."""
 
     name = GTopk.name
 
@@ -179,7 +179,7 @@ class GTopkStrategy(LossyStrategy):
 
 
 class TopkAStrategy(LossyStrategy):
-    """The sum of the ranks' top k, gathered on all."""
+    """Sums the ranks' top k by an allgather."""
 
     name = TopkA.name
 
@@ -189,7 +189,7 @@ class TopkAStrategy(LossyStrategy):
 
 
 class TopkDSAStrategy(LossyStrategy):
-    """The sum of the ranks' top k, by the dynamic sparse allreduce."""
+    """Sums the ranks' top k by the dynamic sparse allreduce."""
 
     name = TopkDSA.name
 
@@ -199,7 +199,7 @@ class TopkDSAStrategy(LossyStrategy):
 
 
 class GaussianKStrategy(LossyStrategy):
-    """The sum of what lies in the tails of a normal distribution on every rank, gathered on all."""
+    """Sums each rank's entries in the tails of a fitted normal distribution by an allgather."""
 
     name = GaussianK.name
 
@@ -209,7 +209,7 @@ class GaussianKStrategy(LossyStrategy):
 
 
 class HiTopKStrategy(LossyStrategy):
-    """The sum of the hosts' top k, each of the dense sum of its ranks: every step moves all N entries inside a host."""
+    """Sums the hosts' top k, each selected from the dense sum of its ranks: every step moves all N entries inside a host."""
 
     name = HiTopK.name
 
@@ -219,7 +219,7 @@ class HiTopKStrategy(LossyStrategy):
 
 
 class AutoStrategy(LossyStrategy):
-    """The one of the sums above but Gaussian-k's that is expected to take the least time: see :class:`~sparseallreduce.Auto`."""
+    """Sums by the reducer with the shortest predicted time, except Gaussian-k: see :class:`~sparseallreduce.Auto`."""
 
     name = Auto.name
 
@@ -229,7 +229,7 @@ class AutoStrategy(LossyStrategy):
 
 
 def _scaled(stream: SparseStream, factor: float) -> SparseStream:
-    """The stream times a number; the indices are shared."""
+    """Return the stream times a number; the indices are shared."""
     values = stream._stored * stream.dtype.type(factor)
     if stream.is_dense:
         return SparseStream._dense_form(values, stream.size)

@@ -1,4 +1,4 @@
-"""The sparse allreduce without waiting: the gradients of a batch travel while those of the next are computed (thesis section 4.1.5)."""
+"""The non-blocking sparse allreduce: the gradients of a batch are summed while those of the next are computed (thesis section 4.1.5)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["OverlappedStrategy"]
 Array = NDArray[Any]
 T = TypeVar("T")
 
-# Seconds, first and longest, between two looks at the messages under way: soon at first, because an operation begins with short ones.
-# Looking every 0.1 ms all the time made computing take a quarter longer where each rank has one core.
+# Seconds between two polls of pending messages, first and longest: short at first, because an operation starts with short messages.
+# Polling every 0.1 ms all the time slows computing by a quarter if each rank has one core.
 _INTERVALS = (1e-4, 1e-3)
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A sum that is on its way."""
+    """A pending sum."""
 
     request: Request
     given: SparseStream
@@ -35,19 +35,19 @@ class _InFlight:
 
 
 class OverlappedStrategy(SparseStrategy):
-    """As the sparse strategy, but the sum of a step's gradients changes the weights one step later.
+    """The sparse strategy with sums that update the weights one step later.
 
-    So gradients are one step stale: those of step t are computed with weights that have seen the steps up to t - 2, also on one rank.
-    In return messages are on the wire while this rank computes; what processor time they take is still to be paid. Computing is done
-    in a thread, without the interpreter's lock, while this one moves the messages on: MPI is only called from the thread that trains.
+    So gradients are one step stale: those of step t are computed with weights that include the steps up to t - 2, also on one rank.
+    In return, messages are transferred while this rank computes; the CPU time that they need is not saved. A thread does the computing
+    without the interpreter's lock, while the main thread progresses the messages: MPI is only called from the thread that trains.
     """
 
     name = "overlapped"
-    devices: tuple[str, ...] = ("cpu",)  # whose kernels run beside the messages
-    sums_batches = False  # whose sums would be of other weights than those that they change
+    devices: tuple[str, ...] = ("cpu",)  # kernels of the host run concurrently with the messages
+    sums_batches = False  # the sums would belong to older weights than those that they update
     in_unison = False
     stale_steps = 1
-    buffers = 2  # the gradient that is being computed, and the one under way
+    buffers = 2  # for the gradient being computed, and the pending one
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -61,7 +61,7 @@ class OverlappedStrategy(SparseStrategy):
         return self._meanwhile(lambda: super(OverlappedStrategy, self).gradient(rows, coefficients))
 
     def give_up(self, error: Exception) -> Exception:
-        if self._in_flight is not None and self.comm.size > 1:  # the others wait for that sum before the next
+        if self._in_flight is not None and self.comm.size > 1:  # the other ranks complete that sum before the next
             try:
                 self._in_flight.request.wait()
             except SparseAllreduceError as shared:
@@ -103,16 +103,16 @@ class OverlappedStrategy(SparseStrategy):
             indices, values = state["in_flight_indices"], state["in_flight_values"]
             dense = len(values) == self.size
             if not dense:
-                SparseStream(indices, values, self.size)  # which looks at them
+                SparseStream(indices, values, self.size)  # raises an error if they are invalid
             total = SparseStream._dense_form(values, self.size) if dense else SparseStream._sparse_form(indices, values, self.size)
             self._in_flight = _InFlight(Request(None, total), total, float(state["in_flight_rate"]))
 
     def measures(self) -> dict[str, Any]:
-        """``stale_steps``: how many steps later than with other strategies a gradient changes the weights."""
+        """Return ``stale_steps``, the delay of updates in steps compared with other strategies."""
         return {"stale_steps": self.stale_steps}
 
     def _meanwhile(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns, which a thread does while this one moves on what is in flight."""
+        """Return the result of ``compute``, which a thread runs while this one progresses the pending sum."""
         if self._in_flight is None or self.comm.size == 1:
             return compute()
         task, interval = self._computing.submit(compute), _INTERVALS[0]

@@ -1,4 +1,4 @@
-"""The residuals of all ranks in a checkpoint: each as its non-zeros, gathered on the first rank, and given back to any number of ranks."""
+"""The residuals of all ranks in a checkpoint: gathered as non-zeros on the first rank, and distributed to any number of ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Array = NDArray[Any]
 
 
 def gathered(residual: Array, comm: Any) -> dict[str, Any]:
-    """The residuals of all ranks, as arrays by name, whole on the first rank alone; collective.
+    """Return the residuals of all ranks as arrays by name, complete on the first rank only. Collective.
 
-    ``residual_entries`` counts the non-zeros of each rank, which ``residual_indices`` and ``residual_values`` hold, rank by rank.
+    ``residual_entries`` are the numbers of non-zeros of the ranks, ``residual_indices`` and ``residual_values`` hold them rank by rank.
     """
     indices = np.flatnonzero(residual).astype(index_dtype(len(residual)))
     entries = gather(comm, len(indices))
@@ -30,16 +30,16 @@ def gathered(residual: Array, comm: Any) -> dict[str, Any]:
 
 
 def own_share(state: dict[str, Any], residual: Array, comm: Any) -> None:
-    """Make ``residual`` what it was when ``state`` was taken, or this rank's share if that was by another number of ranks.
+    """Set ``residual`` to its value in ``state``, or to an equal share of the sum if ``state`` is from another number of ranks.
 
-    Then every rank gets an equal part of the sum of all residuals: nothing is lost, and no rank has more to say than another.
+    In the latter case every rank gets the sum of all residuals divided by the number of ranks, so that nothing is lost.
     """
     entries = state["residual_entries"]
     bounds = np.cumsum([0, *entries])
-    alike = len(entries) == comm.size
+    same_ranks = len(entries) == comm.size
     residual.fill(0)
-    for rank in [comm.rank] if alike else range(len(entries)):
+    for rank in [comm.rank] if same_ranks else range(len(entries)):
         part = slice(bounds[rank], bounds[rank + 1])
         residual[state["residual_indices"][part]] += state["residual_values"][part]
-    if not alike:
+    if not same_ranks:
         residual /= comm.size

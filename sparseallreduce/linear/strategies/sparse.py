@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class SparseStrategy(Strategy):
-    """The entries that a batch touches, as a sorted sparse stream, summed by a sparse allreduce.
+    """Gradients as sorted sparse streams of the entries that a batch touches, summed by a sparse allreduce.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class SparseStrategy(Strategy):
     name = "sparse"
     devices: tuple[str, ...] = ("cpu", "gpu")
     sums_batches = True
-    buffers = 1  # gradients in use at once
+    buffers = 1  # number of gradients in use at the same time
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class SparseStrategy(Strategy):
         self._batch = self._new_batch(self.buffers)
 
     def renew(self, dataset: Dataset) -> None:
-        """Go on with other samples, of the same features and dtype as those before; collective, between two passes.
+        """Continue with other samples that have the same features and dtype. Collective; called between two passes.
 
         Raises
         ------
         DatasetError, MismatchError
-            As of a new strategy, whose samples are then none.
+            As for a new strategy; the strategy then has no samples.
         """
         self.release()
         self.dataset = self._own(dataset)
@@ -69,14 +69,14 @@ class SparseStrategy(Strategy):
         self.clock = Clock()
 
     def release(self) -> None:
-        """Let go of the samples."""
+        """Release the samples."""
         indices, values = np.empty(0, self.dataset.indices.dtype), np.empty(0, self.dataset.values.dtype)
         self.dataset = Dataset(np.zeros(1, np.int64), indices, values, np.empty(0), self.dataset.features)
         self._batch.renew(self.dataset)
         self.given_densities, self.summed_densities = [], []
 
     def adopt(self, weights: Weights) -> None:
-        """Go on with weights of another strategy of this size and descent."""
+        """Continue with the weights of another strategy of the same size and descent."""
         self.weights = weights
         weights.shared_by(self.threads)
         self.__dict__.pop("_own_weights", None)
@@ -92,14 +92,14 @@ class SparseStrategy(Strategy):
 
     @property
     def alone(self) -> bool:
-        """Whether a step of this rank changes the weights by its own gradient alone, before the next."""
+        """True if this rank updates the weights by its own gradient only, before the next step."""
         return type(self) is SparseStrategy and self.comm.size == 1
 
     @cached_property
     def _own_weights(self) -> AdaptiveWeights | None:
-        """Weights that rows of this rank change without a stream between: there is none to send, and nobody to share the work with."""
+        """The weights, if rows can update them without a gradient stream: there is one rank with one thread, and no penalty or columns."""
         alone = self.alone and self.threads.count == 1
-        penalised = self.descent.l1 or self.descent.l2  # of which rows read the same weights too often
+        penalised = self.descent.l1 or self.descent.l2  # applying penalties each time a row reads a weight is too slow
         plain = not penalised and self.columns is None and not self.descent.second_order and self.dataset.nnz <= MOST_ENTRIES
         return self.weights if alone and plain and isinstance(self.weights, AdaptiveWeights) else None
 
@@ -129,7 +129,7 @@ class SparseStrategy(Strategy):
         return gradient
 
     def update(self, gradient: SparseStream, rate: float) -> None:
-        # Where a rank steps alone the sum is the gradient, which is valid until the weights have changed.
+        # On one rank the sum is the gradient, which stays valid until the weights have changed.
         total = gradient if self.alone or self.comm.size == 1 else allreduce(gradient, self.comm, algorithm=self.algorithm)
         self.clock.lap("communicate")
         self._note(gradient, total)

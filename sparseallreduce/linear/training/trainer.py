@@ -361,7 +361,7 @@ class Trainer(Resumable):
         try:
             on_step()
         except BaseException as error:
-            if self.comm.size == 1 or self.strategy.heard_anywhere:
+            if self.comm.size == 1 or self.strategy.interrupts_waits:
                 raise
             return error
         return None

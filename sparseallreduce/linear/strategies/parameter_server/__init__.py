@@ -1,4 +1,4 @@
-"""Parameter servers: the model lies on ranks of its own (thesis section 4.2.2)."""
+"""Parameter servers: the model is stored on separate ranks (thesis section 4.2.2)."""
 
 from sparseallreduce.linear.strategies.parameter_server.strategy import (
     AsynchronousParameterServer,

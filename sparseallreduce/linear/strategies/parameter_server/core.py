@@ -1,11 +1,11 @@
-"""What a parameter server does with its part of the model; nothing here knows how messages travel.
+"""The logic of a parameter server for its part of the model, independent of how messages are sent.
 
-A server answers two calls of its workers, each of which returns what can be answered now, to whom:
+A server answers two calls of its workers, each of which returns the answers that can be given now, and their recipients:
 
 * ``pull``: the weights at some indices of the part;
-* ``push``: a gradient, by which the part changes at a learning rate.
+* ``push``: a gradient, by which the part is updated with a learning rate.
 
-Of a part that covers the indices ``[lo, hi)`` of the model, position 0 is index lo.
+In a part for the indices ``[lo, hi)`` of the model, position 0 is index lo.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Server(ABC):
     Parameters
     ----------
     weights : Weights
-        Of this part.
+        Weights of this part.
     workers : int
-        How many there are; they are numbered from 0.
+        Number of workers, which are numbered from 0.
 
     Attributes
     ----------
     staleness : list of Counter
-        For each worker, how many of its gradients met how many updates that had been applied since it pulled the weights which the
-        gradient was computed with.
+        For each worker, how many of its gradients had which staleness: the number of updates applied since it pulled the weights with which
+        it computed the gradient.
     entries : list of int
-        Of each update, how many entries of the weights the gradient had.
+        Number of entries of the gradient of each update.
     """
 
     def __init__(self, weights: Weights, workers: int) -> None:
@@ -53,20 +53,20 @@ class Server(ABC):
         self.staleness: list[Counter[int]] = [Counter() for _ in range(workers)]
         self.entries: list[int] = []
         self._updates = 0
-        self._pulled = [0] * workers  # updates that the weights had seen which each worker has
+        self._pulled = [0] * workers  # number of updates applied when each worker last pulled
 
     def warm_up(self) -> None:
-        """Compile what adds gradients up."""
+        """Compile the loops that sum gradients."""
         one = np.zeros(1 if self.weights.columns is None else (1, self.weights.columns), self.weights.unscaled.dtype)
         Reduction().many([SparseStream([place], one, 8) for place in range(2)])
 
     @abstractmethod
     def pull(self, worker: int, indices: Array) -> Answers:
-        """A worker asks for the weights at sorted indices."""
+        """Answer a worker's request for the weights at sorted indices."""
 
     @abstractmethod
     def push(self, worker: int, gradient: SparseStream, rate: float) -> Answers:
-        """A worker gives a gradient, of the size of this part, and its learning rate."""
+        """Accept a worker's gradient, of the size of this part, and its learning rate."""
 
     def _answer(self, worker: int, indices: Array) -> tuple[int, Array]:
         self._pulled[worker] = self._updates
@@ -82,10 +82,10 @@ class Server(ABC):
 
 
 class SynchronousServer(Server):
-    """Applies the sum of the gradients of all workers, once all are there, in the order of workers; until then nobody is answered
-    who has given its own.
+    """Applies the sum of all workers' gradients once all have arrived, in the order of workers.
 
-    So the weights go through the same steps as with an allreduce, and their bits are the same from run to run.
+    Until then, workers that have pushed are not answered. So the weights take the same steps as with an allreduce, and are bitwise
+    reproducible.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class SynchronousServer(Server):
 
 
 class AsynchronousServer(Server):
-    """Applies each gradient as it comes, and answers at once: no worker waits for another.
+    """Applies each gradient when it arrives, and answers immediately: no worker waits for another.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How a worker reaches the parameter servers, and what a server rank does: the messages that pull and push are."""
+"""Communication between workers and parameter servers: the messages of pull and push."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ __all__ = ["LocalLink", "RemoteLink", "answer_workers"]
 
 Array = NDArray[Any]
 
-# Kinds of messages: indices asked for; their weights; a rate and then a stream in wire form; the end of an epoch; that all ranks are
-# to be told the state of the servers; that training is to stop, and why, which servers pass on to every worker before its next weights.
+# Message tags: requested indices; their weights; a rate followed by a stream in wire form; the end of an epoch; a request for the state of
+# the servers on all ranks; the reason to stop training, which servers pass on to every worker before its next weights.
 _PULL, _WEIGHTS, _PUSH, _DRAIN, _PAUSE, _STOP = 1, 2, 3, 4, 5, 6
 _RATE = np.dtype("<f8")
 
 
 class Link(Protocol):
-    """A worker's way to all servers; lists have an element a server, in their order."""
+    """A worker's connection to all servers; lists have one element per server, in their order."""
 
-    stop: str | None  # why training is to stop, once a server has said so
+    stop: str | None  # reason to stop training, once a server has sent it
 
     def pull(self, indices: Sequence[Array]) -> list[Array]:
-        """The weights at the sorted indices of each part, waited for."""
+        """Return the weights at the sorted indices of each part."""
 
     def push(self, gradients: Sequence[SparseStream], rate: float) -> None:
-        """Give each server the gradient of its part, to be applied when it sees fit."""
+        """Send each server the gradient of its part."""
 
     def drain(self) -> None:
-        """Say that no gradient follows in this epoch."""
+        """Notify the servers that no gradient follows in this epoch."""
 
     def pause(self) -> None:
-        """Say that no gradient follows until the servers have told all ranks their state."""
+        """Notify the servers that no gradient follows until they have sent their state to all ranks."""
 
     def ask_to_stop(self, reason: str) -> None:
-        """Have the servers tell all workers that training is to stop."""
+        """Ask the servers to notify all workers that training has to stop."""
 
 
 class LocalLink:
-    """To the one server that is in this process."""
+    """The connection to the only server, which is in this process."""
 
     stop: str | None = None
 
@@ -63,27 +63,27 @@ class LocalLink:
         self._server.push(0, gradients[0], rate)
 
     def drain(self) -> None:
-        """The server is never behind."""
+        """Do nothing, because the server is never behind."""
 
     def pause(self) -> None:
-        """The server is never behind."""
+        """Do nothing, because the server is never behind."""
 
     def ask_to_stop(self, reason: str) -> None:
-        """There is no other worker."""
+        """Do nothing, because there is no other worker."""
 
 
 class RemoteLink:
-    """To servers on other ranks.
+    """The connection to servers on other ranks.
 
     Parameters
     ----------
     mailbox : Mailbox
     servers : range
-        Their ranks.
+        Ranks of the servers.
     dtype : dtype
-        Of the weights.
+        That of the weights.
     shape : tuple of int
-        Of those of one answer: (-1,), or (-1, K) where they have columns.
+        Shape of the weights in an answer: (-1,), or (-1, K) if they have columns.
     """
 
     def __init__(self, mailbox: Mailbox, servers: range, dtype: np.dtype[Any], shape: tuple[int, ...] = (-1,)) -> None:
@@ -109,7 +109,7 @@ class RemoteLink:
         for server, gradient in zip(self._servers, gradients, strict=True):
             envelope, parts = wire.enclose([gradient])
             self._mailbox.send(server, _PUSH, np.array([rate], _RATE), envelope, *parts)
-        # A large message leaves only while this rank calls MPI, and what it computes next may take long: the gradient would age.
+        # A large message is sent only while this rank calls MPI, and its next computation may take long: the gradient would become stale.
         self._mailbox.flush()
 
     def drain(self) -> None:
@@ -130,15 +130,15 @@ class RemoteLink:
 def answer_workers(
     mailbox: Mailbox, server: Server, clock: Clock, tell_state: Callable[[], object], asked_to_stop: Callable[[], str | None]
 ) -> None:
-    """Do what the workers ask of a server, until all of them drain. Worker w is rank w.
+    """Answer the workers' requests to a server until all of them drain. Worker w is rank w.
 
-    When all of them pause, ``tell_state`` is called, here as on all other ranks. Once a worker has asked to stop, or ``asked_to_stop``
-    gives a reason, every worker is told so before it gets weights.
+    When all workers pause, ``tell_state`` is called, here as on all other ranks. Once a worker has asked to stop, or ``asked_to_stop``
+    returns a reason, every worker is notified before it gets weights.
     """
     dtype = index_dtype(server.weights.size)
     ended: Counter[int] = Counter()
     reason: bytes | None = None
-    told: set[int] = set()
+    notified: set[int] = set()
     while ended[_DRAIN] < server.workers:
         message = mailbox.receive()
         clock.lap("wait")
@@ -156,9 +156,9 @@ def answer_workers(
         if reason is None and (own := asked_to_stop()) is not None:
             reason = own.encode()
         for worker, weights in answers:
-            if reason is not None and worker not in told:
+            if reason is not None and worker not in notified:
                 mailbox.send(worker, _STOP, np.frombuffer(reason, np.uint8))
-                told.add(worker)
+                notified.add(worker)
             mailbox.send(worker, _WEIGHTS, weights)
         if ended[_PAUSE] == server.workers:
             del ended[_PAUSE]

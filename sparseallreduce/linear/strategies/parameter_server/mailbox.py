@@ -1,7 +1,7 @@
-"""Messages between workers and parameter servers over MPI: of several kinds, from anybody, and an end that all ranks share.
+"""Messages between workers and parameter servers over MPI, with tags, from any source, and with errors shared by all ranks.
 
-Messages travel on a duplicate of the user's communicator. A rank that waits polls, as in :mod:`sparseallreduce.runtime.progress`, and
-leaves the core to others: a server that burned it would take it from the workers that it waits for.
+Messages are sent on a duplicate of the user's communicator. A waiting rank polls, as in :mod:`sparseallreduce.runtime.progress`, and
+yields the core to other processes: a server that polled without a pause would slow down the workers that it waits for.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["Mailbox", "Message", "mailbox"]
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
-_GIVEN_UP = 0  # the kind of message by which a rank calls all others to agree on an error; other kinds are the callers'
-_RECORD_BYTES = 1024  # of what a rank has to say then
-_PATIENCE = 10.0  # seconds until a rank that called, and was not heard, fails alone
-_SPINS = 64  # polls before a rank that waits offers its core to others
-_NAPS = (20e-6, 200e-6)  # seconds, first and longest, that it then sleeps where ranks outnumber cores
+_GIVEN_UP = 0  # tag of the message by which a rank asks all others to agree on an error; callers use other tags
+_RECORD_BYTES = 1024  # size of a rank's record in that agreement
+_TIMEOUT = 10.0  # seconds after which a rank fails alone if the others do not take part
+_SPINS = 64  # polls before a waiting rank yields its core
+_NAPS = (20e-6, 200e-6)  # seconds, first and longest, for which it then sleeps if there are more ranks than cores
 
 
 class Message(NamedTuple):
-    """What has come from a rank."""
+    """A received message."""
 
     source: int
     kind: int
@@ -55,14 +55,14 @@ class _Arrival:
 
 
 class Mailbox:
-    """One rank's end. Messages of one sender are read in the order in which it sent them.
+    """One rank's end of the communication. Messages of one sender are received in the order in which they were sent.
 
-    Every call that waits raises the error that all ranks share if any rank has given up.
+    Every call that waits raises the error shared by all ranks if any rank has given up.
     """
 
     def __init__(self, messages: MPI.Intracomm, verdicts: MPI.Intracomm, oversubscribed: bool) -> None:
         self.rank, self.ranks = messages.rank, messages.size
-        self.sound = True  # whether no rank has given up
+        self.sound = True  # False once a rank has given up
         self._comm = messages
         self._verdicts = verdicts
         self._oversubscribed = oversubscribed
@@ -71,18 +71,18 @@ class Mailbox:
         self._groups: dict[int, MPI.Comm] = {}
 
     def first_ranks(self, count: int) -> MPI.Comm | None:
-        """A communicator of the first ``count`` ranks, None on the others. Collective when first asked for."""
+        """Return a communicator of the first ``count`` ranks, or None on the other ranks. The first call for a ``count`` is collective."""
         if count not in self._groups:
             with blocked(self.rank, self.ranks, "the parting of workers from parameter servers"):
                 self._groups[count] = self._comm.Split(0 if self.rank < count else MPI.UNDEFINED)
         return self._groups[count] or None
 
     def watchful(self, comm: MPI.Comm) -> WatchfulCommunicator:
-        """The same ranks as of one of ``first_ranks``, who hear while they wait for each other if a rank has given up."""
+        """Return a communicator of the ranks of ``comm`` whose waits raise an error if a rank has given up."""
         return WatchfulCommunicator(self, comm)
 
     def send(self, dest: int, kind: int, *parts: Array) -> None:
-        """Send the bytes of some arrays as one message, without waiting; ``kind`` is a number from 1."""
+        """Send the bytes of some arrays as one message without waiting; ``kind``, its tag, is a number from 1."""
         message = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts] or [np.empty(0, np.uint8)])
         for counts in traces:
             counts.bytes_sent += len(message)
@@ -90,29 +90,29 @@ class Mailbox:
         self._leaving.append((self._comm.Isend([message, MPI.BYTE], dest, kind), message))
 
     def receive(self) -> Message:
-        """The next message, waited for."""
+        """Wait for the next message and return it."""
         nap = self._nap("no message has come")
         while (message := self._next()) is None:
             nap.rest()
         return message
 
     def flush(self) -> None:
-        """Wait until all that was sent has left: a large message does so only while this rank calls MPI."""
+        """Wait until all messages are sent: a large one is sent only while this rank calls MPI."""
         nap = self._nap("a message has not been received yet")
         while not self._has_left():
             self._take_in()
             nap.rest()
 
-    def gather(self, said: Any, comm: MPI.Comm | None = None) -> list[Any]:
-        """What every rank says, in the order of ranks: all of them, or those of ``comm``. Collective."""
+    def gather(self, value: Any, comm: MPI.Comm | None = None) -> list[Any]:
+        """Return the values of all ranks of ``comm``, by default of all ranks, in rank order. Collective."""
         comm = comm or self._comm
-        record, lengths = np.frombuffer(pickle.dumps(said), np.uint8), np.empty(comm.size, np.int64)
+        record, lengths = np.frombuffer(pickle.dumps(value), np.uint8), np.empty(comm.size, np.int64)
         self._wait(comm.Iallgather(np.array([len(record)], np.int64), lengths))
         records = np.split(self.join(record, lengths, comm), np.cumsum(lengths)[:-1])
         return [pickle.loads(each.tobytes()) for each in records]
 
     def join(self, array: Array, lengths: Array, comm: MPI.Comm | None = None) -> Array:
-        """The arrays of all ranks, or of those of ``comm``, one after another; their lengths are given. Collective."""
+        """Return the arrays of all ranks of ``comm``, by default of all ranks, concatenated; their lengths are given. Collective."""
         comm = comm or self._comm
         joined = np.empty(int(lengths.sum()), array.dtype)
         datatype = MPI.Datatype.fromcode(array.dtype.char)
@@ -123,7 +123,7 @@ class Mailbox:
         return joined
 
     def give_up(self, error: Exception) -> Exception:
-        """End what the ranks do together, because of an error on this one; returns the error that all of them raise."""
+        """End the collective work because of an error on this rank; return the error that all ranks raise."""
         if getattr(error, "on_all_ranks", False) or not self.sound:
             return error
         for dest in range(self.ranks):
@@ -136,7 +136,7 @@ class Mailbox:
         return common
 
     def _next(self) -> Message | None:
-        """The next message that is here whole, if there is one."""
+        """Return the next complete message, or None."""
         self._has_left()
         self._take_in()
         incomplete = set()
@@ -151,7 +151,7 @@ class Mailbox:
         return None
 
     def _take_in(self) -> None:
-        """Begin to receive what has come; raise if it is that a rank has given up."""
+        """Start receiving messages that have arrived; raise an error if a rank has given up."""
         status = MPI.Status()
         while (matched := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
             payload = memory.empty(status.Get_count(MPI.BYTE), np.uint8)
@@ -174,14 +174,14 @@ class Mailbox:
         who, where = f"rank {self.rank} of {self.ranks}", f"the work of workers and parameter servers: {awaited}"
         return _Nap(self._oversubscribed, lambda: (who, where))
 
-    def _verdict(self, said: dict[str, str]) -> SparseAllreduceError | None:
-        """The error that all ranks make of what each of them says, or None if some do not come to say it."""
+    def _verdict(self, own: dict[str, str]) -> SparseAllreduceError | None:
+        """Return the error on which all ranks agree, or None if some ranks do not take part in time."""
         self.sound = False
         _farewells.append(self)
-        record = np.frombuffer(_record(said), np.uint8)
+        record = np.frombuffer(_record(own), np.uint8)
         records = np.empty((self.ranks, _RECORD_BYTES), np.uint8)
         request = self._verdicts.Iallgather(record, records)
-        nap, end = _Nap(self._oversubscribed), time.monotonic() + _PATIENCE
+        nap, end = _Nap(self._oversubscribed), time.monotonic() + _TIMEOUT
         while not request.Test():
             if time.monotonic() > end:
                 _farewells.append((request, record, records))
@@ -190,16 +190,16 @@ class Mailbox:
         return common_error([json.loads(row.tobytes()) for row in records])
 
     def given_back(self) -> Generator[bool, None, None]:
-        """Give the communicators back to MPI."""
+        """Free the communicators."""
         return freeing.returned(*filter(None, self._groups.values()), self._comm, self._verdicts)
 
 
-def _record(said: dict[str, str]) -> bytes:
-    """What a rank has to say, its text cut to what fits into a record."""
-    text = said.get("text", "")
+def _record(own: dict[str, str]) -> bytes:
+    """Return a rank's record for the agreement, with its text shortened to fit."""
+    text = own.get("text", "")
     kept = min(len(text), _RECORD_BYTES)
     while True:
-        shown = said if kept >= len(text) else said | {"text": text[:kept] + "..."}
+        shown = own if kept >= len(text) else own | {"text": text[:kept] + "..."}
         record = json.dumps(shown).encode()
         if len(record) <= _RECORD_BYTES:
             return record.ljust(_RECORD_BYTES)
@@ -207,7 +207,7 @@ def _record(said: dict[str, str]) -> bytes:
 
 
 class WatchfulCommunicator:
-    """What ranks need of a communicator to agree with each other."""
+    """The part of a communicator's interface by which ranks agree with each other."""
 
     def __init__(self, mailbox: Mailbox, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.rank, comm.size
@@ -215,29 +215,29 @@ class WatchfulCommunicator:
         self._comm = comm
 
     def allgather(self, value: Any) -> list[Any]:
-        """What every rank gives, in the order of ranks."""
+        """Return the values of all ranks in rank order."""
         return self._mailbox.gather(value, self._comm)
 
 
 class _Nap:
-    """What a rank does between two looks into its mailbox."""
+    """The pauses of a rank between two polls of its mailbox."""
 
-    def __init__(self, oversubscribed: bool, said: Callable[[], tuple[str, str]] | None = None) -> None:
-        self._oversubscribed, self._said = oversubscribed, said
-        self._wait: LongWait | None = None  # once it is long
+    def __init__(self, oversubscribed: bool, describe: Callable[[], tuple[str, str]] | None = None) -> None:
+        self._oversubscribed, self._describe = oversubscribed, describe
+        self._wait: LongWait | None = None  # set once the wait is long
         self._rounds = 0
         self._seconds = _NAPS[0]
 
     def rest(self) -> None:
-        """Leave the core to others after some rounds, for longer the longer nothing has come."""
+        """Yield the core after some polls, and sleep longer the longer no message arrives."""
         progress.advance()
         self._rounds += 1
         if self._rounds < _SPINS and not self._oversubscribed:
             return
         if self._wait is not None:
             self._wait.look()
-        elif self._said is not None and self._rounds >= _SPINS:
-            self._wait = LongWait(self._said, limited=True)
+        elif self._describe is not None and self._rounds >= _SPINS:
+            self._wait = LongWait(self._describe, limited=True)
         if self._rounds < _SPINS or not self._oversubscribed:
             os.sched_yield()
         else:
@@ -245,19 +245,19 @@ class _Nap:
             self._seconds = min(2 * self._seconds, _NAPS[1])
 
 
-# Mailboxes in which messages may be under way for ever keep the memory that these are read from and written to.
+# Keeps the buffers of messages that may never complete.
 _farewells: list[Any] = []
 _keyval: int | None = None
 
 
 def mailbox(comm: MPI.Intracomm) -> Mailbox:
-    """This rank's mailbox of a communicator, made when it is first asked for and kept as an attribute of it. Collective."""
+    """Return this rank's mailbox of a communicator, created by the first call and cached as an attribute. Collective."""
     global _keyval
     if _keyval is None:
         _keyval = freeing.keyval(Mailbox.given_back)
     kept: Any = comm.Get_attr(_keyval)
     if kept is None or not kept.sound:
-        oversubscribed = _is_oversubscribed(comm)  # first: so no rank duplicates it alone, while others hear of an error
+        oversubscribed = _is_oversubscribed(comm)  # first, so that no rank duplicates the communicator alone if another has failed
         duplicates = []
         for _ in range(2):
             duplicate, request = comm.Idup()
@@ -272,7 +272,7 @@ def mailbox(comm: MPI.Intracomm) -> Mailbox:
 
 
 def _is_oversubscribed(comm: MPI.Intracomm) -> bool:
-    """Whether the ranks of a communicator on this host outnumber the cores that they may run on."""
+    """Return True if a communicator has more ranks on this host than cores that they may run on."""
     places = gather(comm, this_place())
     here = same_host(places, comm.rank)
     return len(here) > count_cores(places[rank] for rank in here)

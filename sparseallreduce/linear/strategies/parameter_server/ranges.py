@@ -1,4 +1,4 @@
-"""Which server holds which indices: ranges that are asked for equally often."""
+"""Partition of the indices among servers into ranges that are requested equally often."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["balanced_bounds"]
 
 Array = NDArray[Any]
 
-_BLOCKS = 1 << 14  # of indices; a range ends between two
-_BATCH = 100  # samples of the batch that a range's share of entries is estimated for
-_SAMPLE = 1 << 22  # non-zeros of a rank, evenly spaced, that are counted
+_BLOCKS = 1 << 14  # number of blocks of indices; ranges end at block boundaries
+_BATCH = 100  # number of samples in a batch that the load is estimated for
+_SAMPLE = 1 << 22  # number of evenly spaced non-zeros of a rank that are counted
 
 
 def balanced_bounds(dataset: Dataset, comm: Any, servers: int) -> list[int]:
-    """The ``servers + 1`` bounds of ranges of the features that take equal shares of all pulls and pushes; collective over ``comm``.
+    """Return the ``servers + 1`` bounds of ranges of features with equal shares of all pulls and pushes. Collective over ``comm``.
 
-    Ranges of equal length would not: few features occur in most samples, and most in few. However often a feature occurs in a batch,
-    it is pulled once; one that a share p of the samples have is in a batch of B with probability 1 - (1 - p)^B. These are added up in
-    blocks of the index space, over the samples of all ranks, and the blocks cut where the sum reaches each server's share. Every
-    index counts for a little besides, so that no server's range is empty where there are features enough.
+    Ranges of equal length would not have equal shares, because few features occur in most samples, and most in few. However often a feature
+    occurs in a batch, it is pulled once; one that occurs in a fraction p of the samples is in a batch of B with probability 1 - (1 - p)^B.
+    These probabilities are summed in blocks of indices, over the samples of all ranks, and the blocks are divided where the sum reaches
+    each server's share. Every block has a small additional load, so that no server's range is empty if there are enough features.
 
     Examples
     --------

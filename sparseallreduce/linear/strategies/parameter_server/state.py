@@ -1,4 +1,4 @@
-"""The state of a model that lies on several servers: put together on every rank, and taken apart again."""
+"""The state of a model stored on several servers: assembled on every rank, and divided again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["gathered_state", "state_of_range"]
 
 
 def gathered_state(mailbox: Mailbox, part: dict[str, Any] | None) -> dict[str, Any]:
-    """The state of the whole, on every rank, from the parts that servers give and other ranks (None) do not. Collective.
+    """Return the state of the whole model on every rank, assembled from the servers' parts; other ranks pass None. Collective.
 
-    Arrays are put one after another in the order of ranks; of numbers, which servers have in common unless they are about the
-    intercept, the last server's is taken: it has the intercept.
+    Arrays are concatenated in rank order. Numbers are those of the last server, which has the intercept; all others are equal on all
+    servers.
     """
     outline = None if part is None else {name: _outline(value) for name, value in part.items()}
     outlines = mailbox.gather(outline)
@@ -31,13 +31,13 @@ def gathered_state(mailbox: Mailbox, part: dict[str, Any] | None) -> dict[str, A
 
 
 def state_of_range(state: dict[str, Any], lo: int, hi: int, width: int = 1) -> dict[str, Any]:
-    """The part for the indices ``[lo, hi)`` of a model with so many weights an index, all in flat arrays."""
+    """Return the part of a state for the indices ``[lo, hi)`` of a model with ``width`` weights per index."""
     part = slice(lo * width, hi * width)
     return {name: value[part] if isinstance(value, np.ndarray) and value.ndim else value for name, value in state.items()}
 
 
 class _Array:
-    """What is said of an array before it is sent."""
+    """Length and dtype of an array, sent before its content."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.length, self.dtype = len(array), array.dtype

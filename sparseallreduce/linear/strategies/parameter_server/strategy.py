@@ -1,5 +1,4 @@
-"""Parameter servers: the model lies on ranks of its own, which the others ask for what a batch touches and give gradients to
-(thesis section 4.2.2)."""
+"""Parameter server strategies: separate ranks store the model, and workers pull weights and push gradients (thesis section 4.2.2)."""
 
 from __future__ import annotations
 
@@ -39,11 +38,11 @@ Sets = tuple[Dataset, Dataset | None]
 
 
 class ParameterServer(Strategy):
-    """What the two kinds have in common.
+    """Base class of the synchronous and asynchronous strategy.
 
-    The last ``servers`` ranks hold no samples; each keeps the weights of a range of indices, cut so that all are asked for equally
-    often. The others are workers: for each batch they pull the weights of the indices that occur in it, and push its gradient, cut
-    at the same bounds. A rank alone is worker and server in one.
+    The last ``servers`` ranks hold no samples; each stores the weights of a range of indices, chosen so that all are requested equally
+    often. The other ranks are workers: for each batch they pull the weights of the indices that occur in it, and push its gradient, divided
+    at the same bounds. A single rank is worker and server in one.
 
     Parameters
     ----------
@@ -51,22 +50,22 @@ class ParameterServer(Strategy):
         As for :class:`~sparseallreduce.linear.strategies.base.Strategy`. A server's data set has no samples: see
         :func:`read_on_workers`.
     servers : int, optional
-        Ranks that are servers, at least 1 and fewer than there are ranks.
+        Number of servers, at least 1 and less than the number of ranks.
 
     Raises
     ------
     AlgorithmError
-        If so many servers leave no worker.
+        If no worker is left.
     """
 
     in_unison = False
-    heard_anywhere = True
+    interrupts_waits = True
     server_class: type[Server]
     _batch: CompactBatch
 
     def __init__(self, dataset: Dataset, comm: Any, descent: Descent | None = None, *, threads: int = 1, servers: int = 1) -> None:
         self.servers = servers
-        super().__init__(dataset, comm, descent, threads=threads)  # which checks the arguments, of all ranks at once
+        super().__init__(dataset, comm, descent, threads=threads)  # checks the arguments of all ranks
         workers = workers_of(comm, servers)
         self._mailbox: Mailbox | None = None if comm.size == 1 else _mailbox(comm)
         self._workers_comm = workers if self._mailbox is None or workers is None else self._mailbox.watchful(workers)
@@ -182,10 +181,10 @@ class ParameterServer(Strategy):
             self._server.weights.restore(state_of_range(state, *self._range, self.descent.width))
 
     def measures(self) -> dict[str, Any]:
-        """``workers``: of each, its samples a second until it had done its share, and how stale its gradients were.
+        """Return ``workers``: each one's samples per second, until it had finished its share, and the staleness of its gradients.
 
-        The staleness of a gradient is the number of updates that a server has made since it gave the weights which the gradient
-        was computed with. Each server counts for itself.
+        The staleness of a gradient is the number of updates that a server has applied since it sent the weights with which the gradient
+        was computed. Each server counts separately.
         """
         own = self._speed, [] if self._server is None else self._server.staleness
         self._speed = _Speed()
@@ -206,7 +205,7 @@ class ParameterServer(Strategy):
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The indices that this rank, which serves, keeps."""
+        """The indices stored by this server."""
         number = self.comm.rank - self.workers
         return self._bounds[number], self._bounds[number + 1]
 
@@ -217,7 +216,7 @@ class ParameterServer(Strategy):
         return RemoteLink(self._mailbox, range(self.workers, self.comm.size), self.dataset.values.dtype, self._shape(-1))
 
     def _gather_state(self) -> dict[str, Any]:
-        """The state of the whole model, which servers tell each other and the workers."""
+        """Return the state of the whole model, which servers send to each other and to the workers."""
         part = None if self._server is None else self._own_state(self._server.weights)
         if self._mailbox is None:
             assert part is not None
@@ -225,18 +224,18 @@ class ParameterServer(Strategy):
         return gathered_state(self._mailbox, part)
 
     def _own_state(self, weights: Weights) -> dict[str, Any]:
-        """What a server tells of its weights."""
+        """Return the part of a server's weights that it sends."""
         return weights.state()
 
     def _adopt_state(self, state: dict[str, Any]) -> None:
-        """Take the state of the whole model for this rank's replica."""
+        """Set this rank's copy of the weights to the state of the whole model."""
         self.weights.restore(state)
 
 
 class SynchronousParameterServer(ParameterServer):
-    """All workers compute with the same weights, and the servers apply the sum of their gradients when all are there.
+    """All workers compute with the same weights, and the servers apply the sum of their gradients once all have arrived.
 
-    The model goes through the same steps as with an allreduce, up to rounding, and through the same to the bit in every run.
+    The model takes the same steps as with an allreduce, up to rounding, and is bitwise reproducible.
     """
 
     name = "ps-sync"
@@ -244,20 +243,21 @@ class SynchronousParameterServer(ParameterServer):
 
 
 class AsynchronousParameterServer(ParameterServer):
-    """No worker waits for another: servers apply each gradient as it comes, so that it may be stale by then.
+    """No worker waits for another: servers apply each gradient when it arrives, so it may be stale.
 
-    Each worker goes through its own share of every global batch at its own speed, and waits at the end of an epoch only, or where
-    training is to stop: then each ends after the step that it is in, and the step of the slowest is the one that a checkpoint names.
-    A gradient
-    counts as what it is, the mean over a share of a global batch: a learning rate that suits a step of all workers is divided by
-    their number, so that an epoch moves the weights as far as one of the synchronous kind, L2 included.
+    Each worker processes its own share of every global batch at its own speed, and waits only at the end of an epoch, or if
+    training has to stop: then each ends after its current step, and a checkpoint has the number of the slowest worker's step.
 
-    No two runs are the same. A checkpoint holds the weights alone, and resuming goes on from them, but not to the same bits.
+    A gradient is the mean over a share of a global batch: a learning rate that suits a step of all workers is divided by
+    their number, so that an epoch changes the weights as much as a synchronous one, including L2.
+
+    Runs are not reproducible. A checkpoint holds only the weights; a resumed run continues from them, but not with bitwise identical
+    results.
 
     Raises
     ------
     AlgorithmError
-        If the descent has momentum, which delays have too (Mitliagkas et al., 2016) and would add to, or averages, or adaptive weights.
+        If the descent has momentum, to which delays would add (Mitliagkas et al., 2016), or averages, or adaptive weights.
     """
 
     name = "ps-async"
@@ -268,9 +268,9 @@ class AsynchronousParameterServer(ParameterServer):
         super()._check_arguments()
         if self.descent.momentum or self.descent.averages:
             wanted = "momentum" if self.descent.momentum else "averaging"
-            raise AlgorithmError(f"the strategy {self.name} does without {wanted}, for which steps have to be counted: take ps-sync")
+            raise AlgorithmError(f"the strategy {self.name} does not support {wanted}, which needs a count of steps: use ps-sync")
         if self.descent.adaptive:
-            raise AlgorithmError(f"the strategy {self.name} keeps nothing but weights: take the update sgd, or the strategy ps-sync")
+            raise AlgorithmError(f"the strategy {self.name} stores only weights: use the update sgd, or the strategy ps-sync")
 
     def gradient(self, rows: Array, coefficients: Array) -> SparseStream:
         return super().gradient(rows, coefficients * coefficients.dtype.type(self.workers))
@@ -282,26 +282,26 @@ class AsynchronousParameterServer(ParameterServer):
         self.assign(state["weights"].reshape(self._shape(-1)))
 
     def _own_state(self, weights: Weights) -> dict[str, Any]:
-        return {"weights": weights.to_array().reshape(-1)}  # servers have met gradients in different orders: their scales differ
+        return {"weights": weights.to_array().reshape(-1)}  # servers apply gradients in different orders, so their scales differ
 
     def _adopt_state(self, state: dict[str, Any]) -> None:
         self.weights.assign(state["weights"].reshape(self._shape(-1)))
 
 
 def workers_of(comm: Any, servers: int) -> Any:
-    """The communicator of the ranks that hold samples, None on servers. Collective.
+    """Return the communicator of the ranks that hold samples, or None on servers. Collective.
 
     Raises
     ------
     AlgorithmError
-        If there are none.
+        If there are no such ranks.
     """
     _check_servers(comm, servers)
     return comm if comm.size == 1 else _mailbox(comm).first_ranks(comm.size - servers)
 
 
 def _check_servers(comm: Any, servers: int) -> None:
-    """Refuse numbers of servers that leave none, or no worker."""
+    """Raise an error if a number of servers leaves no server or no worker."""
     if servers < 1:
         raise AlgorithmError(f"a parameter server strategy needs at least one server, not {servers}")
     if servers >= max(comm.size, 2):
@@ -312,7 +312,7 @@ def _check_servers(comm: Any, servers: int) -> None:
 
 
 def read_on_workers(comm: Any, servers: int, read: Callable[[Any], Sets]) -> Sets:
-    """The data sets that ``read`` returns, which is called on the workers with their communicator; on servers, the same without samples.
+    """Return the data sets that ``read`` returns on the workers, given their communicator; on servers, the same without samples.
 
     Collective over ``comm``; an error that ``read`` raises is raised on all ranks.
     """
@@ -340,12 +340,12 @@ def _mailbox(comm: Any) -> Mailbox:
 
 
 def _from(indices: Array, lo: int, hi: int) -> Array:
-    """Indices of the range ``[lo, hi)`` as positions in it."""
+    """Return indices of the range ``[lo, hi)`` as positions in it."""
     return (indices - indices.dtype.type(lo)).astype(index_dtype(hi - lo), copy=False) if len(indices) else indices
 
 
 def _moved(part: SparseStream) -> SparseStream:
-    """A stream on ``[lo, hi)`` as a vector of its own."""
+    """Return a stream on ``[lo, hi)`` as a stream whose indices start at 0."""
     extent = part.hi - part.lo
     if part.is_dense:
         return SparseStream._dense_form(part._stored, extent)
@@ -354,7 +354,7 @@ def _moved(part: SparseStream) -> SparseStream:
 
 
 class _Speed:
-    """How fast a worker goes through its samples."""
+    """The rate at which a worker processes its samples."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -362,13 +362,13 @@ class _Speed:
         self._start: float | None = None
 
     def count(self, samples: int) -> None:
-        """So many more are begun."""
+        """Add samples whose step begins."""
         if self._start is None:
             self._start = time.perf_counter()
         self.samples += samples
 
     def lap(self) -> None:
-        """These are done."""
+        """Record the end of a step."""
         if self._start is not None:
             self.seconds = time.perf_counter() - self._start
 
@@ -378,7 +378,7 @@ class _Speed:
 
 
 def _distribution(counts: Counter[int]) -> dict[str, Any]:
-    """Mean, median, 90th and 99th percentile, greatest, and all that occurred with how often."""
+    """Return mean, median, 90th and 99th percentile, maximum and histogram of values, given their counts."""
     values = np.array(sorted(counts), np.int64)
     if not len(values):
         return {"mean": 0.0, "median": 0, "p90": 0, "p99": 0, "max": 0, "histogram": {}}
